@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,8 @@ NEAR = 1.01
 
 def part_of_attention_space() -> SearchSpace:
     """The attention space with PART among its constraints and without its start points."""
-    whole = (asset("search_spaces") / "attention.toml").read_text().partition("\n[[start]]")[0]
+    text = (asset("search_spaces") / "attention.toml").read_text()
+    whole = re.sub(r"^start = \[\n.*?^\]\n", "", text, flags=re.MULTILINE | re.DOTALL)
     rules = "".join(f'\n[[constraint]]\nexpr = "{expr}"\nwhy = "not computed exhaustively"\n' for expr in PART)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "attention.toml"

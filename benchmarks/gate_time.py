@@ -60,7 +60,7 @@ def search(checkout: Path, cache: Path, seed: int, trials: int, gpu: str) -> Sea
             [*map(str, command)], check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         )  # fmt: skip
-        _await_orphans()
+        await_orphans()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found = Search(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         rows = sqlite3.connect(ledger).execute(
@@ -71,13 +71,13 @@ def search(checkout: Path, cache: Path, seed: int, trials: int, gpu: str) -> Sea
         return found
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Become the parent of processes whose own has ended, as workers' keepers do, so that their CPU time is counted."""
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError("this kernel has no child subreapers (Linux 3.4)")
 
 
-def _await_orphans() -> None:
+def await_orphans() -> None:
     while True:
         try:
             os.waitpid(-1, 0)
@@ -114,7 +114,7 @@ def _ratio(name: str, old: Sequence[float], new: Sequence[float]) -> None:
 @click.option("--gpu", default="h100")
 def main(old: Path, seeds: int, trials: int, gpu: str) -> None:
     """Time searches of both checkouts in turn."""
-    _adopt_orphans()
+    adopt_orphans()
     projects = [old.resolve(), HERE]
     found: list[list[Search]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:

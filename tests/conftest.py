@@ -38,13 +38,6 @@ def heed_signals() -> None:
             signal.signal(number, lambda number, frame: None)
 
 
-def pytest_sessionstart(session):
-    if not session.config.getoption("numprocesses", None):  # where there are others, they run the tests
-        from tests.support.remembered import remember
-
-        remember()
-
-
 def pytest_collection_finish():
     # What collection made stays until the end: no later pass of the garbage collector need walk through it.
     gc.enable()

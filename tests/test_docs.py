@@ -130,7 +130,7 @@ def test_the_example_of_a_space_is_one(tmp_path):
     path = tmp_path / "space.toml"
     path.write_text(example)
     space = load_space(path, _Rows(), find_gpu("h100"))
-    assert set(space.families) == {"plain", "staged"} and len(space.starts) == 1
+    assert set(space.families) == {"plain", "staged"} and len(space.starts) == 2
 
 
 # ── what pages name is there ────────────────────────────────────────────────────────────────────────────────────────

@@ -133,11 +133,12 @@ IN_ANOTHER_SENSE = {
         "evoengine/sass/elf.py", "evoengine/sass/cubin.py", "evoengine/sass/core/decode.cpp",
         "evoengine/devices/emulator/declarations.py", "evoengine/devices/emulator/translate.py",
         "evoengine/publish/report/page.py", "evoengine/service/app.py", "evoengine/service/connections.py",
+        *(f"evoengine/tuning/cluster_files/{name}.j2" for name in ("search.sh", "pods.yaml", "access.yaml")),
     },
     "V": {"evoengine/devices/emulator/runtime/fibers.cpp"},
 }  # fmt: skip
 """vs_sdpa is an old name in files and JSON that people read; a head may be a file's, a line's, a listing's, a loop's,
-a page's, a schema's or HTTP's; System V is an ABI"""
+a page's, a schema's, a cluster's or HTTP's; System V is an ABI"""
 
 
 def words(text: str) -> set[str]:

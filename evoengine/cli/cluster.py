@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import CheckedGroup, cluster_option, json_option
-from evoengine.gpu import AUTO
+from evoengine.cli.options import CheckedGroup, OneOf, cluster_option, complete_gpu, json_option
+from evoengine.errors import UsageError
+from evoengine.gpu import AUTO, known_gpus
 
 if TYPE_CHECKING:
     from evoengine.cli.tables import Table
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CheckedGroup)
 def cluster() -> None:
-    """Inspect a Ray cluster that runs searches, or describe this machine's GPUs for one."""
+    """Write the files of a Ray cluster that runs searches, inspect it, or describe this machine's GPUs for one."""
 
 
 @cluster.command()
@@ -55,6 +58,46 @@ def resources() -> None:
     from evoengine.tuning.ray_cluster import gpu_resources
 
     click.echo(json.dumps(gpu_resources()))
+
+
+@cluster.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--slurm", is_flag=True, help="A script for sbatch: one job, whose nodes are the cluster.")
+@click.option("--k8s", is_flag=True, help="Objects for KubeRay: a cluster that stays, and a job that makes its own.")
+@click.option(
+    "--gpu", type=OneOf(sorted(known_gpus())), default="h100", show_default=True, shell_complete=complete_gpu,
+    help="Kind of GPU that the nodes have.",
+)  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(1, 10000), default=2, show_default=True, help="Nodes, or the most of them."
+)
+@click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of each node.")
+@click.option("--cpus", type=click.IntRange(2, 1024), default=64, show_default=True, help="CPUs of each node.")
+@click.option("--image", metavar="IMAGE", help="With --k8s: of the pods (deploy/Containerfile, target ray-node).")
+def up(
+    folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cpus: int, image: str | None
+) -> None:  # fmt: skip
+    """Write the files that bring up a cluster for searches, for Slurm or for Kubernetes.
+
+    Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
+    """
+    from evoengine.cli.display import say
+    from evoengine.tuning.cluster_up import KUBERNETES, SLURM, Cluster, write_files
+
+    if slurm == k8s:
+        raise UsageError("cluster up takes one of --slurm and --k8s")
+    if k8s == (image is None):
+        raise UsageError(
+            "--k8s needs --image, and --slurm takes none: the image of the pods, as REGISTRY/evoengine:TAG"
+        )
+    written = write_files(folder, KUBERNETES if k8s else SLURM, Cluster(gpu, nodes, gpus, cpus, image))
+    say(f"wrote {', '.join(path.name for path in written)} to {folder}")
+    place = shlex.quote(str(folder))
+    say(
+        f"next: kubectl apply -f {place}/access.yaml -f {place}/cluster.yaml"
+        if k8s
+        else f"next: sbatch {place}/search.sh"
+    )
 
 
 def nodes_table(found: ClusterStatus) -> Table:

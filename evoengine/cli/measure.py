@@ -68,7 +68,7 @@ def measure(
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
         live.say(line)
     if as_json:
-        print_json(**_as_json(measured))
+        print_json(**measured_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
     code = INTERRUPTED if measuring.stopped else result_code(0, hint("best", db=db), live.say)
@@ -76,7 +76,7 @@ def measure(
     return code
 
 
-def _as_json(measured: Measured) -> dict[str, object]:
+def measured_json(measured: Measured) -> dict[str, object]:
     m = measured
     summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
     return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}

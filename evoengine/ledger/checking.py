@@ -24,8 +24,9 @@ from evoengine.ledger.models import Base, BaselineRow, CandidateRow, MachineCode
 from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
-from evoengine.ledger.schema import VIEWS, missing_indexes
+from evoengine.ledger.schema import missing_indexes
 from evoengine.ledger.standings import check_standings
+from evoengine.ledger.views import VIEWS
 from evoengine.text import spans
 
 CHECKED_TRIALS = 2000
@@ -109,7 +110,7 @@ def _missing(session: Session) -> Iterator[str]:
         yield f"the table {name} is not there"
     for name in sorted(OPTUNA_TABLES - tables if OPTUNA_TABLES & tables else ()):
         yield f"the table {name} of Optuna's, which keeps the studies, is not there"
-    for name in sorted(VIEWS - views):
+    for name in sorted(VIEWS.keys() - views):
         yield f"the view {name} is not there"
 
 

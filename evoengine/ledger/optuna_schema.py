@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, Table, column, delete, func, insert, inspect, select, table, update
@@ -57,17 +58,27 @@ def require_schema(tables: Set[str], revision: str | None, url: str) -> None:
     """
     if not holds_studies(tables):
         return
+    newest, *older = _installed_revisions()
+    if revision == newest:
+        return
     # slow to import, and a database without studies does without
     import optuna
 
-    installed = optuna.storages.RDBStorage("sqlite://")
-    if revision == installed.get_head_version():
-        return
-    if revision in (None, *installed.get_all_versions()):
+    if revision in (None, *older):
         made, remedy = "an older Optuna", f"optuna storage upgrade --storage {url}"
     else:
         made, remedy = "a newer Optuna", "pip install --upgrade optuna"
     raise UsageError(f"the studies in {url} are of {made} than the {optuna.__version__} here: run {remedy}")
+
+
+@cache
+def _installed_revisions() -> list[str]:
+    """Return the revisions that the installed Optuna knows, the newest first: it reads them from files each time."""
+    import optuna
+
+    storage = optuna.storages.RDBStorage("sqlite://")
+    newest = storage.get_head_version()
+    return [newest, *(revision for revision in storage.get_all_versions() if revision != newest)]
 
 
 def study_prefix(run: int) -> str:

@@ -6,11 +6,23 @@ import secrets
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, Index, inspect, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Index,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    inspect,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models
 from evoengine.ledger.standings import rebuild
+from evoengine.ledger.views import create_views, drop_views
 from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.paths import asset
 
@@ -20,8 +32,6 @@ if TYPE_CHECKING:
 
 TABLES = (models, service_models)
 """the modules whose tables make up the schema"""
-VIEWS = frozenset({"trial_list", "trial_figures", "best_trials", "run_summaries", "gate_cases"})
-"""that the migrations make"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
@@ -74,13 +84,35 @@ def upgrade(engine: Engine) -> None:
 
     Of several processes that try at once, one does it.
     """
-    from alembic import command
-
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             # SQLite's transaction has the write lock from its beginning
             connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
-        command.upgrade(alembic_config(connection), "head")
+        if not inspect(connection).has_table(models.VERSION_TABLE):
+            _create(connection)
+            return
+        drop_views(connection)
+        migrate(connection)
+        create_views(connection)
         with Session(connection) as session:
             rebuild(session)
             session.flush()
+
+
+def _create(connection: Connection) -> None:
+    """Make all tables at once, as the migrations would have left them; tests/ledger/test_migrations.py compares."""
+    name = models.VERSION_TABLE
+    revision = Column("version_num", String(32), nullable=False)
+    versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
+    versions.create(connection)
+    connection.execute(versions.insert().values(version_num=known_revisions()[-1]))
+    models.Base.metadata.create_all(connection, checkfirst=False)
+    create_views(connection)
+
+
+def migrate(connection: Connection, revision: str = "head") -> None:
+    """Run the migrations that the database has not had, up to that one; views are none of their business."""
+    # slow to import
+    from alembic import command
+
+    command.upgrade(alembic_config(connection), revision)

@@ -28,10 +28,19 @@ from evoengine.machine import machine_error
 CORE = Path(__file__).with_name("core")
 KEPT = 16
 """libraries kept; beyond it a build removes those that were used longest ago"""
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
+UNITS = 3
+"""in which the sources are compiled side by side; each costs more than a second for its headers alone, so that one unit
+for each source takes twice the time"""
+FLAGS = ("-std=c++20", "-fPIC", "-w")
+OFTEN, SELDOM = ("-O3",), ("-O1", "-ftree-vectorize")
+RUN_SELDOM = frozenset((
+    "api", "atomics", "convert", "counting", "decode", "double", "effects", "global_races", "hazards", "order",
+    "shared_races", "tensor_copy", "transaction_barriers",
+))  # fmt: skip
+"""sources of which little runs for each instruction of each warp: more optimisation made no search faster
+(benchmarks/NOTES.md)"""
 
 _ERROR = re.compile("error|undefined reference")
-_STANDARD = re.compile(r"^#include <.*>$", re.MULTILINE)
 
 
 @cache
@@ -69,27 +78,33 @@ def _build_at(built: Path) -> None:
 
 
 def _key() -> str:
-    digest = hashlib.sha256("\0".join((identity(), *FLAGS)).encode())
+    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *OFTEN, *SELDOM, *sorted(RUN_SELDOM))).encode())
     for path in sorted(p for p in CORE.iterdir() if p.suffix in (".cpp", ".h", ".inc")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def _build(scratch: Path, library: Path) -> None:
-    sources = sorted(CORE.glob("*.cpp"))
-    texts = [path.read_text("utf-8") for path in (*sources, *CORE.glob("*.h"))]
-    standard = {include for text in texts for include in _STANDARD.findall(text)}
-    headers = scratch / "headers.h"  # precompiled: reading them is half of the work on a source
-    headers.write_text("\n".join(sorted(standard)), "utf-8")
-    _compile(["-xc++-header", str(headers), "-o", f"{headers}.gch"])
-    objects = [scratch / f"{source.stem}.o" for source in sources]
+    units = [scratch / f"{number}.cpp" for number in range(UNITS)]
+    flags = [OFTEN] * (UNITS - 1) + [SELDOM]
+    for unit, sources in zip(units, _groups(), strict=True):
+        unit.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
 
-    def compile_source(source: Path, made: Path) -> None:
-        _compile(["-include", str(headers), "-c", str(source), "-o", str(made)])
+    def compile_unit(unit: Path, flags: Sequence[str]) -> None:
+        _compile([*flags, "-c", str(unit), "-o", f"{unit}.o"])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_source, sources, objects))
-    _compile(["-shared", "-Wl,-z,defs", *map(str, objects), "-o", str(library)])
+    with ThreadPoolExecutor(UNITS) as pool:
+        list(pool.map(compile_unit, units, flags))
+    _compile(["-shared", "-Wl,-z,defs", *(f"{unit}.o" for unit in units), "-o", str(library)])
+
+
+def _groups() -> list[list[Path]]:
+    """The sources of each unit: those that run often in groups of about one size, and last those that seldom do."""
+    groups: list[list[Path]] = [[] for _ in range(UNITS)]
+    for source in sorted(CORE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path)):
+        often = min(groups[:-1], key=lambda group: sum(path.stat().st_size for path in group))
+        (groups[-1] if source.stem in RUN_SELDOM else often).append(source)
+    return groups
 
 
 def _compile(arguments: Sequence[str]) -> None:

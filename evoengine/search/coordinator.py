@@ -144,8 +144,8 @@ class Coordinator:
                 self._hold_finals()
         finally:
             self.progress.usage = self._judge.usage(self.progress.elapsed)
-            self._compilers.close()
             self._judge.close()
+            self._compilers.close()
         if not self.progress.correct:
             self.progress.notes += self._failures.commonest()
         if self._stop:

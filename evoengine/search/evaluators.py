@@ -16,7 +16,6 @@ import numpy as np
 
 from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
-from evoengine.devices.emulator.build import is_built
 from evoengine.errors import MachineError
 from evoengine.records import (
     Baseline,
@@ -30,6 +29,7 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import TaskArguments, WorkerLimits
 from evoengine.search.workers import Deferred, WorkerPool, Workers
 from evoengine.space.space import SearchSpace
@@ -204,21 +204,31 @@ class Evaluator(ABC):
 class CpuEvaluator(Evaluator):
     """Gates by executor and emulator, on the compile workers, and ranks by the prediction."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, build: FirstBuild | None = None) -> None:
+        """Nothing is submitted to the workers before the `build` has ended; None where nothing needs to be built."""
+        self._target, self._build = target, build
 
     def opening(self) -> str:
-        return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
+        under_way = self._build is not None and self._build.under_way
+        return "building executor and emulator" if under_way else super().opening()
 
     def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
-        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(bar))
+
+        def bar_when_built() -> tuple[bool, float] | None:
+            if self._build:
+                self._build.wait()
+            return bar()
+
+        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(bar_when_built))
         return workers.submit(
             tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_executor(arguments)
         )  # fmt: skip
 
     def close(self) -> None:
-        """Nothing: the workers are the compilers'."""
+        """End the build, for which the workers' threads may wait; the workers are the compilers'."""
+        if self._build:
+            self._build.close()
 
 
 def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArguments | None]:
@@ -339,9 +349,9 @@ class GpuEvaluator(Evaluator):
 def make_evaluator(
     target: Target, device: GpuDevice | None, seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-    runners: Callable[[WorkerLimits], Workers] = one_runner,
+    runners: Callable[[WorkerLimits], Workers] = one_runner, build: FirstBuild | None = None,
 ) -> Evaluator:  # fmt: skip
-    """The GPU where there is one to time on, else the emulator."""
+    """The GPU where there is one to time on, else executor and emulator once their `build` has ended."""
     if device is None:
-        return CpuEvaluator(target)
+        return CpuEvaluator(target, build)
     return GpuEvaluator(target, device, seed, long_run_us=long_run_us, runners=runners)

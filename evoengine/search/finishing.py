@@ -26,7 +26,7 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.search.evaluators import CpuEvaluator, Evaluator, Job, make_plans, seed_for
-from evoengine.search.model_build import build_model
+from evoengine.search.first_build import build_judges
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.search.worker_process import COMPILER_LIMITS
@@ -184,7 +184,7 @@ def _passed(found: Judged | Rejection) -> bool:
 
 def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
     """Judge one candidate to the end, in a process that may die."""
-    build_model()  # before the time that the judges may take begins
+    build_judges()  # before the time that the judges may take begins
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()

@@ -11,11 +11,15 @@ import gzip
 import hashlib
 import os
 import sys
+import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.kept_process import Held, KeptProcess
 from evoengine.ledger.chosen import FILE_VARIABLE, URL_VARIABLE
+from evoengine.machine import how_ended
 from evoengine.service.answers import Question, ledger_state
 from evoengine.service.database import Database
 from evoengine.service.lanes import Lane, Threads, busy
@@ -29,6 +33,10 @@ MOST_UNDER_WAY = 20
 KEPT = 8
 """of 1.4 MB each, most of it plotly"""
 DRAW_SECONDS = 120.0
+HELD = Held(processes=64, bytes=4 << 30)
+PAGE = "page"
+"""file that a drawing process leaves in its folder"""
+SAID_BYTES = 1000
 ERRORS: dict[int, type[EvoengineError]] = {error.exit_code: error for error in (NothingFound, UsageError, MachineError)}
 Target = tuple[str | None, str | None]
 """problem and GPU"""
@@ -49,6 +57,7 @@ class Reports:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._looks, self._drawing = Threads(LOOKING), Lane(AT_ONCE, WAITING)
+        self._starts = Threads(AT_ONCE)
         self._kept: OrderedDict[Target, Report] = OrderedDict()
         self._under_way: dict[Target, asyncio.Task[Report]] = {}
 
@@ -70,7 +79,7 @@ class Reports:
         if kept is not None and kept.state == state:
             return kept
         async with self._drawing.turn():
-            packed = await _drawn(self._db.url, problem, gpu)
+            packed = await _drawn(self._starts, self._db.url, problem, gpu)
         report = self._kept[target] = Report(packed, f'"{hashlib.sha256(packed).hexdigest()}"', state)
         self._kept.move_to_end(target)
         if len(self._kept) > KEPT:
@@ -78,32 +87,39 @@ class Reports:
         return report
 
 
-async def _drawn(url: str, problem: str | None, gpu: str | None) -> bytes:
-    environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+async def _drawn(starting: Threads, url: str, problem: str | None, gpu: str | None) -> bytes:
+    """Return the page, by gzip. The keeper starts the process: a fork of this one would hold up everybody."""
     named = [f"{name}={value}" for name, value in (("problem", problem), ("gpu", gpu)) if value is not None]
+    environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+    environment |= {URL_VARIABLE: url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, *named, env={**environment, URL_VARIABLE: url},
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        process = await starting.run(
+            KeptProcess, HELD, [sys.executable, "-m", __name__, *named], environment=environment
+        )
     except OSError as error:
         raise MachineError(f"no process can be started to draw the report: {error.strerror}") from error
     try:
-        page, said = await asyncio.wait_for(process.communicate(), DRAW_SECONDS)
-    except TimeoutError as error:
-        raise MachineError(f"the report was not drawn in {DRAW_SECONDS:g} s") from error
+        code = await _exit_code(process)
+        if code == 0:
+            return Path(process.folder, PAGE).read_bytes()
+        said = process.output_tail(SAID_BYTES).strip().splitlines()
+        why = said[-1] if said else f"the report cannot be drawn: {process.why or how_ended(code)}"
+        raise ERRORS.get(code, MachineError)(why)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        why = said.decode(errors="replace").strip().splitlines()
-        raise ERRORS.get(process.returncode, MachineError)(why[-1] if why else "the report cannot be drawn")
-    return page
+        await starting.run(process.close)
+
+
+async def _exit_code(process: KeptProcess) -> int:
+    """Wait for the process to end. Raises MachineError if it takes too long."""
+    await asyncio.to_thread(process.wait, DRAW_SECONDS)  # a cancelled request leaves the thread, and closes the process
+    code = process.exit_code(wait=False)
+    if code is None:
+        raise MachineError(f"the report was not drawn in {DRAW_SECONDS:g} s")
+    return code
 
 
 def main() -> int:
-    """Write one report, of the ledger that the environment names, to stdout."""
+    """Write one report, of the ledger that the environment names, to a file in the process's own folder."""
     from evoengine.ledger.store import open_ledger
     from evoengine.tuning.report import draw_report
 
@@ -115,7 +131,7 @@ def main() -> int:
     except EvoengineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    sys.stdout.buffer.write(gzip.compress(text.encode(), 6, mtime=0))
+    Path(tempfile.gettempdir(), PAGE).write_bytes(gzip.compress(text.encode(), 6, mtime=0))
     return 0
 
 

@@ -21,6 +21,8 @@ class Knob:
     name: str
     values: tuple[Value, ...]
     when: Expression | None = None
+    default: Value | None = None
+    """what it has in start points that do not name it; None where each must"""
 
     @cached_property
     def ordinal(self) -> bool:
@@ -82,7 +84,7 @@ class Definition:
     launch: Mapping[str, LaunchRule]
     cost: Mapping[str, Mapping[str, Expression]]
     starts: tuple[tuple[str, Mapping[str, Value]], ...]
-    """where each stands, and its knobs"""
+    """where each stands, and the knobs that it names: the others have their defaults"""
 
     @property
     def sha256(self) -> str:

@@ -124,6 +124,14 @@ class Family:
         except Undefined:
             return False
 
+    def completed(self, config: Config) -> Config:
+        """Return the configuration with the defaults of active knobs that it does not name."""
+        scope, found = self.scope(config), dict(config)
+        for knob in self.knobs:
+            if knob.name not in found and knob.default is not None and self.is_active(knob, scope):
+                scope[knob.name] = found[knob.name] = knob.default
+        return {k.name: found[k.name] for k in self.knobs if k.name in found}
+
     def missing_knob(self, config: Config) -> str | None:
         """The first knob that is active and absent."""
         scope = self.scope(config)

@@ -70,15 +70,22 @@ class _Lines:
 
     def __init__(self, text: str) -> None:
         self.found: dict[tuple[str, int, str], int] = {}
-        table, seen = "", dict[str, int]()
+        table = array = ""
+        seen: dict[str, int] = {}
         for number, line in enumerate(text.splitlines(), 1):
-            if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
-                table = header[1]
+            if array and line.lstrip().startswith("{"):  # an item of `start = [`, as one of [[start]]
+                seen[array] = seen.get(array, -1) + 1
+                self.found[array, seen[array], ""] = number
+                for name in re.findall(r"""[{,]\s*["']?([\w\-]+)["']?\s*=""", line):
+                    self.found.setdefault((array, seen[array], name), number)
+            elif header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
+                table, array = header[1], ""
                 seen[table] = seen.get(table, -1) + 1
                 self.found.setdefault((table, seen[table], ""), number)
                 self.found.setdefault((table.partition(".")[0], 0, ""), number)
             elif key := re.match(r"""\s*["']?([\w\-]+)["']?\s*=""", line):
                 self.found.setdefault((table, seen.get(table, 0), key[1]), number)
+                array = key[1] if not table and re.search(r"=\s*\[\s*(#.*)?$", line) else ""
 
     def line(self, table: str, key: str, repetition: int) -> int | None:
         """The line of the key, or of the table of that name, or else of the table it should stand in."""
@@ -151,25 +158,29 @@ class _Reader:
         if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
-        if knobs[0].kind != "text" or knobs[0].when:
+        if knobs[0].kind != "text" or knobs[0].when or knobs[0].default is not None:
             raise UsageError(f"{self._at('knobs', 'family')}: family must be a plain list of names in quotes")
         return knobs
 
     def _knob(self, name: str, entry: Any) -> Knob:
         where = self._at("knobs", name)
         self._name(name, where, "knob")
-        when = None
+        when = default = None
         if isinstance(entry, dict):
             for key in entry:
-                if key not in ("values", "when"):
-                    self._unknown(where, key, ("values", "when"))
+                if key not in ("values", "when", "default"):
+                    self._unknown(where, key, ("values", "when", "default"))
             if "when" in entry:
                 when = self._expression(entry["when"], where)
+            default = entry.get("default")
             entry = entry.get("values")
         if not isinstance(entry, list):
             raise UsageError(f"{where}: knob {name} needs a list of values, as in {name} = [32, 64]")
         self._check_domain(name, entry, where)
-        return Knob(name, tuple(entry), when)
+        knob = Knob(name, tuple(entry), when, default)
+        if default is not None and knob.index(default) is None:
+            raise UsageError(f"{where}: knob {name} has the default {default!r}; {domain_error(knob)}")
+        return knob
 
     def _check_domain(self, name: str, values: list[Any], where: str) -> None:
         if not values:

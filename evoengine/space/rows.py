@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,8 @@ CHUNK = 1 << 17
 """rows in hand at once: what bounds memory beside the valid rows themselves"""
 MOST_COUNTED = 1 << 18
 """settings of some knobs that are numbered by a table, which is quicker than sorting"""
+PER_ROW = 16
+"""settings a row, beyond which sorting is quicker"""
 MOST_NUMBERED = 2**62
 """settings that an int64 can number"""
 MOST_VALID = 50_000_000
@@ -29,14 +32,72 @@ Rows = dict[str, np.ndarray]
 
 @dataclass
 class Enumeration:
-    """The valid rows of a family in the order of its knobs and their values, and what was removed on the way."""
+    """The valid rows of a family in the order of its knobs and their values, and what was removed on the way.
 
-    rows: Rows
-    removed: dict[Constraint, float] = field(default_factory=dict)
+    Most knobs that no rule depends on multiply the rows by so much that rows are held without them (`ruled`) until
+    somebody asks for all.
+    """
+
+    knobs: Sequence[Knob]
+    ruled: Rows
+    active: Mapping[str, np.ndarray]
+    """knob that no rule depends on → bool [n of `ruled`], whether it has a value"""
+    removed: Mapping[Constraint, float]
     """constraint → combinations it ruled out; an upper bound where later knobs are conditional"""
 
+    @cached_property
+    def _length(self) -> int:
+        return int(np.prod(self._multiples(self.active), axis=0).sum())
+
     def __len__(self) -> int:
-        return len(self.rows["family"])
+        return self._length
+
+    @cached_property
+    def rows(self) -> Rows:
+        return self.multiplied(self.active)
+
+    def _multiples(self, names: Container[str]) -> list[np.ndarray]:
+        """Return for each free knob how many values it takes, int64 [n of `ruled`]; 1 where it is inactive."""
+        free = [(k, self.active[k.name]) for k in self.knobs if k.name in self.active]
+        values = [np.where(active, len(k.values) if k.name in names else 1, 1) for k, active in free]
+        return [np.ones(len(self.ruled["family"]), np.int64), *values]
+
+    def multiplied(self, names: Container[str]) -> Rows:
+        """Return the rows with every value of the free knobs of these names, and the first value of the others."""
+        if not self.active:
+            return self.ruled
+        one, *multiples = self._multiples(names)
+        counts = np.prod([one, *multiples], axis=0)
+        origin = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        setting = np.arange(len(origin)) - np.repeat(np.cumsum(counts) - counts, counts)
+        free: Rows = {}
+        knobs = [k for k in self.knobs if k.name in self.active]
+        for knob, values in zip(reversed(knobs), reversed(multiples), strict=True):
+            if knob.name in names:
+                setting, index = np.divmod(setting, values.take(origin))
+            else:
+                index = np.zeros(len(origin), np.int64)
+            index[~self.active[knob.name].take(origin)] = -1
+            free[knob.name] = index.astype(_dtype(knob))
+        if [k.name for k in self.knobs] != [*self.ruled, *self.active]:
+            order = self._order(free, origin)
+            origin, free = origin.take(order), _taken(free, order)
+        return {k.name: free[k.name] if k.name in free else self.ruled[k.name].take(origin) for k in self.knobs}
+
+    def _order(self, free: Rows, origin: np.ndarray) -> np.ndarray:
+        """Return the places of rows when they are sorted by the knobs in their own order."""
+        sizes = [len(k.values) + 1 for k in self.knobs]
+        if math.prod(sizes) > MOST_NUMBERED:
+            columns = free | {name: column.take(origin) for name, column in self.ruled.items()}
+            return np.lexsort([columns[k.name] for k in reversed(self.knobs)])
+        weights = {k.name: math.prod(sizes[i + 1 :]) for i, k in enumerate(self.knobs)}
+        ruled = np.zeros(len(self.ruled["family"]), np.int64)
+        for name, column in self.ruled.items():
+            ruled += weights[name] * column.astype(np.int64)
+        position = ruled.take(origin)
+        for name, column in free.items():
+            position += weights[name] * column.astype(np.int64)
+        return np.argsort(position)
 
 
 class Enumerator:
@@ -45,43 +106,35 @@ class Enumerator:
         self.domains = {k.name: np.array(k.values) for k in self.knobs}
         self.removed: dict[Constraint, float] = {}
         self.visited = 0
-        # Knobs on which no rule hangs come last: they multiply what is left then, not what is looked at.
         rules = [rule for c in family.constraints for rule in (c.expr, c.when)] + [k.when for k in self.knobs]
         ruled = family.knobs_reached(*rules) | {"family"}
-        self.walk = sorted(self.knobs, key=lambda knob: knob.name not in ruled)
+        self.walk = [knob for knob in self.knobs if knob.name in ruled]
+        self.free = [knob for knob in self.knobs if knob.name not in ruled]
+        """they multiply what is left, not what is looked at"""
         # A constraint is applied as soon as the last knob it depends on is bound.
         self.due: list[list[Constraint]] = [[] for _ in self.walk]
         for constraint in family.constraints:
-            hangs_on = family.knobs_reached(constraint.expr, constraint.when)
-            self.due[max((i for i, k in enumerate(self.walk) if k.name in hangs_on), default=0)].append(constraint)
+            needed = family.knobs_reached(constraint.expr, constraint.when)
+            self.due[max((i for i, k in enumerate(self.walk) if k.name in needed), default=0)].append(constraint)
 
     def enumerate(self) -> Enumeration:
         """Raises UsageError where the space is too large to hold."""
         index = self.knobs[0].index(self.family.name)
-        parts, valid = [], 0
+        parts: list[Rows] = []
+        valid = 0
         for part in self._descend({"family": np.array([index], dtype=_dtype(self.knobs[0]))}, 0):
             parts.append(part)
-            valid += len(part["family"])
+            valid += len(self._enumeration(part))
             if valid > MOST_VALID:
                 raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
-        names = [k.name for k in self.knobs]
-        empty = {k.name: np.empty(0, _dtype(k)) for k in self.knobs}
+        empty = {k.name: np.empty(0, _dtype(k)) for k in self.walk}
         # Column by column, giving the parts back on the way: the rows are never held twice.
-        rows = {name: np.concatenate([part.pop(name) for part in parts]) if parts else empty[name] for name in names}
-        if [k.name for k in self.walk] != names:
-            order = self._in_order(rows)
-            for name in names:
-                rows[name] = rows[name][order]
-        return Enumeration(rows, self.removed)
+        return self._enumeration(
+            {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.walk}
+        )
 
-    def _in_order(self, rows: Rows) -> np.ndarray:
-        """The places of the rows when they are sorted by the knobs in their own order."""
-        if math.prod(len(k.values) + 1 for k in self.knobs) > MOST_NUMBERED:
-            return np.lexsort([rows[k.name] for k in reversed(self.knobs)])
-        position = np.zeros(len(rows["family"]), np.int64)
-        for knob in self.knobs:
-            position = position * (len(knob.values) + 1) + rows[knob.name] + 1
-        return np.argsort(position)
+    def _enumeration(self, ruled: Rows) -> Enumeration:
+        return Enumeration(self.knobs, ruled, {k.name: self.active(k, ruled) for k in self.free}, self.removed)
 
     def _descend(self, rows: Rows, level: int) -> Iterator[Rows]:
         rows = self._constrained(rows, level)
@@ -99,7 +152,7 @@ class Enumerator:
 
     def _refuse_certain_excess(self, rows: int, level: int) -> None:
         """At once where nothing removes any of what these rows become: looking at it all would take minutes."""
-        later = self.walk[level + 1 :]
+        later = self.walk[level + 1 :] + self.free
         if any(knob.when for knob in later) or any(self.due[level + 1 :]):
             return
         if rows * math.prod(len(knob.values) for knob in later) > MOST_VALID:
@@ -136,7 +189,7 @@ class Enumerator:
             held = as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies[first])))
             broken = applies[~held[which]]
             if len(broken):
-                later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :])
+                later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :] + self.free)
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
                 keep[broken] = False
         return rows if keep.all() else _taken(rows, np.flatnonzero(keep))
@@ -203,7 +256,7 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
             setting, count = np.unique(setting, return_inverse=True)[1], len(among)
         setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
         count *= len(knob.values) + 1
-    if count > MOST_COUNTED:
+    if count > min(MOST_COUNTED, PER_ROW * len(among)):
         _, first, which = np.unique(setting, return_index=True, return_inverse=True)
     else:
         # of rows with one setting the first is written last, and stays
@@ -219,14 +272,15 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
     return first[in_order], rank[which]
 
 
-def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[np.ndarray, Columns]:
-    """The first valid row of each setting of the knobs that launch and costs hang on: their numbers, and the rows as
-    columns that expressions can be evaluated on."""
+def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[Rows, Columns]:
+    """Return the first valid row of each setting of the knobs that launch and costs depend on, and the same as columns
+    that expressions can be evaluated on."""
     reached = family.knobs_reached(*family.launch_rule.expressions, *family.cost_rules.values())
-    rows, knobs = enumeration.rows, family.knobs[1:]
-    numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(enumeration)))
-    coded = {k.name: EncodedColumn(rows[k.name][numbers], np.array(k.values)) for k in knobs}
-    return numbers, family.columns(coded, len(numbers))
+    rows, knobs = enumeration.multiplied(reached), family.knobs[1:]
+    numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
+    rows = _taken(rows, numbers)
+    coded = {k.name: EncodedColumn(rows[k.name], np.array(k.values)) for k in knobs}
+    return rows, family.columns(coded, len(numbers))
 
 
 def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:

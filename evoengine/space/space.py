@@ -230,17 +230,23 @@ class SearchSpace:
 
     def _check_rules(self) -> None:
         for name, family in self._families.items():
-            numbers, columns = columns_by_setting(family, self._enumerations[name])
+            rows, columns = columns_by_setting(family, self._enumerations[name])
             family.check_costs(columns)
             for i in family.doubtful_launches(columns):
-                family.launch(self._at(self._enumerations[name], int(numbers[i])), self._variables)
+                family.launch(self.decode([rows[k.name][i] for k in self.knobs]), self._variables)
+
+    def start_points(self) -> Iterator[tuple[str, Config]]:
+        """Yield where each start point stands and its knobs, with their defaults."""
+        for where, config in self._definition.starts:
+            if "family" not in config:
+                raise UsageError(f"{where}: the start lacks family; name one of {', '.join(self.families)}")
+            yield where, self._family_of(config).completed(config)
 
     def _sorted_starts(self) -> tuple[tuple[Config, ...], tuple[tuple[Config, str], ...]]:
         valid, dropped = [], []
-        for where, config in self._definition.starts:
-            missing = "family" if "family" not in config else self._family_of(config).missing_knob(config)
-            if missing:
-                raise UsageError(f"{where}: the start lacks {missing}; give every active knob its value")
+        for where, config in self.start_points():
+            if missing := self._family_of(config).missing_knob(config):
+                raise UsageError(f"{where}: the start lacks {missing}; give it a value, or the knob a default")
             reason = self.why_invalid(config)
             if reason is None:
                 valid.append(config)

@@ -51,19 +51,24 @@ class Estimated(NamedTuple):
         return self.figure is not None and self.unread is None
 
 
-def why_unpredictable(gpu: Gpu) -> str | None:
-    """Return what is missing for predictions on the GPU for any kernel; None if nothing is.
-
-    Builds the executor of machine code if this machine has none yet.
-    """
+def why_unread(gpu: Gpu) -> str | None:
+    """Return what is missing beside the executor for predictions on the GPU for any kernel; None if nothing is."""
     if unmodelled := why_unmodelled(gpu):
         return unmodelled
     try:
         find_chip(gpu.key)
-        build()
     except EvoengineError as error:
         return str(error)
     return None if disassembler() else "nvdisasm was not found, which reads machine code: see evoengine doctor"
+
+
+def _why_unbuilt() -> str | None:
+    """Build the executor where this machine has none yet; return why it cannot be."""
+    try:
+        build()
+    except EvoengineError as error:
+        return str(error)
+    return None
 
 
 def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Estimated:
@@ -91,7 +96,7 @@ def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = Tr
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
     gpu = target.gpu
-    if missing := why_unpredictable(gpu):
+    if missing := why_unread(gpu) or _why_unbuilt():
         raise Unpredictable(missing)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:

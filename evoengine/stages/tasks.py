@@ -53,11 +53,19 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
-def build_model_task() -> str:
-    """Return the path of the executor of machine code, building it if necessary."""
+def build_judges_task(emulated: bool) -> str:
+    """Build the executor of machine code, and the emulator beside it where asked; return the executor's path."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from evoengine.devices.emulator.build import build_runtime
     from evoengine.sass.build import build
 
-    return str(build())
+    with ThreadPoolExecutor(1) as beside:
+        runtime = beside.submit(build_runtime) if emulated else None
+        executor = build()
+        if runtime:
+            runtime.result()
+    return str(executor)
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,13 +39,14 @@ from evoengine.tuning.places import Place, ThisMachine
 from evoengine.tuning.resume import Asked, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
+    begin_build,
     ending,
     first_of_each_family,
     make_target,
-    prepare_model,
     prepare_space,
     require_compilers,
     silent,
+    why_no_predictions,
 )  # fmt: skip
 from evoengine.workloads.base import Target
 
@@ -182,6 +183,8 @@ class Search:
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
+        require_compilers(target.gpu, emulated=self._timing is None)
+        self._build = begin_build(self._timing is None, echo)
         self._renderer = Renderer()
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)
@@ -190,6 +193,7 @@ class Search:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
+            self._build.close()
             self._renderer.close()
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
@@ -217,11 +221,13 @@ class Search:
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
                 ledger.patience = Patience(self._echo)
-                unpredictable = prepare_model(self._setting.target.gpu, self._echo)
+                # what a GPU times needs no judge: it waits for the build in order to know whether it predicts
+                unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
                 with ending(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
+            self._build.close()
             self._renderer.close()
 
     def _begin(self, ledger: Ledger, predicted: bool) -> int:
@@ -261,7 +267,8 @@ class Search:
         study = Projection(storage, ledger, run, kind, domains)
         missed = add_missing(storage, ledger)
         study.complete()
-        judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run), self._place.runners)
+        long_run_us = partial(ledger.long_run_us, run)
+        judge = make_evaluator(target, self._timing, s.seed, long_run_us, self._place.runners, self._build)
         self._on_stage("starting the workers")
         workers = self._place.compilers(s.jobs, COMPILER_LIMITS)
         finish = finisher(ledger, study, on_trial)
@@ -307,7 +314,6 @@ def _setting(
     jobs: int,
     fill: Fill,
 ) -> Setting:
-    require_compilers(target.gpu, emulated=not timed)
     space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     return Setting(
         target,

@@ -19,7 +19,7 @@ from evoengine.ledger.runs import Device
 from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
-from evoengine.search.model_build import build_model
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
@@ -144,18 +144,24 @@ def ending(ledger: Ledger, run: int) -> Iterator[None]:
         raise found from error
 
 
-def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
-    """Build the model of machine code if necessary; return what is missing for it, if anything."""
-    from evoengine.sass.build import is_built
-    from evoengine.stages.predict import why_unpredictable
+def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
+    """Begin to build the judges that this machine has not built."""
+    build = FirstBuild(emulated)
+    if build.under_way:
+        echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
+    return build
+
+
+def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
+    """Return what is missing for predictions on the GPU; waits for a build that is given."""
+    from evoengine.stages.predict import why_unread
 
     try:
-        if not is_built():
-            echo("building the executor of machine code, once for this machine and compiler")
-            build_model()
+        if build:
+            build.wait()
     except MachineError as error:
         return str(error)
-    return why_unpredictable(gpu)
+    return why_unread(gpu)
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:

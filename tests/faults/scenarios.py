@@ -36,7 +36,6 @@ from evoengine.service.dispatcher import Dispatcher
 from evoengine.service.executors import Slot
 from evoengine.service.jobs import DONE, Jobs
 from tests.faults import hook, tasks
-from tests.support.remembered import remember
 
 SITE = Path(__file__).with_name("site")
 SECONDS = 300
@@ -249,7 +248,6 @@ def _children() -> dict[int, str]:
 
 def prepare() -> Path:
     """Imports and makes what every scenario begins with; an empty ledger."""
-    remember()
     # or each worker would import this module as its own
     sys.modules["__main__"].__spec__ = None
     vars(sys.modules["__main__"]).pop("__file__", None)

@@ -11,12 +11,14 @@ import pytest
 from alembic import command
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
+from evoengine.ledger.database import make_engine, parse_url
 from evoengine.ledger.models import Base
-from evoengine.ledger.schema import alembic_config
+from evoengine.ledger.schema import alembic_config, upgrade
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import UNKNOWN_POLICY, Kind
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
+from tests.support.ledger_schema import made_both_ways, schema
 
 SHA256 = hashlib.sha256(b"text").hexdigest()
 WRITTEN_BEFORE_POLICIES = f"""
@@ -44,6 +46,28 @@ INSERT INTO measurements VALUES
 def test_migrations_equal_models_and_optunas_tables_are_not_proposed_for_dropping(ledger):
     optuna_storage(ledger.url)
     assert differences(ledger, Base.metadata) == []
+
+
+def test_a_new_ledger_has_the_schema_that_the_migrations_make(tmp_path):
+    at_once, migrated = made_both_ways(str(tmp_path / "evo.db"))
+    assert at_once == migrated
+
+
+def test_a_column_an_index_or_a_key_that_only_one_way_makes_is_seen(tmp_path):
+    engine = make_engine(parse_url(str(tmp_path / "evo.db")))
+    upgrade(engine)
+    for change in (
+        "ALTER TABLE runs ADD COLUMN mood INTEGER",
+        "DROP INDEX ix_candidates_binary_id",
+        "DROP VIEW trial_list",
+        "CREATE TABLE feelings (id INTEGER PRIMARY KEY AUTOINCREMENT)",
+    ):
+        with engine.connect() as connection, connection.begin() as changing:
+            before = schema(connection)
+            connection.exec_driver_sql(change)
+            assert schema(connection) != before, change
+            changing.rollback()
+    engine.dispose()
 
 
 def test_a_model_without_its_migration_and_one_that_went_are_seen(ledger):

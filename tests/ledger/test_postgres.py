@@ -44,6 +44,7 @@ from tests.support.ledger_examples import (
     differences,
     start_run,
 )
+from tests.support.ledger_schema import made_both_ways
 from tests.support.postgres import Missing, running_server
 from tests.support.views import (
     check_documented_queries,
@@ -90,6 +91,11 @@ def test_a_ledger_in_postgresql_gives_back_what_was_written(database):
         [described] = ledger.runs()
         assert (described.status, described.seed) == ("all trials done", 2**40)
         assert described.finished_at >= described.started_at
+
+
+def test_a_new_ledger_has_the_schema_that_the_migrations_make(database):
+    at_once, migrated = made_both_ways(database)
+    assert at_once == migrated
 
 
 def test_errors_that_are_not_numbers_fit_into_its_json(database):

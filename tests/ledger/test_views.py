@@ -7,7 +7,6 @@ import re
 import pytest
 from sqlalchemy import inspect
 
-from evoengine.ledger.schema import VIEWS
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from tests.support.documents import ROOT
@@ -52,11 +51,6 @@ def test_trials_runs_figures_and_cases_are_those_of_the_ledger(ledger):
     check_list(ledger)
     check_runs(ledger)
     check_figures_and_cases(ledger)
-
-
-def test_a_check_looks_for_all_the_views_that_migrations_make(ledger):
-    with ledger._reading() as session:
-        assert set(inspect(session.connection()).get_view_names()) == VIEWS
 
 
 def test_an_empty_run_has_a_row(ledger):

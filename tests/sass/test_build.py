@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler, identity, native_flags
+from evoengine.host_compiler import find_compiler, identity, native_flags, run_compiler
 from evoengine.sass import build as builder
 from evoengine.sass.core import library
 from tests.support.machine_code import require_compiler
@@ -119,6 +119,22 @@ def test_only_so_many_libraries_are_kept(core, monkeypatch, tmp_path):
         os.utime(folder / f"core-{i:02}.so", (1000 + i, 1000 + i))
     newest = builder.build()
     assert {p.name for p in folder.iterdir()} == {f"core-{i:02}.so" for i in range(7, 20)} | {newest.name}
+
+
+def test_the_sources_named_as_run_seldom_are_there():
+    assert {path.stem for path in builder.CORE.glob("*.cpp")} >= builder.RUN_SELDOM
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_sources_go_into_any_unit(tmp_path, backwards):
+    """A name that two of them give unlike meanings is no fault of today's units, and would be one of tomorrow's."""
+    require_compiler()
+    sources = sorted(builder.CORE.glob("*.cpp"), reverse=backwards)
+    unit = tmp_path / "unit.cpp"
+    unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+    done = run_compiler([*builder.FLAGS, "-fsyntax-only", str(unit)])
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_real_core_has_every_function_that_is_called():

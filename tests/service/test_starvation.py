@@ -56,7 +56,7 @@ def drawing(monkeypatch):
     drawn, release = [], threading.Event()
     release.set()
 
-    async def draw(url, problem, gpu):
+    async def draw(starting, url, problem, gpu):
         drawn.append((problem, gpu))
         while not release.is_set():
             await asyncio.sleep(0.01)

@@ -307,6 +307,55 @@ def test_a_start_that_is_invalid_here_is_dropped_with_the_reason(load: Load, sma
     )
 
 
+DEFAULTS = """\
+kernel = "attention"
+start = [
+    # small
+    { family = "wmma", tile_m = 64 },
+    { family = "wmma", tile_m = 64, load = "late", depth = 4 },
+    { family = "scalar", tile_m = 32 },
+]
+[knobs]
+family = ["scalar", "wmma"]
+tile_m = [32, 64]
+load = { values = ["early", "late"], when = "family == 'wmma'", default = "early" }
+depth = { values = [1, 2, 4], when = "load == 'late'", default = 2 }
+pad = { values = [0, 8], default = 8 }
+""" + launches("scalar", "wmma")
+
+
+def test_a_knob_that_a_start_does_not_name_has_its_default_where_it_is_active(load: Load) -> None:
+    assert load(DEFAULTS).starts == (
+        {"family": "wmma", "tile_m": 64, "load": "early", "pad": 8},
+        {"family": "wmma", "tile_m": 64, "load": "late", "depth": 4, "pad": 8},
+        {"family": "scalar", "tile_m": 32, "pad": 8},
+    )
+    late = load(DEFAULTS.replace(", depth = 4", ""))
+    assert late.starts[1] == {"family": "wmma", "tile_m": 64, "load": "late", "depth": 2, "pad": 8}
+
+
+def test_a_start_that_names_an_inactive_knob_is_dropped_for_it(load: Load) -> None:
+    space = load(DEFAULTS.replace("tile_m = 32 }", 'tile_m = 32, load = "late" }'))
+    assert len(space.starts) == 2 and "load is set where it is inactive" in space.dropped_starts[0][1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says", "line"),
+    [
+        ('load = "late", depth', 'laod = "late", depth', "the start names laod, which is no knob", 5),
+        ("tile_m = 64 }", "tile_m = 48 }", "the start has tile_m = 48", 4),
+        (", tile_m = 32 }", " }", "the start lacks tile_m; give it a value, or the knob a default", 6),
+    ],
+)
+def test_a_fault_in_a_start_on_a_line_of_its_own_is_named_with_the_line(
+    load: Load, old: str, new: str, says: str, line: int
+) -> None:
+    assert old in DEFAULTS
+    with pytest.raises(UsageError) as error:
+        load(DEFAULTS.replace(old, new, 1))
+    assert says in str(error.value) and f".toml:{line}: " in str(error.value)
+
+
 def test_families_start_in_turn(load: Load, small: str) -> None:
     def start(family: str, tile_m: int, rest: str) -> str:
         return f'[[start]]\nfamily = "{family}"\ntile_m = {tile_m}\n{rest}\n'

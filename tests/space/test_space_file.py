@@ -44,7 +44,12 @@ FAULTS = {
     "value too large": ("[32, 64, 128]", "[99999999999999999]", "at most 2^53", 4),
     "domain no list": ("[32, 64, 128]", "32", "knob tile_m needs a list of values", 4),
     "knob without values": ("values = [0, 8, 16], ", "", "knob pad needs a list of values", 6),
-    "unknown key in a knob": ("values = [0", "value = [0", "unknown key 'value'; known are values, when; did you", 6),
+    "unknown key in a knob": (
+        "values = [0",
+        "value = [0",
+        "unknown key 'value'; known are values, when, default; did you",
+        6,
+    ),
     "knob named as a function": ("warps  =", "min =", "'min' cannot name a knob", 5),
     "knob not a name": ("warps  =", "warps-m =", "'warps-m' cannot name a knob", 5),
     "knob named as the problem": ("warps  =", "heads =", "knob heads has the name of a problem variable", 5),
@@ -84,6 +89,18 @@ FAULTS = {
     "start with an unknown knob": ("pad    = 16", "pads    = 16", "names pads, which is no knob; did you", 25),
     "start with an unknown value": ("pad    = 16", "pad    = 12", "has pad = 12; pad must be one of 0, 8, 16", 25),
     "start without an active knob": ("pad    = 16", "", "the start lacks pad", 21),
+    "default outside of the domain": (
+        "values = [0, 8, 16]",
+        "values = [0, 8, 16], default = 4",
+        "the default 4; pad",
+        6,
+    ),
+    "default of another type": (
+        "values = [0, 8, 16]",
+        "values = [0, 8, 16], default = true",
+        "the default True; pad",
+        6,
+    ),
     "start without a family": ('[[start]]\nfamily = "wmma"', "[[start]]", "the start lacks family", 21),
 }
 

@@ -33,7 +33,6 @@ from evoengine.paths import asset
 from evoengine.space.space import load_space
 from evoengine.stages.toolchain import nvrtc
 from evoengine.workloads import parse_problem
-from tests.support.remembered import remember
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600
@@ -51,8 +50,8 @@ class CommandServer:
     """Calls of the command line, one after the other; `scratch` is a folder for what they print.
 
     The process that forks is one for all pytest's processes that name the same `shared` folder. The first starts it,
-    in the environment `env` and with the spaces of `problems`, and it ends after the last. `env` is this process's
-    unless given.
+    in the environment `env` (this process's unless given) and with the expressions of the spaces of `problems`; it ends
+    after the last.
     """
 
     def __init__(
@@ -214,12 +213,11 @@ def run_and_leave() -> None:
 
 
 def prepare(problems: list[str]) -> None:
-    """Imports all that a command does; makes what most calls begin with: NVRTC, and the spaces of these problems."""
+    """Import all that a command does; read what most calls begin with: NVRTC, and the expressions of spaces."""
     for part in PARTS:
         folder = importlib.import_module(part).__path__
         for module in pkgutil.walk_packages(folder, f"{part}."):
             importlib.import_module(module.name)
-    remember()
     for problem in problems:
         workload, parsed = parse_problem(problem)
         load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu("h100"))

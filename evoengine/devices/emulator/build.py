@@ -14,6 +14,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import includes
 from evoengine.devices.emulator.declarations import mask
@@ -149,7 +151,7 @@ def _build_at(source: Source, arch: str, executable: Path) -> None:
 
 
 def _compile_and_link(source: Source, arch: str, checked: bool, executable: Path) -> None:
-    runtime = _runtime()
+    runtime = build_runtime()
     flags = [*_CANDIDATE_FLAGS, *(_checked_flags() if checked else ())]
     with building(cache_folder("emulator")) as folder:
         scratch = folder / "kernel"
@@ -236,18 +238,30 @@ def _runtime_file() -> Path:
     return cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
 
 
-def _runtime() -> Path:
+def build_runtime() -> Path:
+    """Return the emulator's own code, built if the cache does not have it. Of many processes at once, one builds.
+
+    Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
+    """
     runtime = _runtime_file()
-    if runtime.exists():
-        return runtime
-    with building(cache_folder("emulator")) as folder:
+    try:
+        if not runtime.exists():
+            with FileLock(runtime.parent.with_suffix(".lock")):
+                if not runtime.exists():
+                    _build_runtime_at(runtime)
+    except OSError as error:
+        raise machine_error(error) from error
+    return runtime
+
+
+def _build_runtime_at(runtime: Path) -> None:
+    with building(runtime.parent) as folder:
         scratch = folder / "runtime.o"
+        unit = "".join(f'#include "{part}"\n' for part in sorted(RUNTIME.glob("*.cpp")))
         try:
-            parts = [str(part) for part in sorted(RUNTIME.glob("*.cpp"))]
-            _compile([*_RUNTIME_FLAGS, *parts, "-o", str(scratch)], "", "main", RUNTIME_SECONDS)
+            _compile([*_RUNTIME_FLAGS, "-xc++", "-", "-o", str(scratch)], unit, "main", RUNTIME_SECONDS)
         except KernelUnbuildable as error:
             raise MachineError(
                 f"{find_compiler()} cannot build the emulator: {error}; it needs g++ 12 or clang++ 15, chosen by $CXX"
             ) from error
         os.replace(scratch, runtime)
-    return runtime

@@ -53,7 +53,7 @@ namespace {
 
 constexpr int ZERO_FILL = 1;
 
-struct Copy {
+struct GlobalCopy {
   u32 lanes, from_memory;  // those that copy; the others get zeros
   Lanes to;
   alignas(16) u8 data[LANES][16];
@@ -73,7 +73,7 @@ void order_sources(Order& order, Context& c, const Instruction& i, const Access&
 // address is past a multiple of the size.
 Step copy(Context& c, const Instruction& i) {
   u32 bytes = u32(i.b);
-  Copy work;
+  GlobalCopy work;
   work.lanes = c.lanes;
   work.from_memory = c.lanes & (i.operands.size() > 2 ? predicate(c, i.operands[2]) : ALL);
   addresses(c, i.operands[0], work.to);
@@ -181,8 +181,6 @@ Execute prepare_wait_for_groups(Instruction& i) {
                     i.operands[1].kind == Operand::Kind::Immediate;
   return m.take("LE") && m.none_left() && scoreboard ? wait_for_groups : nullptr;
 }
-
-Step nothing(Context&, const Instruction&) { return Step::Done; }
 
 // WARPGROUP.DEPBAR.LE gsb0, 0x1
 Step wait_for_products(Context& c, const Instruction& i) {

@@ -14,6 +14,9 @@ u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Ins
 // The same for an instruction that reaches its own block alone, whether the address has its rank or 0.
 u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by);
 
+// Two uniform registers as 64 bits.
+inline u64 uniform_pair(const Warp& w, int index) { return w.u[index] | u64(w.u[index + 1]) << 32; }
+
 // Transaction barriers (mbarrier) at shared addresses.
 //
 // The change of one: arrivals that come, bytes (or copies) that are expected, positive, or have come, negative, and

@@ -239,8 +239,7 @@ Execute prepare_barrier(Instruction& i) {
   return (sync || arrive) && m.none_left() ? barrier : nullptr;
 }
 
-Step nothing(Context&, const Instruction&) { return Step::Done; }
-Execute prepare_nothing(Instruction&) { return nothing; }
+Execute prepare_no_operation(Instruction&) { return nothing; }
 
 }  // namespace
 
@@ -258,10 +257,10 @@ const Opcode CONTROL[] = {
     {"BMOV", Pipe::Branch, prepare_move_convergence},
     {"WARPSYNC", Pipe::Branch, prepare_synchronise_warp},
     {"BAR", Pipe::Branch, prepare_barrier},
-    {"NOP", Pipe::None, prepare_nothing},
-    {"YIELD", Pipe::Branch, prepare_nothing},
-    {"NANOSLEEP", Pipe::Branch, prepare_nothing},
-    {"ENDCOLLECTIVE", Pipe::Branch, prepare_nothing},
+    {"NOP", Pipe::None, prepare_no_operation},
+    {"YIELD", Pipe::Branch, prepare_no_operation},
+    {"NANOSLEEP", Pipe::Branch, prepare_no_operation},
+    {"ENDCOLLECTIVE", Pipe::Branch, prepare_no_operation},
     {nullptr, Pipe::None, nullptr},
 };
 

@@ -5,7 +5,7 @@
 
 namespace sass {
 
-u32 to_format(double value, Format format, int rounding, bool saturates) {
+u32 to_format(double value, FloatFormat format, int rounding, bool saturates) {
   const u64 all = std::bit_cast<u64>(value);
   const bool negative = all >> 63;
   const int mantissa = format.mantissa, bias = (1 << (format.exponent - 1)) - 1, smallest = 1 - bias;
@@ -244,7 +244,7 @@ Step pack_halves(Context& c, const Instruction& i) {
     if (bfloat) each(out, [&](int l) { return float_to_bfloat(relu(low[l])) | float_to_bfloat(relu(high[l])) << 16; });
     else each(out, [&](int l) { return float_to_half(relu(low[l])) | float_to_half(relu(high[l])) << 16; });
   } else {
-    const Format format = bfloat ? BFLOAT_FORMAT : HALF_FORMAT;
+    const FloatFormat format = bfloat ? BFLOAT_FORMAT : HALF_FORMAT;
     each(out, [&](int l) {
       return to_format(relu(low[l]), format, i.b) | to_format(relu(high[l]), format, i.b) << 16;
     });
@@ -258,7 +258,7 @@ Step pack_bytes(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
   const Lanes& above = plain(c, i.operands[3], r);
-  const Format format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
+  const FloatFormat format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
   auto byte = [&](float v) { return to_format(i.c && v < 0 ? 0.0f : v, format, NEAREST, i.d); };
   each(out, [&](int l) { return byte(as_float(y[l])) | byte(as_float(x[l])) << 8 | above[l] << 16; });
   write(c, i.operands[0], out);

@@ -8,7 +8,6 @@ namespace sass {
 
 namespace {
 
-using Kind = Operand::Kind;
 using std::string_view;
 
 bool one_of(string_view name, std::initializer_list<string_view> names) {

@@ -4,10 +4,10 @@
 namespace sass {
 namespace {
 
-// ── arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── float_arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 template <class Op>
-Step arithmetic(Context& c, const Instruction& i) {
+Step float_arithmetic(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
   const Lanes& z = Op::SOURCES == 3 ? floating(c, i.operands[3], r) : y;
@@ -41,13 +41,13 @@ Step arithmetic_with(Context& c, const Instruction& i) {
 }
 
 template <class Op>
-Execute prepare_arithmetic(Instruction& i) {
+Execute prepare_float_arithmetic(Instruction& i) {
   Modifiers m(i);
   i.a = m.take("FTZ");
   i.b = m.take("SAT");
   i.c = take_rounding(m);
   if (!m.none_left() || i.operands.size() != Op::SOURCES + 1) return nullptr;
-  return i.a || i.b || i.c ? arithmetic_with<Op> : arithmetic<Op>;
+  return i.a || i.b || i.c ? arithmetic_with<Op> : float_arithmetic<Op>;
 }
 
 // FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
@@ -217,11 +217,11 @@ Execute prepare_mufu(Instruction& i) {
 }  // namespace
 
 const Opcode FLOATING[] = {
-    {"FADD", Pipe::Fma, prepare_arithmetic<Add>},
-    {"FMUL", Pipe::Fma, prepare_arithmetic<Multiply>},
-    {"FFMA", Pipe::Fma, prepare_arithmetic<MultiplyAdd>},
-    {"FADD32I", Pipe::Fma, prepare_arithmetic<Add>},
-    {"FMUL32I", Pipe::Fma, prepare_arithmetic<Multiply>},
+    {"FADD", Pipe::Fma, prepare_float_arithmetic<Add>},
+    {"FMUL", Pipe::Fma, prepare_float_arithmetic<Multiply>},
+    {"FFMA", Pipe::Fma, prepare_float_arithmetic<MultiplyAdd>},
+    {"FADD32I", Pipe::Fma, prepare_float_arithmetic<Add>},
+    {"FMUL32I", Pipe::Fma, prepare_float_arithmetic<Multiply>},
     {"FMNMX", Pipe::Alu, prepare_fmnmx},
     {"FSEL", Pipe::Alu, prepare_fsel},
     {"FSET", Pipe::Alu, prepare_compare},

@@ -74,7 +74,7 @@ void finish(Context& c, const Instruction& i, Lanes& out) {
 
 // HADD2, HMUL2, HFMA2 as one: d = 0 x·1 + y, 1 x·y − 0, 2 x·y + z
 template <class F>
-Step arithmetic(Context& c, const Instruction& i) {
+Step half_arithmetic(Context& c, const Instruction& i) {
   Lanes source[3], out;
   const int last = i.d == 2 ? 3 : 2;
   for (int k = 0; k < last; ++k) {
@@ -116,7 +116,7 @@ Execute prepare_arithmetic(Instruction& i) {
   i.d = i.opcode.starts_with("HADD2") ? 0 : i.opcode.starts_with("HMUL2") ? 1 : 2;
   if (!m.none_left() || i.operands.size() != (i.d == 2 ? 4u : 3u)) return nullptr;
   if (to_float) return i.d == 0 && !i.a && !i.b && !i.c ? (bfloat ? add_float<BF16> : add_float<F16>) : nullptr;
-  return bfloat ? arithmetic<BF16> : arithmetic<F16>;
+  return bfloat ? half_arithmetic<BF16> : half_arithmetic<F16>;
 }
 
 // HMNMX2 R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
@@ -187,7 +187,7 @@ Step hset2(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-Execute prepare_compare(Instruction& i) {
+Execute prepare_half_compare(Instruction& i) {
   Modifiers m(i);
   const bool to_predicate = i.opcode.starts_with("HSETP2"), bfloat = m.take("BF16_V2") || m.take("BF16");
   i.d = to_predicate ? m.take("H_AND") : m.take("BF");
@@ -206,8 +206,8 @@ const Opcode HALF[] = {
     {"HMUL2", Pipe::Half, prepare_arithmetic},
     {"HFMA2", Pipe::Half, prepare_arithmetic},
     {"HMNMX2", Pipe::Alu, prepare_hmnmx2},
-    {"HSETP2", Pipe::Half, prepare_compare},
-    {"HSET2", Pipe::Half, prepare_compare},
+    {"HSETP2", Pipe::Half, prepare_half_compare},
+    {"HSET2", Pipe::Half, prepare_half_compare},
     {nullptr, Pipe::None, nullptr},
 };
 

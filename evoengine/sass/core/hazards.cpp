@@ -46,10 +46,10 @@ constexpr Latency LATENCIES[] = {
 };
 
 // Clocks by [need][producer][file][consumer]; 0 where none is known.
-struct Table {
+struct LatencyTable {
   u8 clocks[3][UNITS][5][UNITS] = {};
 
-  explicit Table(int arch) {
+  explicit LatencyTable(int arch) {
     for (const Latency& l : LATENCIES)
       if (l.arch == arch) clocks[int(l.need)][int(l.producer)][int(l.file)][int(l.consumer)] = l.clocks;
   }
@@ -65,7 +65,7 @@ struct Table {
 
 // ── what is pending ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-enum class Kind : u8 {
+enum class PendingKind : u8 {
   Fixed,         // a result that is there after a latency
   Queued,        // a result that a scoreboard tells of
   LateRead,      // a register that is still to be read
@@ -77,18 +77,18 @@ enum class Kind : u8 {
 
 struct Pending {
   Slot16 slot;
-  Kind kind;
+  PendingKind kind;
   u8 cover;       // scoreboards of which any one tells its end
   i32 at;         // clock of its issue
   u32 producer;
   Unit unit;      // that writes it, or reads it
   u8 groups;      // closed since: 1 for one of the last group, 0 for one of a group still open
-  int16_t guard;      // slot of the predicate it was executed under, −1 − slot where it was negated; ALWAYS
+  int16_t guard;      // slot of the predicate it was executed under, −1 − slot where it was negated; UNGUARDED
 };
-constexpr int16_t ALWAYS = 32000;
+constexpr int16_t UNGUARDED = 32000;
 
 // Of registers that wgmma must not touch one instruction is as good as another.
-u32 told_apart_by(const Pending& p) { return p.kind == Kind::Unfenced ? 0 : p.producer; }
+u32 told_apart_by(const Pending& p) { return p.kind == PendingKind::Unfenced ? 0 : p.producer; }
 
 bool before(const Pending& a, const Pending& b) {
   return std::tuple(a.slot, a.kind, told_apart_by(a)) < std::tuple(b.slot, b.kind, told_apart_by(b));
@@ -100,7 +100,7 @@ struct State {
 };
 
 // Joins a state into another; true where that changed it.
-bool join(State& to, const State& from) {
+bool merge(State& to, const State& from) {
   bool changed = false;
   if (from.registers < to.registers) to.registers = from.registers, changed = true;
   std::vector<Pending> all;
@@ -118,7 +118,7 @@ bool join(State& to, const State& from) {
     both.cover &= f.cover;
     both.at = std::max(both.at, f.at);
     both.groups = std::min(both.groups, f.groups);
-    if (both.guard != f.guard) both.guard = ALWAYS;
+    if (both.guard != f.guard) both.guard = UNGUARDED;
     changed |= both.cover != was.cover || both.at != was.at || both.groups != was.groups || both.guard != was.guard;
     all.push_back(both);
   }
@@ -191,7 +191,7 @@ class Look {
   void reach(const Place& place, const State& state) {
     if (place.first >= int(code.size()) || reports) return;
     auto [at, is_new] = states.try_emplace(place, state);
-    if (is_new || join(at->second, state)) waiting.insert(place);
+    if (is_new || merge(at->second, state)) waiting.insert(place);
   }
 
   void block(Place place, State state) {
@@ -232,8 +232,8 @@ class Look {
     out.registers = state.registers;
     for (Pending p : state.items) {
       p.at -= now;
-      const bool over = p.at <= -LONGEST && (p.kind == Kind::Fixed || p.kind == Kind::FixedRead);
-      if (p.kind != Kind::Fixed && p.kind != Kind::FixedRead) p.at = 0;
+      const bool over = p.at <= -LONGEST && (p.kind == PendingKind::Fixed || p.kind == PendingKind::FixedRead);
+      if (p.kind != PendingKind::Fixed && p.kind != PendingKind::FixedRead) p.at = 0;
       if (!over) out.items.push_back(p);
     }
     return out;
@@ -241,7 +241,7 @@ class Look {
 
   void forget(State& state) {
     std::erase_if(state.items, [&](const Pending& p) {
-      return (p.kind == Kind::Fixed || p.kind == Kind::FixedRead) && clock - p.at >= LONGEST;
+      return (p.kind == PendingKind::Fixed || p.kind == PendingKind::FixedRead) && clock - p.at >= LONGEST;
     });
   }
 
@@ -260,12 +260,12 @@ class Look {
   }
 
   static int16_t guard_of(const Instruction& i, const Effects& e) {
-    if (e.guard == SLOTS) return ALWAYS;
+    if (e.guard == SLOTS) return UNGUARDED;
     return i.guard_negated ? int16_t(-1 - int(e.guard)) : int16_t(e.guard);
   }
 
   // Whether two instructions under these guards are never both executed by a lane.
-  static bool excludes(int16_t a, int16_t b) { return a != ALWAYS && b != ALWAYS && a == -1 - b; }
+  static bool excludes(int16_t a, int16_t b) { return a != UNGUARDED && b != UNGUARDED && a == -1 - b; }
 
   void instruction(State& state, int index, int now) {
     const Instruction& i = code[index];
@@ -275,7 +275,7 @@ class Look {
     if (index % 16 == 0) forget(state);
     if (reports) uses(index, state);
     wait(state, index);
-    for (const Use& u : e.reads) check_read(state, u, index, u.unit == Unit::Guard ? ALWAYS : guard);
+    for (const Use& u : e.reads) check_read(state, u, index, u.unit == Unit::Guard ? UNGUARDED : guard);
     for (const Use& u : e.writes)
       if (u.slot != ORDER_SLOT) check_write(state, u, index, guard);
     if (e.unit == Unit::Group) return group_product(state, index, now);
@@ -286,21 +286,21 @@ class Look {
     overwrite(state, e, guard);
     cover(state, i, e);
     for (const auto& [slot, unit] : e.writes) {
-      Pending p{slot, e.variable ? Kind::Queued : Kind::Fixed, 0, now, u32(index), unit, 0, guard};
+      Pending p{slot, e.variable ? PendingKind::Queued : PendingKind::Fixed, 0, now, u32(index), unit, 0, guard};
       if (e.variable) p.cover = bit(i.write_barrier);
       if (e.variable && slot >= PREDICATE_SLOTS) p.cover |= bit(i.read_barrier);  // ATOM, where its address lies; MEMBAR
       put(state, p);
-      if (has_products && slot < UNIFORM_SLOTS) put(state, {slot, Kind::Unfenced, 0, 0, u32(index), unit, 0, ALWAYS});
+      if (has_products && slot < UNIFORM_SLOTS) put(state, {slot, PendingKind::Unfenced, 0, 0, u32(index), unit, 0, UNGUARDED});
     }
     for (Slot16 slot : e.late)
-      if (!e.writes_to(slot)) put(state, {slot, Kind::LateRead, u8(bit(i.read_barrier) | bit(i.write_barrier)), now, u32(index), e.unit, 0, guard});
+      if (!e.writes_to(slot)) put(state, {slot, PendingKind::LateRead, u8(bit(i.read_barrier) | bit(i.write_barrier)), now, u32(index), e.unit, 0, guard});
     if (multiplies(e.unit) && !e.variable)
       for (const auto& [slot, unit] : e.reads)
-        if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, Kind::FixedRead, 0, now, u32(index), unit, 0, guard});
+        if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, PendingKind::FixedRead, 0, now, u32(index), unit, 0, guard});
     for (u8 barrier : {i.write_barrier, i.read_barrier})
       if (barrier < 6) {
         std::erase_if(state.items, [&](const Pending& p) { return p.slot == SCOREBOARD_SLOTS + barrier; });
-        put(state, {Slot16(SCOREBOARD_SLOTS + barrier), Kind::Fixed, 0, now, u32(index), e.unit, 0, guard});
+        put(state, {Slot16(SCOREBOARD_SLOTS + barrier), PendingKind::Fixed, 0, now, u32(index), e.unit, 0, guard});
       }
   }
 
@@ -325,7 +325,7 @@ class Look {
     if (mask) std::erase_if(state.items, [&](const Pending& p) { return (p.cover & mask) != 0; });
     if (starts(i, "BAR"))  // it goes through the same queue
       std::erase_if(state.items, [&](const Pending& p) {
-        return p.kind == Kind::LateRead && reads_in_order(effects[p.producer].queue, Queue::Shared);
+        return p.kind == PendingKind::LateRead && reads_in_order(effects[p.producer].queue, Queue::Shared);
       });
   }
 
@@ -333,10 +333,10 @@ class Look {
     const Unit unit = use.unit;
     each_of(state, use.slot, [&](const Pending& p) {
       if (excludes(p.guard, guard)) return;
-      if (p.kind == Kind::Fixed) return pair(Need::Read, p, unit, index);
-      if (p.kind == Kind::Queued) return hazard(p, index, false);
-      if (p.kind == Kind::Product && unit != Unit::Group) return hazard(p, index, false);
-      if (unit == Unit::Group && (p.kind == Kind::Unfenced || (p.kind == Kind::Product && !same_sums(p, index))))
+      if (p.kind == PendingKind::Fixed) return pair(Need::Read, p, unit, index);
+      if (p.kind == PendingKind::Queued) return hazard(p, index, false);
+      if (p.kind == PendingKind::Product && unit != Unit::Group) return hazard(p, index, false);
+      if (unit == Unit::Group && (p.kind == PendingKind::Unfenced || (p.kind == PendingKind::Product && !same_sums(p, index))))
         hazard(p, index, false);
     });
   }
@@ -347,13 +347,13 @@ class Look {
       if (excludes(p.guard, guard)) return;
       const Queue queue = effects[p.producer].queue;
       switch (p.kind) {
-        case Kind::Fixed: return pair(Need::Write, p, use.unit, index);
-        case Kind::FixedRead: return pair(Need::AfterRead, p, use.unit, index);
-        case Kind::Queued: return queue == e.queue && answers_in_order(queue) ? void() : hazard(p, index, true);
-        case Kind::LateRead: return reads_in_order(queue, e.queue) ? void() : hazard(p, index, true);
-        case Kind::Product: return e.unit == Unit::Group && same_sums(p, index) ? void() : hazard(p, index, true);
-        case Kind::ProductRead: return e.unit == Unit::Group ? void() : hazard(p, index, true);
-        case Kind::Unfenced: return e.unit == Unit::Group ? hazard(p, index, true) : void();
+        case PendingKind::Fixed: return pair(Need::Write, p, use.unit, index);
+        case PendingKind::FixedRead: return pair(Need::AfterRead, p, use.unit, index);
+        case PendingKind::Queued: return queue == e.queue && answers_in_order(queue) ? void() : hazard(p, index, true);
+        case PendingKind::LateRead: return reads_in_order(queue, e.queue) ? void() : hazard(p, index, true);
+        case PendingKind::Product: return e.unit == Unit::Group && same_sums(p, index) ? void() : hazard(p, index, true);
+        case PendingKind::ProductRead: return e.unit == Unit::Group ? void() : hazard(p, index, true);
+        case PendingKind::Unfenced: return e.unit == Unit::Group ? hazard(p, index, true) : void();
       }
     });
   }
@@ -367,14 +367,14 @@ class Look {
   // What an instruction that is always executed writes, or one under the same guard, nothing else is waited for.
   void overwrite(State& state, const Effects& e, int16_t guard) {
     auto written_over = [&](const Pending& p) {
-      return (p.kind == Kind::Fixed || p.kind == Kind::Unfenced || p.kind == Kind::Queued) && p.slot != ORDER_SLOT && e.writes_to(p.slot) &&
-             (guard == ALWAYS || guard == p.guard);
+      return (p.kind == PendingKind::Fixed || p.kind == PendingKind::Unfenced || p.kind == PendingKind::Queued) && p.slot != ORDER_SLOT && e.writes_to(p.slot) &&
+             (guard == UNGUARDED || guard == p.guard);
     };
     if (!e.writes.empty()) std::erase_if(state.items, written_over);
     for (const auto& [slot, unit] : e.writes)
       if (slot >= PREDICATE_SLOTS)
         for (Pending& p : state.items)
-          if (p.guard == slot || p.guard == -1 - int(slot)) p.guard = ALWAYS;
+          if (p.guard == slot || p.guard == -1 - int(slot)) p.guard = UNGUARDED;
   }
 
   // What this instruction's scoreboards tell of earlier ones in its queue.
@@ -382,8 +382,8 @@ class Look {
     if (e.queue == Queue::None || (i.write_barrier > 5 && i.read_barrier > 5)) return;
     for (Pending& p : state.items) {
       const Queue queue = effects[p.producer].queue;
-      if (p.kind == Kind::Queued && queue == e.queue && answers_in_order(queue)) p.cover |= bit(i.write_barrier);
-      if (p.kind == Kind::LateRead && reads_in_order(queue, e.queue)) p.cover |= bit(i.write_barrier) | bit(i.read_barrier);
+      if (p.kind == PendingKind::Queued && queue == e.queue && answers_in_order(queue)) p.cover |= bit(i.write_barrier);
+      if (p.kind == PendingKind::LateRead && reads_in_order(queue, e.queue)) p.cover |= bit(i.write_barrier) | bit(i.read_barrier);
     }
   }
 
@@ -391,20 +391,20 @@ class Look {
     const Instruction& i = code[index];
     const Effects& e = effects[index];
     for (const auto& [slot, unit] : e.reads)
-      if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, Kind::ProductRead, 0, now, u32(index), unit, 0, ALWAYS});
-    for (const auto& [slot, unit] : e.writes) put(state, {slot, Kind::Product, 0, now, u32(index), unit, 0, ALWAYS});
+      if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, PendingKind::ProductRead, 0, now, u32(index), unit, 0, UNGUARDED});
+    for (const auto& [slot, unit] : e.writes) put(state, {slot, PendingKind::Product, 0, now, u32(index), unit, 0, UNGUARDED});
     if (i.operands.back().kind != Operand::Kind::GroupScoreboard) return;
     for (Pending& p : state.items)
-      if ((p.kind == Kind::Product || p.kind == Kind::ProductRead) && p.groups < 200) p.groups++;
+      if ((p.kind == PendingKind::Product || p.kind == PendingKind::ProductRead) && p.groups < 200) p.groups++;
   }
 
   void warpgroup(State& state, const Instruction& i) {
     if (has(i, "ARRIVE")) {
-      std::erase_if(state.items, [](const Pending& p) { return p.kind == Kind::Unfenced; });
+      std::erase_if(state.items, [](const Pending& p) { return p.kind == PendingKind::Unfenced; });
     } else if (i.operands.size() > 1) {
       const u32 left = i.operands[1].immediate;
       std::erase_if(state.items, [&](const Pending& p) {
-        return (p.kind == Kind::Product || p.kind == Kind::ProductRead) && p.groups > left;
+        return (p.kind == PendingKind::Product || p.kind == PendingKind::ProductRead) && p.groups > left;
       });
     }
   }
@@ -412,7 +412,7 @@ class Look {
   static constexpr size_t DEEPEST = 6;  // calls
 
   const std::vector<Instruction>& code;
-  const Table table;
+  const LatencyTable table;
   const int arch;
   std::vector<Effects> effects;
   std::set<int> leaders;
@@ -459,10 +459,10 @@ class Check : public Look {
       return tell(p, index, "comes before " + quoted(producer) + " is done" + awaited(std::min(producer.write_barrier, producer.read_barrier)));
     std::string text = std::string(writes ? "overwrites" : "reads") + " " + slot_name(p.slot) + ", which " + quoted(producer);
     switch (p.kind) {
-      case Kind::LateRead: text += " may not have read" + awaited(producer.read_barrier < 6 ? producer.read_barrier : producer.write_barrier); break;
-      case Kind::Product: text += " may not have written: no WARPGROUP.DEPBAR between them waits for its group"; break;
-      case Kind::ProductRead: text += " may not have read: no WARPGROUP.DEPBAR between them waits for its group"; break;
-      case Kind::Unfenced: text += " has written, and no WARPGROUP.ARRIVE lies between them"; break;
+      case PendingKind::LateRead: text += " may not have read" + awaited(producer.read_barrier < 6 ? producer.read_barrier : producer.write_barrier); break;
+      case PendingKind::Product: text += " may not have written: no WARPGROUP.DEPBAR between them waits for its group"; break;
+      case PendingKind::ProductRead: text += " may not have read: no WARPGROUP.DEPBAR between them waits for its group"; break;
+      case PendingKind::Unfenced: text += " has written, and no WARPGROUP.ARRIVE lies between them"; break;
       default: text += " may not have written" + awaited(producer.write_barrier);
     }
     tell(p, index, text);

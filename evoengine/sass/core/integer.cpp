@@ -208,19 +208,20 @@ Execute prepare_lea(Instruction& i) {
 
 // ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-enum Order { LT, EQ, LE, GT, NE, GE, NEVER, ALWAYS };
+enum class Comparison { LT, EQ, LE, GT, NE, GE, Never, Always };
 const char* const ORDERS[] = {"LT", "EQ", "LE", "GT", "NE", "GE", "F", "T", nullptr};
 
 template <class T>
-u32 compare(int order, const Lanes& x, const Lanes& y) {
-  switch (order) {
-    case LT: return bits([&](int l) { return T(x[l]) < T(y[l]); });
-    case EQ: return bits([&](int l) { return x[l] == y[l]; });
-    case LE: return bits([&](int l) { return T(x[l]) <= T(y[l]); });
-    case GT: return bits([&](int l) { return T(x[l]) > T(y[l]); });
-    case NE: return bits([&](int l) { return x[l] != y[l]; });
-    case GE: return bits([&](int l) { return T(x[l]) >= T(y[l]); });
-    default: return order == ALWAYS ? ALL : 0;
+u32 compare(int comparison, const Lanes& x, const Lanes& y) {
+  switch (Comparison(comparison)) {
+    case Comparison::LT: return bits([&](int l) { return T(x[l]) < T(y[l]); });
+    case Comparison::EQ: return bits([&](int l) { return x[l] == y[l]; });
+    case Comparison::LE: return bits([&](int l) { return T(x[l]) <= T(y[l]); });
+    case Comparison::GT: return bits([&](int l) { return T(x[l]) > T(y[l]); });
+    case Comparison::NE: return bits([&](int l) { return x[l] != y[l]; });
+    case Comparison::GE: return bits([&](int l) { return T(x[l]) >= T(y[l]); });
+    case Comparison::Never: return 0;
+    case Comparison::Always: return ALL;
   }
 }
 
@@ -231,7 +232,7 @@ Step isetp(Context& c, const Instruction& i) {
   auto held = [&](int order) { return i.b ? compare<u32>(order, x, y) : compare<i32>(order, x, y); };
   u32 result = held(i.a);
   if (i.d) {  // the high words of two pairs: what the low words gave decides where they are equal
-    const u32 low = predicate(c, i.operands[5]), equal = held(EQ);
+    const u32 low = predicate(c, i.operands[5]), equal = held(int(Comparison::EQ));
     result = (result & ~equal) | (low & equal);
   }
   const u32 beside = predicate(c, i.operands[4]);

@@ -5,8 +5,6 @@
 
 namespace sass {
 
-using Kind = Operand::Kind;
-
 template <class F>
 inline void each(Lanes& out, F value) {
   for (int l = 0; l < LANES; ++l) out[l] = value(l);

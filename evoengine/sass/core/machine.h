@@ -60,6 +60,8 @@ struct Operand {
   std::string text;       // as the listing has it, modifiers off; Special: SR_TID.X
 };
 
+using Kind = Operand::Kind;
+
 struct Context;
 struct Instruction;
 enum class Step : u8 {
@@ -67,6 +69,7 @@ enum class Step : u8 {
   Waiting,  // nothing was done: the instruction is tried again when Warp::wait is satisfied
 };
 using Execute = Step (*)(Context&, const Instruction&);
+inline Step nothing(Context&, const Instruction&) { return Step::Done; }
 
 // Whether an access is atomic or .STRONG, at the scope of its block or beyond.
 constexpr u8 BLOCK_STRONG = 1, GPU_STRONG = 2;

@@ -7,7 +7,6 @@ namespace sass {
 namespace {
 
 constexpr u64 WINDOW = 1ull << 32;
-constexpr int RANK_BIT = 24;  // of a shared address: the block's rank in its cluster
 
 [[noreturn]] void fault(const char* what, u64 address, u32 bytes, int lane, const std::string& where) {
   char text[96];
@@ -360,8 +359,7 @@ Execute prepare_qspc(Instruction& i) {
   return i.a >= 0 && m.none_left() && i.operands.size() == 3 ? qspc : nullptr;
 }
 
-Step nothing(Context&, const Instruction&) { return Step::Done; }
-Execute prepare_nothing(Instruction&) { return nothing; }  // prefetches and caches that this machine does not have
+Execute prepare_ignored(Instruction&) { return nothing; }  // prefetches and caches that this machine does not have
 
 // CCTL.IVALL: later loads see what others have stored.
 Step invalidate_cache(Context& c, const Instruction&) {
@@ -385,8 +383,8 @@ const Opcode MEMORY[] = {
     {"ULDC", Pipe::Uniform, prepare_ldc},
     {"QSPC", Pipe::Memory, prepare_qspc},
     {"CCTL", Pipe::Memory, prepare_cache},
-    {"CCTLL", Pipe::Memory, prepare_nothing},
-    {"PREFETCH", Pipe::Memory, prepare_nothing},
+    {"CCTLL", Pipe::Memory, prepare_ignored},
+    {"PREFETCH", Pipe::Memory, prepare_ignored},
     {nullptr, Pipe::None, nullptr},
 };
 

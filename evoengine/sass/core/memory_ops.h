@@ -5,6 +5,8 @@
 
 namespace sass {
 
+constexpr int RANK_BIT = 24;  // of a shared address: the block's rank in its cluster
+
 // Shared and local addresses: register × scale + uniform register + displacement, in 32 bits.
 void addresses(Context&, const Operand&, Lanes& out);
 // Global and generic addresses; `pair`: the register holds 64 bits.

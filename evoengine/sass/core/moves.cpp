@@ -70,7 +70,7 @@ Execute prepare_prmt(Instruction& i) {
 // ── special registers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 enum Special {
-  ZERO, LANE, WARP, WARPS, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
+  ZERO, LANE, WARP, WARP_COUNT, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
   CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
   IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
   LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
@@ -78,7 +78,7 @@ enum Special {
 };
 const std::pair<const char*, Special> SPECIALS[] = {
     {"SRZ", ZERO}, {"SR_LANEID", LANE}, {"SR_WARPID", WARP}, {"SR_VIRTID", VIRTUAL_WARP},
-    {"SR_NWARPID", WARPS}, {"SR_VIRTCFG", VIRTUAL_WARPS}, {"SR_TID", THREAD},
+    {"SR_NWARPID", WARP_COUNT}, {"SR_VIRTCFG", VIRTUAL_WARPS}, {"SR_TID", THREAD},
     {"SR_TID.X", TID_X}, {"SR_TID.Y", TID_Y}, {"SR_TID.Z", TID_Z}, {"SR_NTID.X", NTID_X}, {"SR_NTID.Y", NTID_Y},
     {"SR_NTID.Z", NTID_Z}, {"SR_CTAID.X", CTAID_X}, {"SR_CTAID.Y", CTAID_Y}, {"SR_CTAID.Z", CTAID_Z},
     {"SR_NCTAID.X", NCTAID_X}, {"SR_NCTAID.Y", NCTAID_Y}, {"SR_NCTAID.Z", NCTAID_Z}, {"SR_CgaCtaId", RANK},
@@ -126,7 +126,7 @@ u32 of_warp(Context& c, Special which) {
   auto along = [&](Special first) { return int(which) - int(first); };
   switch (which) {
     case WARP: return u32(c.warp.number);
-    case WARPS: return u32(block.warps.size());
+    case WARP_COUNT: return u32(block.warps.size());
     case VIRTUAL_WARP: return u32(c.warp.number) << 8;
     case VIRTUAL_WARPS: return 64u << 8;  // of an SM; only sm_90 reads it here
     case NTID_X: case NTID_Y: case NTID_Z: return l.threads[along(NTID_X)];

@@ -4,8 +4,6 @@
 namespace sass {
 namespace {
 
-using Kind = Operand::Kind;
-
 const Lanes& fill(Lanes& lanes, u32 value) {
   for (int l = 0; l < LANES; ++l) lanes[l] = value;
   return lanes;

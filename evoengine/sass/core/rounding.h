@@ -118,14 +118,14 @@ inline u32 float_to_bfloat(float value) {
 }
 
 // A float format by the bits of its fields; the largest exponent holds infinities and NaN unless `finite`.
-struct Format {
+struct FloatFormat {
   int exponent, mantissa;
   bool finite = false;  // E4M3: only all ones is NaN
 };
-constexpr Format HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
-constexpr Format E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
+constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
+constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
-u32 to_format(double value, Format format, int rounding, bool saturates = false);
+u32 to_format(double value, FloatFormat format, int rounding, bool saturates = false);
 
 }  // namespace sass

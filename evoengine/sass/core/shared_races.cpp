@@ -21,7 +21,6 @@ u64 read_entry(u32 time, u32 index, u32 lane, u32 bytes) {
 u32 read_time(u64 entry) { return u32(entry >> 40); }
 
 constexpr u32 OFFSET = 0xffffff;
-constexpr int RANK_BIT = 24;
 
 }  // namespace
 

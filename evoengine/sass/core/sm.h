@@ -12,6 +12,7 @@ namespace sass {
 
 constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
+constexpr double SECTOR = 32;               // bytes of a cache line that are fetched together
 constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps lie among global addresses
 constexpr double READ_WINDOW = 3;            // clocks in which an arithmetic instruction reads its sources
 constexpr double PORT_BYTES = 128;           // of shared memory per clock: 32 banks of 4 bytes

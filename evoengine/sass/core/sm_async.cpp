@@ -10,12 +10,6 @@
 
 namespace sass {
 
-namespace {
-
-constexpr double SECTOR = 32;
-
-}  // namespace
-
 void Timing::begin(Completion&& work) {
   Slot& slot = *running;
   double at = now, read;

@@ -8,7 +8,6 @@ namespace sass {
 
 namespace {
 
-constexpr double SECTOR = 32;
 constexpr double HEADER = 8;  // bytes that travel to the L2 beside the data of each line (GPGPU-Sim, WRITE_PACKET_SIZE)
 constexpr double L2_MISSES = 600, DRAM_MISSES = 1200;  // clocks of work that an SM's misses may wait for
 

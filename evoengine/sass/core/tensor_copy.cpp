@@ -41,8 +41,6 @@ constexpr u32 MAX_ROW = 256 * 8;
 
 u32 swizzled(u32 address, u32 width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
 
-u64 pair(const Warp& w, int index) { return w.u[index] | u64(w.u[index + 1]) << 32; }
-
 TensorMap map_at(Context& c, u64 address, u32 rank, const Instruction& i) {
   TensorMap map;
   char place[64];
@@ -90,7 +88,7 @@ u32 shared_alignment(const TensorMap& m) { return std::max(128u, m.swizzle == 16
 
 Tile tile_of(Context& c, const Instruction& i, int first_coordinate, const u32* at) {
   Tile tile;
-  tile.map = map_at(c, pair(c.warp, i.operands[1].uniform) + u64(i64(i.operands[1].offset)), u32(i.a), i);
+  tile.map = map_at(c, uniform_pair(c.warp, i.operands[1].uniform) + u64(i64(i.operands[1].offset)), u32(i.a), i);
   tile.shared = at[0];
   for (int d = 0; d < i.a; d++) tile.at[d] = i32(at[first_coordinate + d]);
   return tile;
@@ -264,7 +262,7 @@ void one_row(Completion& work, u64 address, u32 bytes) {
 Step load_bytes(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   u32 size = c.warp.u[i.operands[2].index], bytes = (size & 0xffff) * UNIT;
-  u64 from = pair(c.warp, i.operands[1].uniform);
+  u64 from = uniform_pair(c.warp, i.operands[1].uniform);
   if (from % UNIT) throw Fault{named(i) + ": its global address is not a multiple of 16"};
   if (!bytes) throw Fault{named(i) + ": copies no bytes"};
   auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
@@ -295,7 +293,7 @@ Step load_bytes(Context& c, const Instruction& i) {
 
 // UBLKCP.G.S [UR8], [UR4], UR10
 Step store_bytes(Context& c, const Instruction& i) {
-  u64 to = pair(c.warp, i.operands[0].uniform);
+  u64 to = uniform_pair(c.warp, i.operands[0].uniform);
   u32 from = c.warp.u[i.operands[1].uniform], bytes = (c.warp.u[i.operands[2].index] & 0xffff) * UNIT;
   if (to % UNIT) throw Fault{named(i) + ": its global address is not a multiple of 16"};
   if (!bytes) throw Fault{named(i) + ": copies no bytes"};

@@ -35,7 +35,7 @@ Execute prepare_vote(Instruction& i) {
   return int(i.operands.size()) == i.b + 2 ? vote : nullptr;
 }
 
-enum Shuffle { IDX, UP, DOWN, BFLY };
+enum class Shuffle { Idx, Up, Down, Bfly };
 
 // SHFL P, R, value, lane, limits: the lane's number or distance; limits = clamp and, from bit 8, mask of segments.
 Step shfl(Context& c, const Instruction& i) {
@@ -46,13 +46,13 @@ Step shfl(Context& c, const Instruction& i) {
   for (int l = 0; l < LANES; ++l) {
     const u32 segment = limits[l] >> 8 & 31, clamp = limits[l] & 31, b = by[l] & 31, lane = u32(l);
     const u32 low = lane & segment, high = low | (clamp & ~segment);
-    u32 from;
-    bool valid;
-    switch (i.a) {
-      case IDX: from = low | (b & ~segment), valid = from <= high; break;
-      case UP: from = lane - b, valid = i32(from) >= i32(high); break;
-      case DOWN: from = lane + b, valid = from <= high; break;
-      default: from = lane ^ b, valid = from <= high; break;
+    u32 from = lane;
+    bool valid = true;
+    switch (Shuffle(i.a)) {
+      case Shuffle::Idx: from = low | (b & ~segment), valid = from <= high; break;
+      case Shuffle::Up: from = lane - b, valid = i32(from) >= i32(high); break;
+      case Shuffle::Down: from = lane + b, valid = from <= high; break;
+      case Shuffle::Bfly: from = lane ^ b, valid = from <= high; break;
     }
     out[l] = x[valid ? from & 31 : lane];
     inside |= u32(valid) << l;

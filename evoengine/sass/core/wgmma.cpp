@@ -58,7 +58,7 @@ const u8* chunk_at(const Block& block, const Descriptor& d, bool transposed, u32
   return block.shared.data() + at;
 }
 
-struct Product {
+struct IssuedProduct {
   Warp* warp;
   const Instruction* by;
   int n, k;
@@ -71,7 +71,7 @@ struct Product {
   float sign;
 };
 
-void read_left(const Product& p, Left& left) {
+void read_left(const IssuedProduct& p, Left& left) {
   float rows[MAX_K][16];
   u32 words[16][4];
   float low[16][4], high[16][4];
@@ -103,7 +103,7 @@ void read_left(const Product& p, Left& left) {
 }
 
 // Words of two columns, next to each other along k: [k][column / 2].
-void read_right_transposed(const Product& p, Right& right) {
+void read_right_transposed(const IssuedProduct& p, Right& right) {
   for (int k = 0; k < p.k; k++) {
     u32 words[MAX_COLUMNS / 2];
     for (int chunk = 0; chunk < p.n / 8; chunk++)
@@ -114,7 +114,7 @@ void read_right_transposed(const Product& p, Right& right) {
 
 // Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
 // `right` at once.
-void read_right(const Product& p, Right& right) {
+void read_right(const IssuedProduct& p, Right& right) {
   u32 words[8][2][MAX_COLUMNS / 2];
   for (int column = 0; column < p.n; column++)
     for (int chunk = 0; chunk < 2; chunk++) {
@@ -130,7 +130,7 @@ void read_right(const Product& p, Right& right) {
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
 }
 
-void add_to_halves(Warp& w, const Product& p, const Left& left, const Right& right) {
+void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Right& right) {
   for (int j = 0; j < p.n / 8; j++) {
     Lanes sums[4] = {};
     float* of[4];
@@ -147,7 +147,7 @@ void add_to_halves(Warp& w, const Product& p, const Left& left, const Right& rig
   }
 }
 
-void form(const Product& p) {
+void form(const IssuedProduct& p) {
   static thread_local Left left;
   static thread_local Right right;
   Warp& w = *p.warp;
@@ -169,7 +169,7 @@ void form(const Product& p) {
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
-void order_reads(Order& order, const Product& p) {
+void order_reads(Order& order, const IssuedProduct& p) {
   static thread_local std::vector<u32> lines;
   lines.clear();
   auto add = [&](const Descriptor& d, bool transposed, u32 chunk, u32 other) {
@@ -188,15 +188,13 @@ void order_reads(Order& order, const Product& p) {
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
-constexpr int HALF_SUMS = 16, CLOSES = 32;
-
-u64 pair(const Warp& w, int index) { return w.u[index] | u64(w.u[index + 1]) << 32; }
+constexpr int SUMS_IN_HALF = 16, CLOSES = 32;
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (c.lanes != ALL) throw Fault{named(i) + ": executed by a part of the warp's lanes; it is for all 32 together"};
   size_t at = i.operands[1].kind == Operand::Kind::Register ? 2 : 1;  // of the descriptor
-  Product p;
+  IssuedProduct p;
   p.warp = &w;
   p.by = &i;
   p.n = i.a;
@@ -208,11 +206,11 @@ Step begin_product(Context& c, const Instruction& i) {
     if (i.operands[n].kind == Operand::Kind::UniformPredicate && !(predicate(c, i.operands[n]) & 1)) p.c = RZ;
   p.a_register = at == 2 ? i.operands[1].index : -1;
   int descriptors = i.operands[at].index;
-  p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(pair(w, descriptors), "A", i);
-  p.b = descriptors == URZ ? Descriptor{} : descriptor_of(pair(w, descriptors + 2), "B", i);
+  p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors), "A", i);
+  p.b = descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors + 2), "B", i);
   p.transposed_a = i.b & TRANSPOSED_A;
   p.transposed_b = i.b & TRANSPOSED_B;
-  p.half_sums = i.b & HALF_SUMS;
+  p.half_sums = i.b & SUMS_IN_HALF;
   p.sign = !(i.b & NEGATIVE_A) == !(i.b & NEGATIVE_B) ? 1.0f : -1.0f;
   Completion work;
   work.queue = Completion::Queue::Product;
@@ -260,7 +258,6 @@ int columns_of(const std::string& shape, const char* depth) {
 }
 
 bool known_operands(const Instruction& i) {
-  using Kind = Operand::Kind;
   size_t at = i.operands.size() > 1 && i.operands[1].kind == Kind::Register ? 2 : 1;
   if (i.operands.size() < at + 2 || i.operands[at].kind != Kind::MatrixDescriptor) return false;
   if (i.operands[0].kind != Kind::Register || i.operands[at + 1].kind != Kind::Register) return false;
@@ -278,12 +275,12 @@ Execute prepare_group_product(Instruction& i) {
   i.c = int(format);
   i.a = columns_of(i.modifiers[0], format == Format::TFloat ? "8" : "16");
   m.take(i.modifiers[0]);
-  i.b = m.take("F16") ? HALF_SUMS : 0;
+  i.b = m.take("F16") ? SUMS_IN_HALF : 0;
   bool sums = i.b || m.take("F32");
   if (!take_descriptor(i.text, i.b)) return nullptr;
   if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
   if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
-  bool shape = i.a && !(format == Format::TFloat && i.b & (TRANSPOSED_A | TRANSPOSED_B | HALF_SUMS));
+  bool shape = i.a && !(format == Format::TFloat && i.b & (TRANSPOSED_A | TRANSPOSED_B | SUMS_IN_HALF));
   return sums && shape && m.none_left() ? begin_product : nullptr;
 }
 

@@ -17,7 +17,7 @@ namespace {
 // An offset that overflowed 32 bits, of elements of 4 bytes, must not lead to another tensor.
 constexpr size_t pooled_guard = size_t(1) << 34;
 constexpr size_t pooled_alignment = 32;
-constexpr unsigned max_tensors = 64, max_touched = 1 << 16;
+constexpr unsigned max_pooled = 64, max_touched = 1 << 16;
 constexpr unsigned char unwritten = 0xff;  // NaN in every floating type
 
 struct Pooled {
@@ -42,8 +42,8 @@ struct BlockHeader {
     uint32_t given_up, pages;
 };
 
-Pooled tensors[max_tensors];
-unsigned tensor_count;
+Pooled pooled_tensors[max_pooled];
+unsigned pooled_count;
 Touched touched[max_touched];
 unsigned touched_count;
 const char* pool;
@@ -59,8 +59,8 @@ uint64_t mixed(uint64_t x) {
 }
 
 Pooled* find(const char* address) {
-    for (unsigned i = 0; i < tensor_count; ++i)
-        if (address >= tensors[i].reserved && address < tensors[i].reserved_end) return &tensors[i];
+    for (unsigned i = 0; i < pooled_count; ++i)
+        if (address >= pooled_tensors[i].reserved && address < pooled_tensors[i].reserved_end) return &pooled_tensors[i];
     return nullptr;
 }
 
@@ -102,13 +102,13 @@ void set_pool(const char* pages, uint64_t count) {
 }
 
 char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush) {
-    if (tensor_count == max_tensors) crash("more than %u pooled tensors", max_tensors);
+    if (pooled_count == max_pooled) crash("more than %u pooled tensors", max_pooled);
     if (!pool_pages) crash("tensor %s is pooled, and the launch brings no pool", name);
     size_t usable = (bytes + page - 1) / page * page;
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* memory = mmap(nullptr, usable + 2 * pooled_guard, PROT_NONE, flags, -1, 0);
     if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for %s", usable + 2 * pooled_guard, name);
-    Pooled& t = tensors[tensor_count++];
+    Pooled& t = pooled_tensors[pooled_count++];
     snprintf(t.name, sizeof t.name, "%s", name);
     t.kind = kind;
     t.argument = argument;

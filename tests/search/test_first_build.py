@@ -1,0 +1,124 @@
+"""Executor and emulator are built beside the first search of a machine, which waits for them where it needs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from evoengine.devices.emulator import build as emulator
+from evoengine.errors import MachineError
+from evoengine.host_compiler import find_compiler, identity, native_flags
+from evoengine.sass import build as executor
+from evoengine.search.first_build import FirstBuild
+from tests.support.machine_code import require_compiler
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture(autouse=True)
+def known_compiler():
+    require_compiler()
+    yield
+    forget()
+
+
+def forget():
+    for function in (executor.build, emulator._version, find_compiler, native_flags, identity):
+        function.cache_clear()
+
+
+def compiler(folder: Path, command: str) -> str:
+    """A compiler that runs the command in place of compiling a file."""
+    script = folder / "compiler"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *" -c "*|*-nostdlib*) {command};; esac\nexec {find_compiler()} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def use(monkeypatch, tmp_path, command):
+    monkeypatch.setenv("CXX", compiler(tmp_path, command))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+
+
+def trials(db: Path) -> list[str | None]:
+    """The outcome of each trial in the ledger; None of one that has not ended."""
+    if not db.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as ledger:
+        if not ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'candidates'").fetchone():
+            return []
+        return [outcome for (outcome,) in ledger.execute("SELECT outcome FROM candidates")]
+
+
+def start(tmp_path: Path, db: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "evoengine", "search", "--gpu", "h100", "--problem", "b1,h2,s64,d32,fp16",
+         "--device", "emulator", "--family", "scalar", "--trials", "1", "--db", str(db)],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_the_first_trial_is_under_way_before_the_executor_is_built(tmp_path):
+    core, runtime = executor.build(), emulator.build_runtime()
+    cache, db = tmp_path / "cache" / "evoengine", tmp_path / "evo.db"
+    for made in (core, runtime):
+        (cache / made.parent.name).mkdir(parents=True)
+    shutil.copy(runtime, cache / "emulator")
+    with FileLock(cache / "sass.lock"):  # as where another process builds
+        search = start(tmp_path, db)
+        wait_for(lambda: trials(db) == [None] or search.poll() is not None)
+        shutil.copy(core, cache / "sass")
+    assert "building executor and emulator" in search.communicate()[1]
+    assert (search.returncode, trials(db)) == (0, ["estimated"])
+
+
+@pytest.mark.exhaustive
+def test_a_search_that_is_stopped_meanwhile_ends_at_once_and_leaves_no_compiler(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    db = tmp_path / "evo.db"
+    search = start(tmp_path, db)
+    wait_for(lambda: trials(db) == [None] or search.poll() is not None)
+    wait_for((tmp_path / "pid").exists)
+    search.send_signal(signal.SIGTERM)
+    said = search.communicate()[1]
+    assert search.returncode in (1, 130), said
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_a_build_that_fails_is_the_machines_fault(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, "echo 'core.cpp:1: error: no such language' >&2; exit 1")
+    db = tmp_path / "evo.db"
+    search = start(tmp_path, db)
+    said = search.communicate()[1]
+    assert search.returncode == 3
+    assert "no such language" in said and "it needs g++ 12 or clang++ 15" in said and "Traceback" not in said
+    assert "incorrect" not in trials(db) and "uncompilable" not in trials(db)
+
+
+def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    forget()
+    build = FirstBuild(emulated=False)
+    assert not build.under_way
+    with pytest.raises(MachineError, match="no C.. compiler found"):
+        build.wait()
+    build.close()
+
+
+def test_nothing_is_started_where_both_are_built():
+    executor.build(), emulator.build_runtime()
+    build = FirstBuild(emulated=True)
+    assert not build.under_way and build._workers is None
+    build.wait()
+    build.close()
