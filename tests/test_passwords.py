@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from evoengine.cli import dashboard, ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger import dashboard_app, study
+from evoengine.ledger import study, study_summary
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import parse_url
 from evoengine.ledger.driver_errors import display_url
@@ -125,9 +125,10 @@ def test_the_dashboard_is_started_in_this_process_and_its_line_has_no_password(c
     """No child has the URL as an argument, where `ps` shows it to everybody."""
     served = []
     monkeypatch.setattr(ledger, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
-    monkeypatch.setattr(study, "optuna_storage", lambda url, kind: url)
+    monkeypatch.setattr(study, "optuna_storage", lambda url: url)
     monkeypatch.setattr(study, "artifact_store", lambda url: None)
-    monkeypatch.setattr(dashboard_app, "dashboard_app", lambda storage, store: storage)
+    monkeypatch.setattr(study_summary, "summarise_large_studies", lambda storage, ledger: [])
+    monkeypatch.setattr("optuna_dashboard.wsgi", lambda storage, artifact_store: storage)
     serving = SimpleNamespace(serve_forever=lambda: None)
 
     def make_server(host, port, app, server_class):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIServer, make_server
@@ -23,31 +24,62 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
+class Complaints(logging.Handler):
+    """Says in a line, and once, what optuna-dashboard logs with a traceback at every request of a page."""
+
+    def __init__(self, say: Callable[[str], None], remedy: str) -> None:
+        super().__init__(logging.WARNING)
+        self._say, self._remedy = say, remedy
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = record.exc_info[1] if record.exc_info else None
+        line = str(raised or record.getMessage()).strip().partition("\n")[0]
+        if record.levelno >= logging.ERROR:
+            line = f"a study cannot be shown: {line.removeprefix('Exception: ')}; {self._remedy}"
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+
 @click.command()
 @db_option
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to serve on.")
 def dashboard(db: str | None, port: int) -> None:
-    """Serve the trials in optuna-dashboard on this machine until Ctrl-C."""
+    """Serve the trials in optuna-dashboard on this machine until Ctrl-C.
+
+    A run of more than 1,000 trials has a second study, its summary, as the dashboard draws all trials of a study at
+    once: the fastest ones, what led to them, and a part of the others.
+    """
+    from optuna_dashboard import wsgi
+
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.hints import hint
-    from evoengine.ledger.dashboard_app import Complaints, dashboard_app
-    from evoengine.ledger.dashboard_storage import DashboardStorage
-    from evoengine.ledger.study import artifact_store, optuna_storage
+    from evoengine.ledger.study import PROJECTING, artifact_store, optuna_storage
+    from evoengine.ledger.study_summary import summarise_large_studies
     from evoengine.passwords import hide_passwords
 
-    with reading(db) as ledger:
-        url = ledger.url
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
+    with reading(db) as ledger:
+        url = ledger.url
+        storage, store = optuna_storage(url), artifact_store(url)
+        try:
+            for name in summarise_large_studies(storage, ledger):
+                say(f"large study: look at {name}")
+        except PROJECTING as error:
+            say(f"large studies have no summary: {type(error).__name__}: {error}")
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
     remedy = f"{hint('db', 'rebuild-study', 'RUN', db=db)} makes a run's study again"
     logger = logging.getLogger("optuna_dashboard")
     logger.addHandler(Complaints(say, remedy))
     logger.propagate = False
-    app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
-    with make_server(HOST, port, app, server_class=_Server) as server, suppress(KeyboardInterrupt):
+    with (
+        make_server(HOST, port, wsgi(storage, artifact_store=store), server_class=_Server) as server,
+        suppress(KeyboardInterrupt),
+    ):
         server.serve_forever()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +11,8 @@ from rich.style import Style
 from rich.text import Text
 
 from evoengine.lineage import Bred
-from evoengine.records import Candidate, Kind, Value
+from evoengine.records import Candidate, Kind, Measurement, Value
+from evoengine.terms import range_us
 from evoengine.text import plain, plain_lines
 
 
@@ -33,6 +35,8 @@ if not stdout.is_terminal:
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+TIED = "= is tied with the first: the model's error is larger than what lies between them"
+DIGITS = 4
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 
 
@@ -46,9 +50,19 @@ def short(value: Value) -> str:
     return str(value).lower()
 
 
-def number(value: float) -> str:
-    """Return a number with four significant digits, or with all digits before the decimal point if there are more."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
+def number(value: float, digits: int = DIGITS) -> str:
+    """Return a number with so many significant digits; those of DIGITS have all digits before the decimal point."""
+    if digits < DIGITS and value:
+        value = round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+
+
+def digits_of(m: Measurement) -> int:
+    """Return how many significant digits of a figure mean something: of a prediction those above its error."""
+    ends = range_us(m.terms)
+    if ends is None or ends[1] <= m.compared_us:
+        return DIGITS
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / m.compared_us - 1))))
 
 
 def figure(candidate: Candidate) -> str:
@@ -58,7 +72,10 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     mark = kind_mark(candidate)
-    return f"{number(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{number(m.compared_us)} µs{mark}"
+    digits = digits_of(m)
+    if m.tflops is not None:
+        return f"{number(m.tflops, digits)} TFLOPS{mark}"
+    return f"{number(m.compared_us, digits)} µs{mark}"
 
 
 def kind_mark(candidate: Bred) -> str:

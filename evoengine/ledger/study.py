@@ -60,7 +60,7 @@ PROJECTING = (*STORAGE_FAILS, ValueError, LookupError)
 logger = logging.getLogger(__name__)
 
 
-def optuna_storage(database: str, kind: type[RDBStorage] = RDBStorage) -> RDBStorage:
+def optuna_storage(database: str) -> RDBStorage:
     """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
@@ -69,7 +69,7 @@ def optuna_storage(database: str, kind: type[RDBStorage] = RDBStorage) -> RDBSto
         contents = inspect_database(url)
         if not contents.studies_half_made:  # then it makes the rest
             require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
-        storage = kind(
+        storage = RDBStorage(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
         )
     if url.drivername == "sqlite":
@@ -106,9 +106,10 @@ class Projection:
     """The study of one run and one kind of figure. Give it each trial once, when it is finished."""
 
     def __init__(
-        self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
-    ) -> None:
-        """`domains`: each knob's values, the same for all trials of the run.
+        self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+        suffix: str = "",
+    ) -> None:  # fmt: skip
+        """`domains`: each knob's values, the same for all trials of the run. `suffix` ends the study's name.
 
         Raises UsageError where the database has been locked for too long.
         """
@@ -116,7 +117,7 @@ class Projection:
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self._known_places: dict[tuple[str, type, Value], float] = {}
-        self.name = study_name(ledger, run, kind)
+        self.name = study_name(ledger, run, kind) + suffix
         self._objectives = stored_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
@@ -302,8 +303,7 @@ def add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
 def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
     missed: dict[int, str] = {}
     finished = ledger.finished_trials()
-    with storage.engine.connect() as connection:
-        counts: dict[str, int] = {name: count for name, count in connection.execute(_COUNTS)}
+    counts = trial_counts(storage)
     ended = [r for r in ledger.runs() if r.status != RUNNING and r.imported_from is None and r.id in finished]
     for run, kind in product(ended, Kind):
         name = study_name(ledger, run.id, kind)
@@ -317,6 +317,12 @@ def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
         projection.summarise()
         missed |= projection.missed
     return missed
+
+
+def trial_counts(storage: RDBStorage) -> dict[str, int]:
+    """Return the number of trials of each study, by its name."""
+    with storage.engine.connect() as connection:
+        return {name: count for name, count in connection.execute(_COUNTS)}
 
 
 _COUNTS = text(

@@ -37,7 +37,7 @@ def study_faults(storage: RDBStorage, ledger: Ledger) -> list[Fault]:
 
 def repair_studies(storage: RDBStorage, ledger: Ledger) -> None:
     for run, kind, *_ in _differing(storage, ledger):
-        rebuild(storage, ledger, run, kind, _domains(ledger, run))
+        rebuild(storage, ledger, run, kind, run_domains(ledger, run))
 
 
 def rebuild_studies(
@@ -54,7 +54,7 @@ def rebuild_studies(
     kinds = [kind for kind in Kind if study_name(ledger, run, kind) in held]
     if not kinds:
         kinds = [most_trusted_kind(t.measurement for t in ledger.trials(run=run, ranked=True) if t.measurement)]
-    domains = _domains(ledger, run)
+    domains = run_domains(ledger, run)
     return [rebuild(storage, ledger, run, kind, domains, on_done) for kind in kinds]
 
 
@@ -77,8 +77,8 @@ def _differing(storage: RDBStorage, ledger: Ledger) -> list[tuple[int, Kind, int
     return differing
 
 
-def _domains(ledger: Ledger, run: int) -> dict[str, list[Value]]:
-    """Each knob's values that occur."""
+def run_domains(ledger: Ledger, run: int) -> dict[str, list[Value]]:
+    """Return the values of each knob that occur in a run."""
     occurring: dict[str, dict[Value, None]] = {}
     for trial in ledger.trials(run=run):
         for knob, value in trial.config.items():

@@ -17,7 +17,6 @@ import optuna
 import pytest
 from optuna.artifacts import get_all_artifact_meta
 from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from optuna_dashboard._note import get_note_from_system_attrs
 from sqlalchemy import Engine, event
@@ -25,7 +24,6 @@ from sqlalchemy import Engine, event
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
 from evoengine.ledger import study as study_module
-from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, add_missing, artifact_store, optuna_storage, rebuild, study_note
@@ -189,15 +187,6 @@ def test_a_trial_says_what_was_changed_and_what_it_gained(ledger):
     study = optuna.load_study(study_name=projection.name, storage=ledger.url)
     assert study.trials[child - 1].user_attrs["changed"] == f"tile_m 64→128: +25.0% over #{parent}"
     assert "changed" not in study.trials[parent - 1].user_attrs
-
-
-def test_the_dashboards_quick_storage_gives_what_optunas_own_gives(projected, study):
-    quick, own = (optuna_storage(projected.url, kind) for kind in (DashboardStorage, RDBStorage))
-    study_id = own.get_study_id_from_name(NAME)
-    trials = own.get_all_trials(study_id)
-    assert quick.get_all_trials(study_id) == trials and len(trials) == 2
-    assert [t._trial_id for t in quick._get_trials(study_id, None, set(), trials[0]._trial_id)] == [trials[1]._trial_id]
-    assert quick.get_all_trials(study_id, states=(TrialState.PRUNED,)) == trials[1:]
 
 
 def test_the_studys_note_says_which_changes_paid(ledger):

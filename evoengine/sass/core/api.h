@@ -14,14 +14,15 @@ struct SassAllocation {
   uint64_t address, bytes;
   uint8_t* data;
   uint64_t period;
-  uint32_t writable, unused;
+  uint32_t writable;
+  uint16_t sparse, argument;  // its SparseKind; where it is sparse, its number among the launch's arguments
   const char* name;
   uint8_t* written;  // by words of four bytes: a bit for each byte stored to is set; null where nobody asks
 };
 
 struct SassLaunch {
   uint32_t grid[3], threads[3], cluster[3];
-  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch;
+  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch, barriers, mbarriers;
   uint32_t bank_count, allocation_count;
   const SassBank* banks;
   const SassAllocation* allocations;
@@ -47,6 +48,13 @@ int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);
 
+// Runs blocks by themselves; see run_blocks in functional.h. `limits` are in bytes of sparse inputs, whose pages are those
+// of the pool: `pool_pages` of 4096 bytes. Returns as sass_run does.
+int sass_run_blocks(void* program, const SassLaunch*, const uint64_t* blocks, const uint64_t* limits, int count,
+                    const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size);
+// The traces of the calling thread's last run of blocks: `bytes` bytes, valid until that thread's next one.
+const void* sass_traces(uint64_t* bytes);
+
 // Names of rates, counts, what blocks touch, times and progress, in the order of the arrays below, each ended by a
 // newline.
 const char* sass_rate_names();
@@ -60,6 +68,8 @@ const char* sass_stall_names();
 
 // Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
 int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message, int size);
+int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, uint64_t limit, uint64_t* instructions,
+                         char* message, int size);
 
 // Counts of each of some blocks, and what they touch of each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
