@@ -50,3 +50,8 @@ def spans(numbers: Iterable[int]) -> str:
     ends = sorted(n for n in known if n + 1 not in known)
     parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
     return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
+
+
+def four_digits(value: float) -> str:
+    """Return a number with four significant digits, or with all digits before the decimal point if there are more."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, number, short
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, short
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Outcome, Value
 from evoengine.terms import peak_percent
-from evoengine.text import plain
+from evoengine.text import four_digits, plain
 
 if TYPE_CHECKING:
     from evoengine.ledger.listing import Trial
@@ -208,8 +208,8 @@ def figure_cells(c: Bred) -> list[Cell]:
         return [""] * len(FIGURES)
     peak = peak_percent(m.terms, m.compared_us)
     return [
-        number(m.compared_us) + mark,
-        "" if m.tflops is None else number(m.tflops) + mark,
+        four_digits(m.compared_us) + mark,
+        "" if m.tflops is None else four_digits(m.tflops) + mark,
         "" if peak is None else f"{peak:.0f}%",
         "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
     ]

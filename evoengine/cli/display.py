@@ -11,7 +11,7 @@ from rich.text import Text
 
 from evoengine.lineage import Bred
 from evoengine.records import Candidate, Kind, Value
-from evoengine.text import plain, plain_lines
+from evoengine.text import four_digits, plain, plain_lines
 
 
 class Output(Console):
@@ -46,11 +46,6 @@ def short(value: Value) -> str:
     return str(value).lower()
 
 
-def number(value: float) -> str:
-    """Return a number with four significant digits, or with all digits before the decimal point if there are more."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
-
-
 def figure(candidate: Candidate) -> str:
     """Return a figure with its unit and the mark of its kind: `412.5 TFLOPS est.`, or the time if the number of
     operations is unknown."""
@@ -58,7 +53,7 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     mark = kind_mark(candidate)
-    return f"{number(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{number(m.compared_us)} µs{mark}"
+    return f"{four_digits(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{four_digits(m.compared_us)} µs{mark}"
 
 
 def kind_mark(candidate: Bred) -> str:

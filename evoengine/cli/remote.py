@@ -114,9 +114,9 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 
 def _number(value: object) -> str:
-    from evoengine.cli.display import number
+    from evoengine.text import four_digits
 
-    return number(value) if isinstance(value, int | float) else "–"
+    return four_digits(value) if isinstance(value, int | float) else "–"
 
 
 def _text(value: object) -> str:

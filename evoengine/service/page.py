@@ -17,7 +17,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 
-from evoengine.cli.display import number as four_digits
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
 from evoengine.records import Candidate
@@ -32,7 +31,7 @@ from evoengine.service.jobs import ENDED, Job
 from evoengine.service.lanes import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
-from evoengine.text import plain
+from evoengine.text import four_digits, plain
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
