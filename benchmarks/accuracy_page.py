@@ -27,7 +27,6 @@ PAGE = ROOT / "docs" / "accuracy.md"
 CHOSE: Mapping[str, tuple[str, ...]] = {
     "recorded": ("convolution", "convolution_milo", "dedispersion_milo", "gemm"),
     "residuals": ("convolution", "convolution_milo"),
-    "rows": ("convolution_milo",),
     "fa2": (),
     "fa3_loops": (),
     "clock_logs": (),

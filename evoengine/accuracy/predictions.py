@@ -114,7 +114,7 @@ def _compiled(kernel: RecordedKernel, task: Task, arch: str) -> Compiled:
     own = read_binary(kernel.cubin, entry_of(kernel.cubin, kernel.entry)).arch
     if not arch.startswith(f"sm_{own}"):
         raise CompileFailed(f"kernel.cubin is for sm_{own}, the GPU is {arch}")
-    return Compiled(kernel.cubin, disassemble(kernel.cubin), 0.0)
+    return Compiled(kernel.cubin, disassemble(kernel.cubin, entry_of(kernel.cubin, kernel.entry)), 0.0)
 
 
 def _reason(error: Exception) -> str:

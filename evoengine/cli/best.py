@@ -123,7 +123,6 @@ def _print_table(found: Best) -> None:
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.records import Kind
-    from evoengine.tuning.best import ties
 
     figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
@@ -135,9 +134,6 @@ def _print_table(found: Best) -> None:
         for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
             say(f"model, {error_of(name)}")
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
-    first = found.candidates[0].trial
-    if tied := ties(found.candidates).get(first):
-        say(f"trial {first} is tied with {', '.join(map(str, tied))}: the model's error is larger than what is between")
     for apart in found.apart:
         say(str(apart))
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, short
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, TIED, digits_of, kind_mark, short
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Outcome, Value
 from evoengine.terms import peak_percent
-from evoengine.text import four_digits, plain
+from evoengine.text import number, plain
 
 if TYPE_CHECKING:
     from evoengine.ledger.listing import Trial
@@ -30,8 +30,13 @@ FIGURES = (
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
-    """Return a table of candidates by rank, best first. Columns without any value are left out."""
+    """Return a table of candidates by rank, best first, with a mark on ties. Columns without any value are left out."""
+    from evoengine.tuning.best import ties
+
     knobs = Knobs(c.config for c in ranked.values())
+    first = next(iter(ranked.values())).trial if ranked else 0
+    equals = ties(list(ranked.values())).get(first, [])
+    tied = {first, *equals} if equals else set()
     columns = [
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
         Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
@@ -40,7 +45,7 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
     ]  # fmt: skip
     rows = [
         [
-            str(rank),
+            f"{rank}{'=' * (c.trial in tied)}",
             str(c.trial),
             *knobs.cells(c.config),
             *figure_cells(c),
@@ -48,7 +53,7 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         ]
         for rank, c in ranked.items()
     ]
-    return Group(Table(columns, rows), *knobs.said_once(), *_marks(ranked.values()))
+    return Group(Table(columns, rows), *knobs.said_once(), *([TIED] if tied else []), *_marks(ranked.values()))
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
@@ -206,10 +211,10 @@ def figure_cells(c: Bred) -> list[Cell]:
     m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)
-    peak = peak_percent(m.terms, m.compared_us)
+    peak, digits = peak_percent(m.terms, m.compared_us), digits_of(m)
     return [
-        four_digits(m.compared_us) + mark,
-        "" if m.tflops is None else four_digits(m.tflops) + mark,
+        number(m.compared_us, digits) + mark,
+        "" if m.tflops is None else number(m.tflops, digits) + mark,
         "" if peak is None else f"{peak:.0f}%",
         "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
     ]

@@ -146,12 +146,12 @@ def _sort_cells(sort: Sort) -> list[str]:
 
 
 def _standing_cells(standing: Standing) -> list[str]:
-    from evoengine.text import four_digits
+    from evoengine.text import number
 
     best, near = standing.best, standing.near_both
-    tflops = "" if best.tflops is None else four_digits(best.tflops)
+    tflops = "" if best.tflops is None else number(best.tflops)
     return [
-        str(standing.figures), f"#{best.trial}", four_digits(best.us), tflops, str(standing.near_own),
+        str(standing.figures), f"#{best.trial}", number(best.us), tflops, str(standing.near_own),
         "" if near is None else str(near),
     ]  # fmt: skip
 
@@ -173,8 +173,8 @@ def _shared(found: Comparison) -> Table:
 
 def _times(shared: Shared) -> list[str]:
 
-    from evoengine.text import four_digits
+    from evoengine.text import number
 
     if shared.sort is None or shared.us is None or shared.ratio is None:
         return ["", "", "", ""]
-    return [_sort_cells(shared.sort)[0], *map(four_digits, shared.us), f"{shared.ratio:.3f}"]
+    return [_sort_cells(shared.sort)[0], *map(number, shared.us), f"{shared.ratio:.3f}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +11,9 @@ from rich.style import Style
 from rich.text import Text
 
 from evoengine.lineage import Bred
-from evoengine.records import Candidate, Kind, Value
-from evoengine.text import four_digits, plain, plain_lines
+from evoengine.records import Candidate, Kind, Measurement, Value
+from evoengine.terms import range_us
+from evoengine.text import DIGITS, number, plain, plain_lines
 
 
 class Output(Console):
@@ -33,6 +35,7 @@ if not stdout.is_terminal:
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+TIED = "= is tied with the first: the model's error is larger than what lies between them"
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 
 
@@ -46,6 +49,14 @@ def short(value: Value) -> str:
     return str(value).lower()
 
 
+def digits_of(m: Measurement) -> int:
+    """Return how many significant digits of a figure mean something: of a prediction those above its error."""
+    ends = range_us(m.terms)
+    if ends is None or ends[1] <= m.compared_us:
+        return DIGITS
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / m.compared_us - 1))))
+
+
 def figure(candidate: Candidate) -> str:
     """Return a figure with its unit and the mark of its kind: `412.5 TFLOPS est.`, or the time if the number of
     operations is unknown."""
@@ -53,7 +64,10 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     mark = kind_mark(candidate)
-    return f"{four_digits(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{four_digits(m.compared_us)} µs{mark}"
+    digits = digits_of(m)
+    if m.tflops is not None:
+        return f"{number(m.tflops, digits)} TFLOPS{mark}"
+    return f"{number(m.compared_us, digits)} µs{mark}"
 
 
 def kind_mark(candidate: Bred) -> str:

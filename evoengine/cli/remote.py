@@ -114,9 +114,9 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 
 def _number(value: object) -> str:
-    from evoengine.text import four_digits
+    from evoengine.text import number
 
-    return four_digits(value) if isinstance(value, int | float) else "–"
+    return number(value) if isinstance(value, int | float) else "–"
 
 
 def _text(value: object) -> str:

@@ -9,12 +9,14 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from evoengine.devices.base import KernelFailure
 from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import count_block
+from evoengine.sass.model import count_block, count_lone_warp
 
 WHOLE_LIMIT = 20_000_000
 """warp instructions of a block that are counted"""
@@ -25,6 +27,8 @@ SAMPLED, ROWS_SAMPLED = 8, 16
 at a time"""
 MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
+SHORT = 50_000
+"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first warps are"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
@@ -111,23 +115,36 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     def of(cluster: int) -> Mapping[str, float]:
         return count_block(program, launch, grid.block(cluster), WHOLE_LIMIT)
 
-    first = of(0)
     if grid.clusters <= at_once:
-        return _of_one_wave(grid, first, of)
+        return _of_one_wave(grid, of(0), of)
     column, row = grid.middle
-    inside, last = of(grid.at(column, row)), of(grid.clusters - 1)
+    inside = of(grid.at(column, row))
+
+    @cache
+    def of_first_warp(cluster: int) -> int:
+        return count_lone_warp(program, launch, grid.block(cluster), WHOLE_LIMIT)
+
+    def like_inside(cluster: int) -> bool:
+        if inside["instructions"] > SHORT:
+            try:
+                expected = of_first_warp(grid.at(column, row))
+                return abs(of_first_warp(cluster) - expected) <= UNLIKE * expected
+            except KernelFailure:  # warps that wait for each other's work
+                pass
+        return _alike(inside, of(cluster))
+
     other_row = int(0.382 * grid.rows)  # at no edge, and no simple fraction, after which an order may repeat
-    if grid.rows >= ROWS_SAMPLED and not _alike(inside, of(grid.at(column, other_row))):
+    if grid.rows >= ROWS_SAMPLED and not like_inside(grid.at(column, other_row)):
         rows = np.unique(((np.arange(ROWS_SAMPLED) + 0.5) * grid.rows / ROWS_SAMPLED).astype(int))
         sampled = [of(grid.at(column, int(r))) for r in rows]
         along = np.interp(np.arange(grid.rows), rows, [c["instructions"] for c in sampled])
         return Work(_mean(sampled), np.repeat(along, grid.columns))
-    if not _alike(inside, first) and grid.columns > 2:
+    if not like_inside(0) and grid.columns > 2:
         columns = _spread_out(grid.columns, ROWS_SAMPLED if grid.rows == 1 else SAMPLED)
         sampled = [of(grid.at(int(c), row)) for c in columns]
         along = np.interp(np.arange(grid.columns), columns, [c["instructions"] for c in sampled])
         return Work(_mean(sampled), np.tile(along, grid.rows))
-    if _alike(inside, last):
+    if like_inside(grid.clusters - 1):
         return _all_alike(inside)
     edges = _edges(grid)
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))

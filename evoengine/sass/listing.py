@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from evoengine.errors import MachineError, UsageError
 from evoengine.host_compiler import building, cache_folder, prune
 from evoengine.machine import require_own_end
 from evoengine.records import Binary
+from evoengine.sass import elf
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
 OPTIONS = ("-c", "-hex", "-ndf")
@@ -60,22 +62,25 @@ class ListedInstruction:
     reuse: int
 
 
-def disassemble(cubin: bytes) -> str:
-    """What `nvdisasm -c -hex -ndf` prints, from the user's cache where it was asked here before.
+def disassemble(cubin: bytes, entry: str = "") -> str:
+    """Return what `nvdisasm -c -hex -ndf` prints, of the kernel `entry` alone where one is named: binaries of libraries
+    have hundreds. It comes from the user's cache where it was asked here before.
 
-    Raises MachineError where the tool is missing, UsageError where it refuses the bytes.
+    Raises MachineError where the tool is missing, UsageError where it refuses the bytes or takes longer than SECONDS,
+    or where the binary has no such kernel.
     """
+    only = ("-fun", str(_index_of(cubin, entry))) if entry else ()
     tool = disassembler()
     if tool is None:
         raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
     try:
         folder = cache_folder("listings")
     except MachineError:  # as of a home that is read-only: it makes listings quicker, and nothing else needs it here
-        return _printed(tool, cubin)
-    kept = folder / f"{_key(tool, cubin)[:32]}.z"
+        return _printed(tool, cubin, only)
+    kept = folder / f"{_key(tool, cubin, only)[:32]}.z"
     with suppress(OSError, zlib.error):  # none is kept, or a machine that lost power kept a part
         return _read_kept(kept)
-    listing = _printed(tool, cubin)
+    listing = _printed(tool, cubin, only)
     with suppress(OSError):
         _keep(listing, kept)
     return listing
@@ -88,9 +93,17 @@ def _keep(listing: str, kept: Path) -> None:
     prune(kept.parent, "*.z", KEPT)
 
 
-def _key(tool: str, cubin: bytes) -> str:
+def _index_of(cubin: bytes, entry: str) -> int:
+    """Return the kernel's index in the table of symbols, by which nvdisasm knows it."""
+    names = [symbol.name for symbol in elf.symbols(elf.sections(cubin))]
+    if entry not in names:
+        raise UsageError(f"the binary has no kernel {entry}")
+    return names.index(entry)
+
+
+def _key(tool: str, cubin: bytes, only: Sequence[str]) -> str:
     file = os.stat(tool)
-    digest = hashlib.sha256("\0".join((tool, str(file.st_size), str(file.st_mtime_ns), *OPTIONS)).encode())
+    digest = hashlib.sha256("\0".join((tool, str(file.st_size), str(file.st_mtime_ns), *OPTIONS, *only)).encode())
     digest.update(cubin)
     return digest.hexdigest()
 
@@ -101,14 +114,17 @@ def _read_kept(kept: Path) -> str:
     return listing
 
 
-def _printed(tool: str, cubin: bytes) -> str:
+def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        command = [tool, *OPTIONS, str(path)]
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
-        )
+        command = [tool, *OPTIONS, *only, str(path)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"nvdisasm took longer than {SECONDS} s for a binary of {len(cubin):,} bytes") from None
     require_own_end(tool, done.returncode)
     if done.returncode:
         said = done.stderr.strip().splitlines()

@@ -142,6 +142,19 @@ def count_block(program: Program, launch: Launch, block: int, limit: int) -> dic
     return dict(zip(names, counts, strict=True))
 
 
+def count_lone_warp(program: Program, launch: Launch, block: int, limit: int) -> int:
+    """Return the instructions of a block's first warp as if the others had ended; raises KernelFailure where it waits
+    for them."""
+    found = ctypes.c_uint64()
+    message = ctypes.create_string_buffer(_MESSAGE)
+    status = library().sass_count_lone_warp(
+        program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), ctypes.byref(found),
+        message, _MESSAGE,
+    )  # fmt: skip
+    check(status, message)
+    return found.value
+
+
 def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int) -> Survey:
     """Run each of the blocks for at most `limit` warp instructions, the middle one once more for `whole_limit`; raises
     KernelFailure where one cannot run."""

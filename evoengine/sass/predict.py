@@ -25,13 +25,16 @@ from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
 """warp instructions of an SM that are timed; the rest follows by work done"""
 LONGEST_TIMED = 600_000
-"""the same where blocks are so long that less would not end the first of them"""
+"""the same of tensor cores' kernels whose blocks are so long that less would not end the first of them"""
+LONGEST_ALONE = 1_000_000
+"""the same where several blocks of an SM begin together and none comes behind them: the last of them runs alone for a
+while, which no rate that was timed before tells"""
 WARM_UP = 0.15
 """of the work that is timed: after it the SM's rate is taken"""
 FEWEST_NOTES = 12
@@ -86,6 +89,10 @@ class Context:
     traffic: list[Traffic]
     share: Share
 
+    @property
+    def uses_tensor_cores(self) -> bool:
+        return self.work.counts["tensor_clock_columns"] + self.work.counts["hmma"] > 0
+
 
 def predict(
     program: Program, launch: Launch, chip: Chip, flops: float = 0.0, min_dram_bytes: float = 0.0,
@@ -103,7 +110,7 @@ def predict(
         raise Unpredictable(f"no block fits on an SM of {chip.key}")
     roofline_us = max(flops / chip.peak_flops, min_dram_bytes / chip.dram) * 1e6
     try:
-        context = _context(program, launch, chip, resident, cold)
+        context = context_of(program, launch, chip, resident, cold)
         return _at_a_clock(context, clock, roofline_us)
     except KernelFailure as failure:
         raise Unpredictable(str(failure)) from None
@@ -113,7 +120,7 @@ def blocks_resident(launch: Launch, chip: Chip) -> int:
     return chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
 
 
-def _context(program: Program, launch: Launch, chip: Chip, resident: int, cold: bool) -> Context:
+def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold: bool) -> Context:
     grid = grid_of(launch)
     places = max(1, chip.sms // grid.together)
     at_once = places * resident
@@ -144,13 +151,21 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
     # SMs that have less to do leave their share of the memory to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
-    first_of_each = 1.1 * c.resident * c.work.mean
-    stop = int(max(limit, min(LONGEST_TIMED, first_of_each))) if limit else 0
+    stop = _stop(c, limit)
     chosen = _chosen(c, stop)
     blocks = [c.grid.block(cluster) for cluster in chosen]
     timed = time_sm(c.program, c.launch, numbers, Residents(c.resident, blocks, stop, c.traffic))
     clocks = timed.values["clocks"] + _rest(c, timed, len(chosen))
     return Run(clocks, timed, _shares(timed, c.grid.together))
+
+
+def _stop(c: Context, limit: int) -> int:
+    """Return the warp instructions after which timing stops; 0 for a run to its end."""
+    if c.uses_tensor_cores and limit:
+        return int(max(limit, min(LONGEST_TIMED, 1.1 * c.resident * c.work.mean)))
+    given = len(c.share.clusters)
+    alone = 1 < given <= c.resident and given * c.work.mean < LONGEST_ALONE
+    return 0 if alone else limit
 
 
 def _chosen(c: Context, limit: int) -> list[int]:
@@ -222,8 +237,7 @@ def _shares(timed: Timed, sms: int) -> dict[str, float]:
 
 
 def _at_a_clock(c: Context, clock: Clock, roofline_us: float) -> Prediction:
-    uses_tensor_cores = c.work.counts["tensor_clock_columns"] + c.work.counts["hmma"] > 0
-    ghz = c.chip.ghz(clock, GUESSED_USE if uses_tensor_cores else 0.0)
+    ghz = c.chip.ghz(clock, GUESSED_USE if c.uses_tensor_cores else 0.0)
     run = time_busiest(c, ghz)
     settled = c.chip.ghz(clock, run.shares["tensor"])
     if abs(settled / ghz - 1) > CLOCK_MISSED and run.shares["dram"] > MEMORY_COUNTS:

@@ -45,8 +45,8 @@ def db(tmp_path):
 def test_best_ranks_what_could_not_be_read_last_and_marks_it(db):
     done = call("best", "--db", db)
     rows = [line.split()[:2] for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()]
-    assert rows == [["1", "1"], ["2", "3"], ["3", "2"]]
-    assert "900.0 est.*" in done.stdout and "100.0 est." in done.stdout and "100.0 est.*" not in done.stdout
+    assert [[rank.rstrip("="), trial] for rank, trial in rows] == [["1", "1"], ["2", "3"], ["3", "2"]]
+    assert "900.0 est.*" in done.stdout and "100 est." in done.stdout and "100 est.*" not in done.stdout
     assert "the model could not read the binary" in done.stdout
     found = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)
     assert [(c["trial"], c["model"]) for c in found["trials"]] == [
@@ -63,7 +63,22 @@ def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
             ledger.record_measurement(trial, replace(a_figure(100.0), device=DEVICE, median_us=us, terms=terms))
     found = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)["trials"]
     assert {c["trial"]: c["tied_with"] for c in found} == {1: [3], 3: [1], 2: []}
-    assert "trial 1 is tied with 3" in call("best", "--db", db).stderr
+    shown = call("best", "--db", db).stdout
+    rows = [line.split()[:2] for line in shown.splitlines() if line.lstrip()[:1].isdigit()]
+    assert rows == [["1=", "1"], ["2=", "3"], ["3", "2"]]
+    assert "= is tied with the first" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(0.38, "25,000 → 25,000"), (0.08, "25,432 → 25,400"), (0.002, "25,432 → 25,432")]
+)
+def test_a_prediction_has_as_many_digits_as_its_error_allows(db, error, shown):
+    us, printed = (text.replace(",", "") for text in shown.split(" → "))
+    terms = {**a_figure(100.0).terms, "low_us": float(us) / (1 + error), "high_us": float(us) * (1 + error)}
+    with open_ledger(str(db), create=False) as ledger:
+        figure = replace(a_figure(100.0), device=DEVICE, median_us=float(us), terms=terms)
+        ledger.record_measurement(1, figure)
+    assert f" {int(printed):,} est." in call("best", "--db", db).stdout
 
 
 def test_where_all_were_predicted_nothing_is_marked(db):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.errors import UsageError
 from evoengine.sass import listing
-from evoengine.sass.listing import disassemble
+from evoengine.sass.listing import disassemble, instructions
+from tests.support.machine_code import require_tools
 
 TOOL = '#!/bin/sh\necho called >> {calls}\nif grep -q bad "$4"; then echo no such code >&2; exit 1; fi\ncat "$4"\n'
 
@@ -101,3 +103,26 @@ def test_nor_does_one_that_cannot_be_kept_fail(tool, tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "building", full)
     assert [disassemble(b"one"), disassemble(b"one")] == ["one", "one"]
     assert tool.calls == 2 and kept(tmp_path) == []
+
+
+TWO_KERNELS = """
+extern "C" __global__ void doubles(float* p) { p[threadIdx.x] *= 2; }
+extern "C" __global__ void sums(float* p) { for (int i = 0; i < 100; i++) p[threadIdx.x] += p[i]; }
+"""
+
+
+def test_one_kernel_of_a_binary_is_listed_alone():
+    require_tools()
+    cubin = InstalledNvrtc().compile(TWO_KERNELS, "sm_86", ())
+    alone = disassemble(cubin, "sums")
+    assert ".text.doubles" not in alone
+    assert instructions(alone, "sums") == instructions(disassemble(cubin), "sums")
+    with pytest.raises(UsageError, match="the binary has no kernel products"):
+        disassemble(cubin, "products")
+
+
+def test_a_listing_that_takes_too_long_is_a_sentence(tool, monkeypatch):
+    tool.path.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(listing, "SECONDS", 0.2)
+    with pytest.raises(UsageError, match=r"nvdisasm took longer than 0\.2 s for a binary of 3 bytes"):
+        disassemble(b"one")

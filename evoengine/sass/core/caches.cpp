@@ -23,25 +23,64 @@ int passes(const u64* addresses, int count, int words) {
   return most;
 }
 
+// Whether each lane asks for what its neighbour asks for, or each for what the one two lanes away does.
+bool same_in_pairs(const Access& access, u32 active) {
+  for (int apart : {1, 2}) {
+    bool all = true;
+    for (u32 rest = active; rest && all; rest &= rest - 1) {
+      int lane = __builtin_ctz(rest), other = lane ^ apart;
+      all = !(active >> other & 1) || access.addresses[lane] == access.addresses[other];
+    }
+    if (all) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+int phases(const Access& access, u32* lanes) {
+  lanes[0] = access.lanes;
+  if (access.bytes <= 4) return 1;
+  int width = access.bytes == 8 ? 16 : 8, count = 0;
+  for (int first = 0; first < LANES; first += 2 * width) {
+    u32 one = access.lanes & ((1u << width) - 1) << first, other = access.lanes & ((1u << width) - 1) << (first + width);
+    if (one && other && same_in_pairs(access, one | other)) one |= other, other = 0;
+    if (one) lanes[count++] = one;
+    if (other) lanes[count++] = other;
+  }
+  return count;
+}
 
 int wavefronts(const Access& access) {
   u64 addresses[LANES];
-  int count = 0;
-  for (u32 rest = access.lanes; rest; rest &= rest - 1) addresses[count++] = access.addresses[__builtin_ctz(rest)];
-  if (!count) return 0;
-  int words = std::max(1, access.bytes / 4);
-  if (access.matrix) words = 4;
-  if (words == 1) return passes(addresses, count, 1);
-  // Wider accesses take the lanes in halves or quarters; lanes that share an address share its pass.
-  int per_pass = 32 / words, total = 0;
-  for (int first = 0; first < count; first += per_pass)
-    total += passes(addresses + first, std::min(per_pass, count - first), words);
-  if (access.matrix) return total;
-  std::sort(addresses, addresses + count);
-  int distinct = std::unique(addresses, addresses + count) - addresses;
-  int all_at_once = std::max(passes(addresses, distinct, words), (distinct * words + 31) / 32);
-  return std::min(total, all_at_once);
+  auto passes_of = [&](u32 lanes, int words) {
+    int count = 0;
+    for (; lanes; lanes &= lanes - 1) addresses[count++] = access.addresses[__builtin_ctz(lanes)];
+    return passes(addresses, count, words);
+  };
+  if (!access.lanes) return 0;
+  int total = 0;
+  if (access.matrix) {  // rows of 16 bytes, of which the banks give eight at once
+    for (int first = 0; first < LANES; first += 8)
+      if (u32 rows = access.lanes & 0xffu << first) total += passes_of(rows, 4);
+    return total;
+  }
+  u32 of_phase[4];
+  int count = phases(access, of_phase);
+  for (int n = 0; n < count; n++) total += passes_of(of_phase[n], std::max(1, access.bytes / 4));
+  return total;
+}
+
+int lines(const Access& access) {
+  u32 of_phase[4];
+  u64 found[4 * LANES];
+  Access part = access;
+  int total = 0, count = phases(access, of_phase);
+  for (int n = 0; n < count; n++) {
+    part.lanes = of_phase[n];
+    total += pieces(part, 7, found);
+  }
+  return total;
 }
 
 int pieces(const Access& access, int shift, u64* found) {

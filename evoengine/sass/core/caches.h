@@ -5,8 +5,15 @@
 
 namespace sass {
 
+// Lanes that the banks serve together, in up to four phases: half warps for 8 bytes a lane, quarters for 16, of which two
+// are one where lanes ask for the same in pairs. Returns how many there are.
+int phases(const Access&, u32* lanes);
+
 // Passes over the 32 banks that a shared access takes.
 int wavefronts(const Access&);
+
+// Lines of 128 bytes that a global access looks up, phase by phase.
+int lines(const Access&);
 
 // The distinct sectors of 32 bytes, or lines of 128, that the lanes touch; `found` has room for 32·(16/32+1)·2.
 int pieces(const Access&, int shift, u64* found);

@@ -229,4 +229,15 @@ Counts count_block(const Program& program, const Launch& launch, const std::vect
   return counter.counts;
 }
 
+u64 count_lone_warp(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
+                    const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
+  struct : Observer {
+    u64 seen = 0;
+    void saw(const Context&, const Instruction&) override { seen++; }
+    void began(const Completion&) override {}
+  } observer;
+  observe(program, launch, allocations, banks, seed, block, limit, 1, observer, true);
+  return observer.seen;
+}
+
 }  // namespace sass

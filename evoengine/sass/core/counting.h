@@ -50,4 +50,8 @@ Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, con
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                    u64 block, u64 limit);
 
+// Instructions of its first warp, run alone. Throws Fault where that one waits for others.
+u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
+                    u64 block, u64 limit);
+
 }  // namespace sass

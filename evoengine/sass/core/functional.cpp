@@ -47,6 +47,7 @@ struct Functional : Machine {
   Landing landing = Landing::Mixed;
   Resident* current = nullptr;
   Observer* observer = nullptr;
+  bool lone = false;
   Visits counted;
 
   void begin(Completion&& work) override {
@@ -187,6 +188,10 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   r.left = limit * r.cluster->blocks.size();
   for (auto& block : r.cluster->blocks)
     for (Warp& w : block->warps) {
+      if (machine.lone && w.number > 0) {
+        w.alive = 0;
+        continue;
+      }
       r.warps.push_back(&w);
       w.strict = world != nullptr;
       w.draw = u32(machine.random.next());
@@ -267,11 +272,12 @@ void mark_written(const Allocation& a) {
 }  // namespace
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer) {
+             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, bool lone) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;
   machine.observer = &observer;
+  machine.lone = lone;
   machine.alike = alike;
   machine.products_left = MODEL_PRODUCTS;
   try {

@@ -143,8 +143,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     own = &copy;
   }
   u64 sectors[4 * LANES];
-  u64 lines[4 * LANES];
-  int line_count = pieces(*own, 7, lines), sector_count = pieces(*own, 5, sectors);
+  int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
   double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
   sm.lsu = start + takes;

@@ -1,0 +1,139 @@
+"""What the model predicts of launches: clusters along each axis, blocks that go on to other tiles, shared loads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evoengine.accuracy.compilers import InstalledNvrtc
+from evoengine.devices.base import ScalarArgument
+from evoengine.sass.chip import find_chip
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import read_kernel
+from evoengine.sass.grid import grid_of
+from evoengine.sass.launch import DrawnArgument, Geometry, prepare
+from evoengine.sass.listing import disassemble
+from evoengine.sass.predict import TIME_LIMIT, blocks_resident, context_of, predict, time_busiest
+from tests.support.cluster_kernels import pair_text
+from tests.support.machine_code import require_tools
+
+H100 = "h100"
+
+
+def program_of(text: str, entry: str, arch: str = "sm_90a"):
+    require_tools()
+    cubin = InstalledNvrtc().compile(text, arch, ())
+    return Program(disassemble(cubin), entry), read_kernel(cubin, entry)
+
+
+# ── clusters ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    """The same blocks in clusters along x, y and z: every block does as much, and stores to a place of its own."""
+
+    def predicted(x: int, y: int, z: int, blocks: int = 6 * 132):
+        text = pair_text().replace("__cluster_dims__(2, 1, 1)", f"__cluster_dims__({x}, {y}, {z})")
+        number = "(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x"
+        program, kernel = program_of(text.replace("blockIdx.x", f"({number})"), "f")
+        grid = (blocks // (y * z), y, z)
+        out = DrawnArgument("o", 4 * 128 * blocks, "int32", True)
+        return predict(program, prepare(kernel, Geometry(grid, (128, 1, 1), 1280), [out], 0), find_chip(H100))
+
+    return predicted
+
+
+@pytest.mark.parametrize("dims", [(1, 2, 1), (1, 1, 2)])
+def test_clusters_along_y_and_z_take_as_long_as_those_along_x(clusters, dims):
+    expected, found = clusters(2, 1, 1), clusters(*dims)
+    assert found.clocks == pytest.approx(expected.clocks, rel=0.1)
+    assert found.counts == pytest.approx(expected.counts, rel=0.1, abs=8)
+
+
+def test_a_cluster_of_two_by_two_counts_four_blocks(clusters):
+    two, four = clusters(2, 1, 1), clusters(2, 2, 1)
+    assert four.counts["global_stores"] == pytest.approx(2 * two.counts["global_stores"])
+    assert four.clocks == pytest.approx(two.clocks, rel=0.25)
+
+
+# ── blocks that go on to other tiles, and blocks of unlike length ───────────────────────────────────────────────────
+
+ROWS = """
+extern "C" __global__ void __launch_bounds__(128) rows(const float* a, float* o, int tiles, int persistent) {
+  __shared__ float held[128];
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    int length = LENGTH;
+    float sum = 0;
+    for (int k = 0; k < length; k++) {
+      held[threadIdx.x] = a[(size_t)tile * 4096 + (k * 128 + threadIdx.x) % 4096];
+      __syncthreads();
+      #pragma unroll 8
+      for (int i = 0; i < 64; i++) sum += held[(threadIdx.x + i) % 128] * held[i];
+      __syncthreads();
+    }
+    o[tile * 128 + threadIdx.x] = sum;
+    if (!persistent) return;
+  }
+}
+"""
+RESIDENT = 4
+"""blocks on an SM, by their shared memory"""
+
+
+def rows_launch(length: str, persistent: bool, tiles: int):
+    """`tiles` are those of each of the blocks that run at once."""
+    tiles *= 132 * RESIDENT
+    program, kernel = program_of(ROWS.replace("LENGTH", length), "rows")
+    a, o = DrawnArgument("a", 4 * 4096 * tiles, "fp32"), DrawnArgument("o", 4 * 128 * tiles, "fp32", True)
+    arguments = [a, o, ScalarArgument("tiles", np.int32(tiles)), ScalarArgument("persistent", np.int32(persistent))]
+    blocks = 132 * RESIDENT if persistent else tiles
+    return program, prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1), 52 << 10), arguments, 0)
+
+
+@pytest.mark.parametrize(
+    ("length", "persistent", "tiles"),
+    [("24", False, 8), ("24", True, 5), ("32 - tile * 24 / tiles", False, 8), ("32 - tile * 24 / tiles", True, 5)],
+    ids=["one_tile", "persistent", "longest_first", "persistent_longest_first"],
+)
+def test_what_is_not_simulated_is_extrapolated_to_what_a_whole_run_takes(length, persistent, tiles):
+    program, launch = rows_launch(length, persistent, tiles)
+    chip = find_chip(H100)
+    context = context_of(program, launch, chip, blocks_resident(launch, chip), cold=True)
+    assert 0.7 * context.work.mean * len(context.share.clusters) > TIME_LIMIT
+    part, whole = (time_busiest(context, 1.755, limit).clocks for limit in (TIME_LIMIT, 0))
+    assert part == pytest.approx(whole, rel=0.03)
+
+
+def test_a_persistent_grid_takes_as_long_as_the_blocks_that_it_stands_for():
+    times = [predict(*rows_launch("24", persistent, 5), find_chip(H100)).clocks for persistent in (False, True)]
+    assert times[1] == pytest.approx(times[0], rel=0.1)
+
+
+# ── shared memory ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+READS = """
+extern "C" __global__ void reads(float* o) {
+  __shared__ float held[2048];
+  for (int i = threadIdx.x; i < 2048; i += 1024) held[i] = i;
+  __syncthreads();
+  float sum[8] = {};
+  #pragma unroll 1
+  for (int round = 0; round < 64; round++)
+    #pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] += held[(threadIdx.x + round * 8 + i) % 1024];
+  o[threadIdx.x] = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arch", "clocks"), [("h100", "sm_90a", 1), ("a100", "sm_80", 1), ("rtx3090", "sm_86", 2)]
+)
+def test_a_load_takes_a_clock_of_the_load_store_units_where_there_are_32(gpu, arch, clocks):
+    program, kernel = program_of(READS, "reads", arch)
+    launch = prepare(kernel, Geometry((1, 1, 1), (1024, 1, 1)), [DrawnArgument("o", 4096, "fp32", True)], 0)
+    p = predict(program, launch, find_chip(gpu))
+    loads = 64 * 8 * 32
+    assert loads * clocks < p.clocks
+    assert grid_of(launch).clusters == 1
