@@ -1,10 +1,10 @@
-"""Gate time of a search without a GPU, this checkout against another one.
+"""CPU seconds of the gate in a search without a GPU, this checkout against another one.
 
-Both make the same searches in turn, with one worker each and caches that are warm. The time of a verdict is what the
-ledger says of it, without the emulator's compiler: run this on a machine that does nothing else. CPU seconds are those
-of the whole search, start and compilers included.
+Both make the same searches in turn, with one worker and an empty cache each. The gate is what its judges and their
+compilers take, with draws, references and comparisons (gate_probe.py); the cores of executor and emulator, which are
+built once for a machine, count for the whole search alone.
 
-    python benchmarks/gate_time.py --old ../evoengine-3b5a308 --seeds 3 --trials 60
+    python benchmarks/gate_time.py --old ../evoengine-3b5a308 --seeds 1 --trials 60
 
 `--old` is a checkout with a .venv of its own.
 """
@@ -15,7 +15,7 @@ import ctypes
 import json
 import os
 import resource
-import sqlite3
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,7 +33,7 @@ HERE = Path(__file__).parents[1]
 
 @dataclass
 class Search:
-    """One search: CPU seconds in all, and the gate's seconds of each candidate by family."""
+    """One search: CPU seconds in all, and the gate's of each kernel by family."""
 
     cpu: float
     gate: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -42,32 +42,31 @@ class Search:
     def gate_seconds(self) -> float:
         return sum(map(sum, self.gate.values()))
 
-    @property
-    def candidates(self) -> int:
-        return sum(map(len, self.gate.values()))
 
-
-def search(checkout: Path, cache: Path, seed: int, trials: int, gpu: str) -> Search:
-    """Run one search of a checkout and read its ledger. Raises CalledProcessError where the search fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(folder) / "ledger.db"
+def search(checkout: Path, seed: int, trials: int, gpu: str) -> Search:
+    """Run one search of a checkout with an empty cache. Raises CalledProcessError where the search fails."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(HERE / "benchmarks/gate_probe.py", folder / "sitecustomize.py")
         command = [
             checkout / ".venv/bin/evoengine", "search", "--gpu", gpu, "--seed", seed, "--trials", trials, "--jobs", 1,
-            "--db", ledger,
+            "--db", folder / "ledger.db",
         ]  # fmt: skip
+        own = {"XDG_CACHE_HOME": f"{folder}/cache", "PYTHONPATH": name, "GATE_PROBE": f"{folder}/probe"}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [*map(str, command)], check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            env=os.environ | own,
         )  # fmt: skip
         await_orphans()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds: dict[tuple[str, str], float] = defaultdict(float)
+        for line in (folder / "probe").read_text("utf-8").splitlines():
+            kernel, family, spent = json.loads(line)
+            seconds[kernel, family] += spent
         found = Search(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        rows = sqlite3.connect(ledger).execute(
-            "SELECT c.config, sum(v.wall_ms) FROM candidates c JOIN verdicts v ON v.candidate_id = c.id GROUP BY c.id"
-        )
-        for config, wall_ms in rows:
-            found.gate[json.loads(config)["family"]].append(wall_ms / 1e3)
+        for (_, family), spent in seconds.items():
+            found.gate[family].append(spent)
         return found
 
 
@@ -87,13 +86,11 @@ def await_orphans() -> None:
 
 def show(old: Sequence[Search], new: Sequence[Search]) -> None:
     families = sorted({family for one in (*old, *new) for family in one.gate})
-    click.echo("gate seconds per candidate      old      new   ratio")
+    click.echo("gate seconds per kernel         old      new   ratio")
     for family in families:
         means = [_mean([s for one in project for s in one.gate.get(family, ())]) for project in (old, new)]
         click.echo(f"{family:<24}{means[0]:11.2f}{means[1]:9.2f}{means[1] / means[0]:8.2f}")
-    _ratio("gate per candidate", [one.gate_seconds / one.candidates for one in old], [
-        one.gate_seconds / one.candidates for one in new
-    ])  # fmt: skip
+    _ratio("gate of the whole search", [one.gate_seconds for one in old], [one.gate_seconds for one in new])
     _ratio("CPU of the whole search", [one.cpu for one in old], [one.cpu for one in new])
 
 
@@ -117,16 +114,12 @@ def main(old: Path, seeds: int, trials: int, gpu: str) -> None:
     adopt_orphans()
     projects = [old.resolve(), HERE]
     found: list[list[Search]] = [[], []]
-    with tempfile.TemporaryDirectory() as folder:
-        caches = [Path(folder) / name for name in ("old", "new")]
-        for project, cache in zip(projects, caches, strict=True):
-            search(project, cache, 0, 4, gpu)  # builds executor and emulator
-        for seed in range(1, seeds + 1):
-            for n in (0, 1) if seed % 2 else (1, 0):
-                found[n].append(search(projects[n], caches[n], seed, trials, gpu))
-                one = found[n][-1]
-                name = ("old", "new")[n]
-                click.echo(f"seed {seed}, {name}: gate {one.gate_seconds:.0f} s, CPU {one.cpu:.0f} s", file=sys.stderr)
+    for seed in range(1, seeds + 1):
+        for n in (0, 1) if seed % 2 else (1, 0):
+            found[n].append(search(projects[n], seed, trials, gpu))
+            one = found[n][-1]
+            name = ("old", "new")[n]
+            click.echo(f"seed {seed}, {name}: gate {one.gate_seconds:.1f} s, CPU {one.cpu:.0f} s", file=sys.stderr)
     show(*found)
 
 

@@ -136,7 +136,7 @@ class InstantJudge(Evaluator):
         done.set_result(Judged(verdicts()))
         return done
 
-    def submit(self, job, workers, bar) -> Future:
+    def submit(self, job, workers, whole) -> Future:
         if self._seconds:
             return self._threads.submit(self._judge, job)
         done: Future = Future()

@@ -507,6 +507,8 @@ class Candidate:
         """Return whether the candidate passed the whole gate; None if no gate has judged it to the end."""
         if not all(v.correct for v in self.verdicts):
             return False
+        if self.outcome is Outcome.UNFINISHED:
+            return None
         return True if any(v.whole and not v.abstained for v in self.verdicts) else None
 
     @property
@@ -516,7 +518,7 @@ class Candidate:
 
     @property
     def ranked_by(self) -> Measurement:
-        """Return the figure; only a ranked candidate has one."""
+        """Return the figure; only a candidate that is ranked or unfinished has one."""
         assert self.measurement is not None
         return self.measurement
 

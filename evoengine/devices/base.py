@@ -165,7 +165,8 @@ class VisitKind(IntEnum):
     COPY_WAIT = 1
     """a wait for groups of cp.async; the site is the source line, or the instruction's address"""
     PRODUCT = 2
-    """a matrix product (wmma, mma.sync, wgmma); the site is the source line, or the instruction's address"""
+    """a matrix product (wmma, mma.sync, wgmma), counted by products of 8 × 8 × 4, of which instructions have unlike
+    numbers; the site is the source line, or the instruction's address"""
     VOTE = 3
     """a vote or a reduction of a warp; `true` counts those that came out true in the warp's first lane"""
 

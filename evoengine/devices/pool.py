@@ -6,12 +6,13 @@ kernel first touches it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import ConstantArgument, PassedParameter, TensorArgument
+from evoengine.devices.base import ConstantArgument, PassedParameter, TensorArgument, TensorParameter
 from evoengine.records import Launch
 
 PAGE = 4096
@@ -81,9 +82,34 @@ class BlockTrace:
     nothing was written"""
 
 
+# Of a device's output: a block, and behind it each page with its contents. BlockHeader and PageHeader of
+# emulator/runtime/pooled.cpp, and write_trace in sass/core/functional.cpp.
+_BLOCK = struct.Struct("=QII")
+_PAGE = struct.Struct("=QII")
+
+
+def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[BlockTrace]:
+    """Return the traces of blocks that a device has written one behind the other."""
+    found, position = [], 0
+    while position < len(output):
+        block, given_up, pages = _BLOCK.unpack_from(output, position)
+        position += _BLOCK.size
+        touched: dict[str, list[tuple[int, np.ndarray]]] = {
+            a.name: [] for a in arguments if isinstance(a, TensorParameter)
+        }
+        for _ in range(pages):
+            offset, argument, size = _PAGE.unpack_from(output, position)
+            position += _PAGE.size
+            if (name := arguments[argument].name) in touched:
+                touched[name].append((offset, np.frombuffer(output, np.uint8, size, position)))
+            position += size
+        found.append(BlockTrace(block, bool(given_up), touched))
+    return found
+
+
 def _mixed(x: np.ndarray) -> np.ndarray:
     """Apply the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as
-    in emulator/runtime/pooled.cpp."""
+    in emulator/runtime/pooled.cpp and sass/core/sparse.cpp."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ x >> np.uint64(31)

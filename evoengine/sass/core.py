@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 
 from evoengine.devices.base import VISIT, KernelCrashed, KernelHung
+from evoengine.devices.pool import ChosenBlock
 from evoengine.errors import UsageError
 from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
@@ -75,6 +76,27 @@ def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int
     return np.frombuffer(ctypes.string_at(visits, count.value * VISIT.itemsize), VISIT)
 
 
+def run_blocks(
+    program: Program, launch: Launch, blocks: Sequence[ChosenBlock], pool: np.ndarray, limit: int = LIMIT
+) -> bytes:
+    """Execute blocks by themselves (of a cluster: all of it) over sparse memory and return their traces.
+
+    `pool` [pages, PAGE] uint8 has the pages of sparse inputs. Raises as `run` does.
+    """
+    numbers = (c_uint64 * len(blocks))(*(b.number for b in blocks))
+    limits = (c_uint64 * len(blocks))(*(b.input_limit for b in blocks))
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    pages = np.ascontiguousarray(pool)
+    status = library().sass_run_blocks(
+        program.handle, launch.reference(), numbers, limits, len(blocks), pages.ctypes.data, len(pages), limit,
+        message, len(message),
+    )  # fmt: skip
+    check(status, message)
+    size = c_uint64()
+    traces = library().sass_traces(ctypes.byref(size))
+    return ctypes.string_at(traces, size.value)
+
+
 def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
     """Raises KernelCrashed or KernelHung with the message where the core's status says so."""
     if status == _CRASHED:
@@ -108,6 +130,12 @@ def library() -> ctypes.CDLL:
     core.sass_run.argtypes = (
         c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
     )  # fmt: skip
+    core.sass_run_blocks.argtypes = (
+        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), POINTER(c_uint64), c_int, c_void_p, c_uint64, c_uint64,
+        c_char_p, c_int,
+    )  # fmt: skip
+    core.sass_traces.argtypes = (POINTER(c_uint64),)
+    core.sass_traces.restype = c_void_p
     core.sass_visits.argtypes = (POINTER(c_uint64),)
     core.sass_visits.restype = c_void_p
     return core

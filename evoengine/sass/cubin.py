@@ -23,6 +23,11 @@ LARGEST = 1 << 31
 
 _PARAM_CBANK, _KPARAM_INFO, _MAX_THREADS, _REQUIRED_THREADS = 0x0A, 0x17, 0x05, 0x10
 _FRAME_SIZE, _MIN_STACK_SIZE, _MAX_REGISTERS, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x1B, 0x2F, 0x3D
+_MBARRIERS, _BARRIERS = 0x38, 0x4C
+_BARRIERS_IN_FLAGS, _MOST_BARRIERS = (
+    20,
+    0x7F,
+)  # SHF_BARRIERS, where an older ptxas says how many named barriers there are
 _LONG = 4  # the format of an attribute whose value follows
 _ADDRESS = 2  # R_CUDA_64, the kind of relocation that puts a symbol's whole address
 
@@ -71,6 +76,10 @@ class Kernel:
     pointers: tuple[Pointer, ...]
     cluster: tuple[int, int, int]
     """blocks of a cluster; (1, 1, 1) without one, or where the launch says it"""
+    barriers: int
+    """named barriers of a block, which BAR names by number"""
+    mbarriers: int | None
+    """instructions that initialise an mbarrier; None where the binary does not say"""
     max_registers: int
     max_threads: int | None
     """per block; None where the source bounds nothing"""
@@ -116,9 +125,16 @@ def read_kernel(cubin: bytes, entry: str) -> Kernel:
         globals=tuple(_segments(sections)),
         pointers=tuple(_pointers(sections, symbols, entry, banks)),
         cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
+        barriers=_barriers(own, by_name[f".text.{entry}"]),
+        mbarriers=next((_number(value) for value in own.get(_MBARRIERS, ())), None),
         max_registers=next((_number(value) for value in own.get(_MAX_REGISTERS, ())), 255),
         max_threads=_max_threads(own),
     )
+
+
+def _barriers(attributes: Mapping[int, list[bytes]], code: Section) -> int:
+    declared = next((value[0] for value in attributes.get(_BARRIERS, ()) if value), None)
+    return code.flags >> _BARRIERS_IN_FLAGS & _MOST_BARRIERS if declared is None else declared
 
 
 def _arch(cubin: bytes) -> int:

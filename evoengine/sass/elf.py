@@ -39,6 +39,7 @@ class Header(NamedTuple):
 class Section(NamedTuple):
     name: str
     kind: int
+    flags: int
     size: int
     link: int
     info: int
@@ -81,7 +82,7 @@ def sections(image: bytes) -> list[Section]:
     names = _contents(image, rows[head.names])
     held = (b"" if row[1] == NOBITS else _contents(image, row) for row in rows)
     return [
-        Section(_name(names, row[0]), row[1], row[5], row[6], row[7], data)
+        Section(_name(names, row[0]), row[1], row[2], row[5], row[6], row[7], data)
         for row, data in zip(rows, held, strict=True)
     ]
 

@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ from evoengine.devices.base import (
     PassedArgument,
     ScalarArgument,
     ScratchArgument,
+    ScratchParameter,
     TensorArgument,
     TensorMapArgument,
+    TensorParameter,
     Tensors,
 )
 from evoengine.errors import UsageError
@@ -41,7 +44,10 @@ _PARAMETERS_POINTER = 0x198
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
 
 _ALIGNMENT = 256
+_ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
+_SPARSE_GAP = 1 << 35
+"""of tensors that may be larger than 32 bits count: an offset that overflowed must not lead to another one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,11 @@ class StructArgument:
     parts: tuple[tuple[int, Part], ...]
 
 
-Part = PassedArgument | DrawnArgument
+Sparse = TensorParameter | ScratchParameter
+"""memory of which only those pages exist that a block touches"""
+Part = PassedArgument | DrawnArgument | Sparse
 AnyArgument = Part | StructArgument
-InMemory = TensorArgument | DrawnArgument | ScratchArgument
+InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,12 @@ class Geometry:
     shared_bytes: int = 0
     cluster: tuple[int, int, int] | None = None
     """None: as the binary has it"""
+
+
+class SparseKind(IntEnum):
+    """What a page of sparse memory holds when it is first touched, as in core/sparse.h; NONE where memory is held."""
+
+    NONE, INPUT, OUTPUT, SCRATCH, ZEROED = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,9 @@ class Allocation:
     writable: bool
     written: np.ndarray | None = None
     """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
+    sparse: SparseKind = SparseKind.NONE
+    argument: int = 0
+    """where it is sparse, its number among the launch's arguments"""
 
 
 class Launch:
@@ -120,7 +137,9 @@ class Launch:
         self.structure = SassLaunch(
             grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
             reserved_shared=self.reserved_shared, local_bytes=self.local_bytes, registers=self.registers,
-            arch=kernel.arch, bank_count=len(self._banks), allocation_count=len(allocations), banks=self._banks,
+            arch=kernel.arch, barriers=kernel.barriers,
+            mbarriers=_ANY if kernel.mbarriers is None else kernel.mbarriers, bank_count=len(self._banks),
+            allocation_count=len(allocations), banks=self._banks,
             allocations=self._allocations, seed=seed % 2**64,
         )  # fmt: skip
 
@@ -211,14 +230,16 @@ class Memory:
     def __init__(self, launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]], seed: int) -> None:
         """Place what these launches need in drawn order with drawn gaps, so that none follows upon another."""
         sizes: dict[str, int] = {}
+        sparse = False
         self._held: dict[str, np.ndarray] = {}
         for kernel, arguments in launches:
             for item in _items(kernel, arguments):
                 if sizes.setdefault(item.name, item.size) != item.size:
                     raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
+                sparse |= isinstance(item.of, Sparse)
                 if item.writable and item.name not in self._held:
                     self._held[item.name] = _first_contents(item.of)
-        self._addresses = _place(sizes, seed)
+        self._addresses = _place(sizes, seed, _SPARSE_GAP if sparse else _LARGEST_GAP)
         self._written: dict[str, np.ndarray] = {}
 
     def watch(self, names: Iterable[str]) -> Mapping[str, np.ndarray]:
@@ -229,19 +250,22 @@ class Memory:
     def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
         """Return what a launch with these arguments may touch, by address."""
         found = []
+        numbers = {a.name: number for number, a in enumerate(arguments)}
         for name, size, writable, of in _items(kernel, arguments):
             held = self._held[name] if name in self._held else _input_contents(of)
-            found.append(Allocation(name, self._addresses[name], size, held, writable, self._written.get(name)))
+            sparse = (_sparse_kind(of), numbers[name]) if isinstance(of, Sparse) else (SparseKind.NONE, 0)
+            address, written = self._addresses[name], self._written.get(name)
+            found.append(Allocation(name, address, size, held, writable, written, *sparse))
         return sorted(found, key=lambda allocation: allocation.address)
 
 
-def _place(sizes: Mapping[str, int], seed: int) -> dict[str, int]:
+def _place(sizes: Mapping[str, int], seed: int, largest_gap: int) -> dict[str, int]:
     """Return addresses at multiples of 256 bytes."""
     random = np.random.default_rng(seed)
     names = [list(sizes)[i] for i in random.permutation(len(sizes))]
     addresses, end = {}, _LOWEST
     for name in names:
-        gap = int(random.integers(_LARGEST_GAP // _ALIGNMENT // 2, _LARGEST_GAP // _ALIGNMENT)) * _ALIGNMENT
+        gap = int(random.integers(largest_gap // _ALIGNMENT // 2, largest_gap // _ALIGNMENT)) * _ALIGNMENT
         addresses[name] = -(-end // _ALIGNMENT) * _ALIGNMENT + gap
         end = addresses[name] + sizes[name]
     if end >= CONSTANT_WINDOW:
@@ -265,7 +289,7 @@ class _Item(NamedTuple):
 def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> Iterator[_Item]:
     for argument in _parts(arguments):
         if isinstance(argument, InMemory):
-            writable = isinstance(argument, ScratchArgument) or argument.output
+            writable = isinstance(argument, ScratchArgument | ScratchParameter) or argument.output
             yield _Item(argument.name, _bytes_of(argument), writable, argument)
     for segment in kernel.globals:
         yield _Item(segment.name, segment.size, True, segment)
@@ -273,6 +297,8 @@ def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) 
 
 def _first_contents(of: InMemory | Segment) -> np.ndarray:
     """Return what memory that a kernel may write holds at first, [bytes held] uint8."""
+    if isinstance(of, Sparse):
+        return np.empty(0, np.uint8)
     if isinstance(of, Segment):
         return np.frombuffer(of.data.ljust(of.size, b"\0"), np.uint8).copy()
     if isinstance(of, ScratchArgument):
@@ -285,12 +311,20 @@ def _first_contents(of: InMemory | Segment) -> np.ndarray:
 
 def _input_contents(of: InMemory | Segment) -> np.ndarray:
     """Return the contents of an input, [bytes held] uint8."""
+    if isinstance(of, Sparse):
+        return np.empty(0, np.uint8)
     if isinstance(of, TensorArgument):
         return np.ascontiguousarray(of.data).reshape(-1).view(np.uint8)
     if not isinstance(of, DrawnArgument):
         raise TypeError(f"{of.name} is no input")
     values = _drawn(of.dtype) if of.contents is None else of.contents.view(np.uint8)
     return values[: of.bytes]
+
+
+def _sparse_kind(of: Sparse) -> SparseKind:
+    if isinstance(of, ScratchParameter):
+        return SparseKind.ZEROED if of.zeroed else SparseKind.SCRATCH
+    return SparseKind.OUTPUT if of.output else SparseKind.INPUT
 
 
 def drawn_bytes(dtype: str, size: int) -> np.ndarray:
@@ -322,6 +356,7 @@ def _structure(allocation: Allocation) -> SassAllocation:
         address=allocation.address, bytes=allocation.bytes, data=held.ctypes.data, period=held.nbytes,
         writable=allocation.writable, name=allocation.name.encode(),
         written=None if allocation.written is None else allocation.written.ctypes.data,
+        sparse=allocation.sparse, argument=allocation.argument,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evoengine.devices.base import VISIT, Executed, KernelCall, KernelCrashed, Round, TensorArgument
+from evoengine.devices.pool import BlockLaunch, BlockTrace, read_traces
 from evoengine.errors import UsageError
 from evoengine.sass import core
 from evoengine.sass.cubin import Kernel
@@ -49,6 +50,16 @@ def run_rounds(executables: Mapping[str, Executable], rounds: Sequence[Round], s
     except UsageError as error:
         raise KernelCrashed(str(error)) from error
     return Executed(tensors, unwritten, np.concatenate(visits) if visits else np.empty(0, VISIT))
+
+
+def run_blocks(executable: Executable, asked: BlockLaunch, seed: int) -> list[BlockTrace]:
+    """Return what each of the blocks touches, run by itself. Raises as `run_rounds` does."""
+    try:
+        launch = prepare(executable.kernel, asked.launch, asked.arguments, seed)
+        traces = core.run_blocks(executable.program, launch, asked.blocks, asked.pool.pages)
+    except UsageError as error:
+        raise KernelCrashed(str(error)) from error
+    return read_traces(traces, asked.arguments)
 
 
 def _run(

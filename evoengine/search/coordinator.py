@@ -8,7 +8,7 @@ one coordinator feeds many GPUs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import told
-from evoengine.records import Baseline, Binary, Candidate, Config, Kind, Outcome, Rejection, Source
+from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source, Verdict
 from evoengine.search.compilers import Compilers
 from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
@@ -25,6 +25,7 @@ from evoengine.search.finals import FINALISTS, hold_finals, record_finals
 from evoengine.search.finishing import SHOWN, Finisher
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
+from evoengine.search.lead import Lead
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.past import run_past
@@ -43,6 +44,8 @@ POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
 BUILD_SECONDS = 2.0
 """that the emulator's build of a candidate takes, which is in no verdict's time"""
+TIMES_SHORT = 12
+"""times the short cases by machine code that the whole gate of both judges takes"""
 AT_ONCE = 8
 """candidates at most that begin in one transaction: the first is not to wait long for the others"""
 
@@ -82,6 +85,8 @@ class Coordinator:
         self._comparing: set[Future[list[Baseline] | Rejection]] = set()
         self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
         self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
+        self._leading: dict[Future[Judged | Rejection], Candidate] = {}
+        """of which the gate is being finished, since they have led for a while"""
         self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
         """of candidates that a GPU timed"""
         self._first_with = dict(past.first_with)
@@ -99,12 +104,19 @@ class Coordinator:
         self._failures = Failures()
         self._seconds_whole: list[float] = []
         """that candidates took whose gate was finished"""
+        self._seconds_short: list[float] = []
+        """that others took"""
         self._exhausted = False
         self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         workers = workers or WorkerPool(s.jobs, terms)
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, terms.seconds)
+        self._finisher = Finisher(
+            ledger, run, s.target, s.seed, judge, self._compilers.workers,
+            lambda: not self._stop and self._has_time(), self._on_stage, self._on_finished, {run: s.space},
+        )  # fmt: skip
+        self._lead = Lead()
         self._ahead: Lookahead | None = None
         if self._prior is not None and s.sampler in LED:
             self._ahead = Lookahead(s, self._prior, self._compilers)
@@ -127,6 +139,7 @@ class Coordinator:
             if baselines := self._judge.baselines():
                 self._comparing.add(baselines)
             self.progress.best = self._best()
+            self._lead = self._find_lead()
             while not self._stop and (self._fill() or self._under_way()):
                 self._look_ahead()
                 self._elsewhere.look()
@@ -136,6 +149,7 @@ class Coordinator:
                     for future in finished:
                         self._advance(future)
                 self._tell_ended()
+                self._judge_lead()
                 self.progress.stage = "" if self.progress.done else self._opening()
                 self._on_change(self.progress)
             if not self._stop:
@@ -158,7 +172,9 @@ class Coordinator:
         return self._judge.opening() if self._judging or self._comparing else "compiling the first candidates"
 
     def _under_way(self) -> set[Future[Any]]:
-        return {*self._comparing, *self._compiling, *self._judging, *self._predicting, *self._awaiting}
+        return {
+            *self._comparing, *self._compiling, *self._judging, *self._leading, *self._predicting, *self._awaiting,
+        }  # fmt: skip
 
     def _advance(self, future: Future[Any]) -> None:
         if self._ahead and future in self._ahead.under_way:
@@ -174,6 +190,8 @@ class Coordinator:
             self._on_predicted(self._predicting.pop(future), future.result())
         elif future in self._judging:
             self._on_judged(self._judging.pop(future), future.result())
+        elif future in self._leading:
+            self._on_lead_judged(self._leading.pop(future), future.result())
         elif future in self._awaiting:
             flight, key = self._awaiting.pop(future)
             self._dispatch(flight, key, self.ledger.claim(key, flight.trial))
@@ -196,8 +214,10 @@ class Coordinator:
         return s.seconds is None or progress.spent + progress.elapsed + reserved <= s.seconds
 
     def _seconds_to_finish(self) -> float:
-        """Return the seconds that finishing the gate for what is shown may take, by those that were judged whole."""
-        each = statistics.mean(self._seconds_whole) if self._seconds_whole else 0.0
+        """Return the seconds that finishing the gate for what is shown may take, by those that were judged whole, or by
+        the short cases before there are any."""
+        short = TIMES_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
+        each = statistics.mean(self._seconds_whole) if self._seconds_whole else short
         return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
 
     def _may_start(self, rendered: int = 0) -> bool:
@@ -207,7 +227,7 @@ class Coordinator:
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
         compiling = len(self._compiling) + rendered
-        under_way = compiling + len(self._judging) + len(self._awaiting)
+        under_way = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
         if self._alone:
             return not under_way
         return compiling <= s.jobs and under_way <= s.jobs + self._judge.ahead
@@ -340,20 +360,13 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, self._bar)
+        whole = len(self.setting.objectives) > 1  # what leads in one of several is not known by its prediction
+        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, whole)
         self._judging[judged] = flight
 
-    def _bar(self) -> tuple[bool, float] | None:
-        """Return the rank key below which a candidate is judged to the end at once: that of the best.
-
-        None with several objectives: what leads in one of them only is judged too.
-        """
-        best = self.progress.best
-        return best.ranked_by.rank_key if best and len(self.setting.objectives) == 1 else None
-
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
-        if isinstance(result, Evaluation) and result.whole:
-            self._seconds_whole.append(BUILD_SECONDS + sum(v.wall_ms for v in result.verdicts) / 1e3)
+        if isinstance(result, Evaluation):
+            self._note_seconds(result.verdicts, result.whole)
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
         self._finish(flight, end_of(result))
@@ -370,25 +383,56 @@ class Coordinator:
             assert self._prior is not None  # a search that times has one
             self._prior.predict(flight.proposal.config, result.figure.median_us)
 
+    def _note_seconds(self, verdicts: Sequence[Verdict], whole: bool) -> None:
+        seconds = sum(v.wall_ms for v in verdicts) / 1e3
+        if whole:
+            self._seconds_whole.append(BUILD_SECONDS + seconds)
+        else:
+            self._seconds_short.append(seconds)
+
+    # ── the gate finished ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge_lead(self) -> None:
+        """Have the gate finished for a candidate that has led for a while: a search that is killed has a best then."""
+        if self.setting.timed or self._alone or not self._lead.due or not self._has_time():
+            return
+        assert self._lead.trial is not None  # it is due
+        self._lead.finished = True
+        begun = self._finisher.begin(self._lead.trial)
+        if not isinstance(begun, Rejection):
+            future, candidate = begun
+            self._leading[future] = candidate
+
+    def _on_lead_judged(self, candidate: Candidate, result: Judged | Rejection) -> None:
+        if isinstance(result, Judged):
+            self._note_seconds(result.verdicts, result.whole)
+        self._finisher.end(candidate, result)
+        self.progress.best = self._best()
+        self._lead = self._find_lead()
+
+    def _find_lead(self) -> Lead:
+        """Return the best prediction that the run has in the ledger and no judge has refuted."""
+        found = next(iter(self._finisher.by_prediction()), None)
+        if found is None or found.measurement is None:
+            return Lead()
+        return Lead(found.trial, found.measurement.rank_key, found.outcome is not Outcome.UNFINISHED)
+
     def _finish_gate(self) -> None:
         """Judge to the end what the ranking shows, or what goes to the finals, while there is time."""
-        s = self.setting
-
-        def changed(stage: str) -> None:
-            self.progress.stage = stage
-            self._on_change(self.progress)
-
-        def judged(before: Candidate, outcome: Outcome) -> None:
-            if before.run == self.run and before.outcome is not None:
-                self.progress.outcomes[before.outcome] -= 1
-                self.progress.outcomes[outcome] += 1
-
-        finisher = Finisher(
-            self.ledger, self.run, s.target, s.seed, self._judge, self._compilers.workers,
-            lambda: not self._stop and self._has_time(), changed, judged, {self.run: s.space},
-        )  # fmt: skip
-        self.progress.notes += finisher.finish_finalists(FINALISTS) if s.timed else finisher.finish_ranking()
+        finisher = self._finisher
+        said = finisher.finish_finalists(FINALISTS) if self.setting.timed else finisher.finish_ranking()
+        self.progress.notes += said
         self.progress.best = self._best()
+
+    def _on_stage(self, stage: str) -> None:
+        self.progress.stage = stage
+        self._on_change(self.progress)
+
+    def _on_finished(self, before: Candidate, outcome: Outcome) -> None:
+        """Count a candidate whose gate was finished by its new outcome."""
+        if before.run == self.run and before.outcome is not None:
+            self.progress.outcomes[before.outcome] -= 1
+            self.progress.outcomes[outcome] += 1
 
     def _hold_finals(self) -> None:
         """Time the best candidates of the ledger against each other, if the evaluator's figures gain by it."""
@@ -435,6 +479,9 @@ class Coordinator:
         best = self.progress.best
         if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found
+        self._lead.behind += 1
+        if outcome.has_figure and found.ranked_by.rank_key < self._lead.rank_key:
+            self._lead = Lead(found.trial, found.ranked_by.rank_key, outcome is not Outcome.UNFINISHED)
 
     def _best(self) -> Candidate | None:
         """Return the best of the run's own trials."""

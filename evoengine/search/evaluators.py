@@ -150,25 +150,17 @@ class Usage:
     """for a compiled candidate"""
 
 
-Bar = Callable[[], tuple[bool, float] | None]
-"""gives the rank key that a figure must be below for its candidate to be judged to the end at once"""
-
-
-def no_bar() -> None:
-    """Have every candidate judged to the end."""
-
-
 class Evaluator(ABC):
     _tasks: ModuleType = tasks
     ahead: int = 0
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
-    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         """Gate the candidate and give its figure.
 
-        `workers` are those of the compilers, for a judge that has none of its own. A judge that times takes no notice
-        of `bar`: it judges all candidates to the end.
+        `workers` are those of the compilers, for a judge that has none of its own. Unless `whole`, a judge that
+        predicts runs the short cases alone, and leaves the rest to `finish`; a judge that times runs all.
         """
 
     def finish(
@@ -212,15 +204,15 @@ class CpuEvaluator(Evaluator):
         under_way = self._build is not None and self._build.under_way
         return "building executor and emulator" if under_way else super().opening()
 
-    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
 
-        def bar_when_built() -> tuple[bool, float] | None:
+        def whole_when_built() -> bool:
             if self._build:
                 self._build.wait()
-            return bar()
+            return whole
 
-        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(bar_when_built))
+        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_when_built))
         return workers.submit(
             tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_executor(arguments)
         )  # fmt: skip
@@ -305,7 +297,7 @@ class GpuEvaluator(Evaluator):
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 
-    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future: Future[Evaluation | Rejection] = self._runner.submit(
             self._tasks.measure_task,

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from evoengine.errors import MachineError
+from evoengine.ledger.listing import Trial
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
     EMULATOR,
@@ -136,23 +137,35 @@ class Finisher:
             left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
             while left and len(in_flight) < self.workers.size and self.may_go_on():
                 trial = left.pop(0)
-                found = with_machine_code(self.ledger, trial)
-                if isinstance(found, Rejection):  # imported, and its source does not compile here
-                    judged[trial] = found
-                elif found.source is None or found.binary is None:
-                    judged[trial] = Rejection(Outcome.UNRANKED, "the ledger has no kernel of it")
+                begun_now = self.begin(trial)
+                if isinstance(begun_now, Rejection):
+                    judged[trial] = begun_now
                 else:
-                    in_flight[self._submit(found)] = found
+                    future, candidate = begun_now
+                    in_flight[future] = candidate
             if not in_flight:
                 return judged, len(left)
             self.on_change(f"judging the best to the end: {len(judged)} done, {len(in_flight) + len(left)} to go")
             for future in wait(in_flight, POLL_SECONDS, FIRST_COMPLETED).done:
                 candidate = in_flight.pop(future)
                 judged[candidate.trial] = future.result()
-                self.on_judged(candidate, record_judged(self.ledger, candidate, judged[candidate.trial]))
+                self.end(candidate, judged[candidate.trial])
 
     def _is_whole(self, trial: int) -> bool:
         return is_whole(self.ledger.verdicts(trial))
+
+    def begin(self, trial: int) -> tuple[Future[Judged | Rejection], Candidate] | Rejection:
+        """Submit what earlier verdicts leave open of a trial; a Rejection where there is no kernel to judge."""
+        found = with_machine_code(self.ledger, trial)
+        if isinstance(found, Rejection):  # imported, and its source does not compile here
+            return found
+        if found.source is None or found.binary is None:
+            return Rejection(Outcome.UNRANKED, "the ledger has no kernel of it")
+        return self._submit(found), found
+
+    def end(self, candidate: Candidate, result: Judged | Rejection) -> None:
+        """Record what came of a candidate that was begun."""
+        self.on_judged(candidate, record_judged(self.ledger, candidate, result))
 
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
         seed = seed_for(self.seed, self.run, candidate.trial)
@@ -165,12 +178,16 @@ class Finisher:
 
     def _shown(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""
+        trials = self.by_prediction()
+        firsts = {t.config.get("family"): t.trial for t in reversed(trials)}
+        return list(dict.fromkeys([*(t.trial for t in trials[:SHOWN]), *firsts.values()]))
+
+    def by_prediction(self) -> list[Trial]:
+        """Return the run's trials with a prediction that no judge has refuted, best first."""
         outcomes = (Outcome.ESTIMATED, Outcome.UNFINISHED)
         figures = [(t.measurement, t) for t in self.ledger.trials(run=self.run, outcomes=outcomes)]
         ordered = sorted(((m, t) for m, t in figures if m is not None), key=lambda pair: pair[0].rank_key)
-        trials = [t for _, t in ordered]
-        firsts = {t.config.get("family"): t.trial for t in reversed(trials)}
-        return list(dict.fromkeys([*(t.trial for t in trials[:SHOWN]), *firsts.values()]))
+        return [t for _, t in ordered]
 
 
 def _failures(judged: Mapping[int, Judged | Rejection]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
-from evoengine.search.evaluators import Bar, Evaluator, Job, make_plans, no_bar
+from evoengine.search.evaluators import Evaluator, Job, make_plans
 from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill, render
@@ -89,12 +89,12 @@ class Pipeline:
 
     def evaluate(
         self, contender: CompiledCandidate, seed: int, workers: Workers | None, plans: Plans | None = None,
-        bar: Bar = no_bar,
+        whole: bool = True,
     ) -> Future[Evaluation | Rejection]:  # fmt: skip
         """Gate a candidate and give its figure, on the device that judges.
 
         `workers` are those of the compilers, where the device has none. `plans` are what `plans` gave, where that was
-        asked before. `bar` is that of `Evaluator.submit`.
+        asked before. `whole` is that of `Evaluator.submit`.
         """
         plans = plans or self.plans(contender.config)
-        return self.judge.submit(Job(contender, plans, self.space.cost(contender.config), seed), workers, bar)
+        return self.judge.submit(Job(contender, plans, self.space.cost(contender.config), seed), workers, whole)

@@ -172,7 +172,8 @@ class Dispatcher(threading.Thread):
         if slot.device:
             environment["CUDA_VISIBLE_DEVICES"] = slot.device.uuid
         device = slot.device.uuid if slot.device else CPU
-        command = [sys.executable, "-m", "evoengine.service.work", str(job.id), str(job.fence), device]
+        work = [str(job.id), str(job.fence), device, str(os.getpid())]
+        command = [sys.executable, "-m", "evoengine.service.work", *work]
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def _reap(self) -> None:

@@ -124,10 +124,9 @@ def catch_up(ledger: Ledger, log: JobLog, part: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    number, fence, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    server = os.getppid()
+    number, fence, device, server = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
+    if os.getppid() != server:  # it was killed while this process imported what it needs
         return OVER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server too, which says what to do
     settings = load_settings()

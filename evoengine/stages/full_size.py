@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -52,18 +53,19 @@ def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> t
     """Run the blocks, or as many as there is time for where one alone shows how long they take."""
     if not unknown_cost or len(asked.blocks) == 1:
         return asked, run(asked, seed)
-    before = _children_seconds()
+    before = _cpu_seconds()
     first = run(replace(asked, blocks=asked.blocks[:1]), seed)
-    possible = int(BLOCKS_SECONDS / max(_children_seconds() - before, 1e-3))
+    possible = int(BLOCKS_SECONDS / max(_cpu_seconds() - before, 1e-3))
     rest = asked.blocks[1 : max(2, possible)]
     done = replace(asked, blocks=[asked.blocks[0], *rest])
     return done, first + run(replace(asked, blocks=rest), seed)
 
 
-def _children_seconds() -> float:
-    """Return the CPU seconds of processes that have ended, which do not depend on what else the machine does."""
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and those it has awaited, which do not depend on what else the machine
+    does."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return time.process_time() + used.ru_utime + used.ru_stime
 
 
 def _works_alone(

@@ -2,9 +2,10 @@
 
 The executor runs its machine code, with the registers, addresses and descriptors that the compiler chose; the emulator
 runs its source text, and names source lines. The executor comes first, for every candidate of an architecture that it
-can read. A candidate is judged in two steps: the short cases, and, where it may rank, the rest: long cases, and blocks
-of the problem itself. What is ranked near the top has passed both judges whole; where one of them cannot judge, the
-other judges alone, and the verdict says so.
+can read. A candidate is judged in two steps: the short cases by one judge, and, where it may rank, the rest by both:
+long cases, and blocks of the problem itself. Those are run as machine code, which is the cheaper road, and by the
+emulator where the executor cannot judge. What is ranked near the top has passed both judges; where one cannot judge,
+the other judges alone, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ class Judge:
 
     device: str
     run: RunRounds
-    run_blocks: RunBlocks | None
-    """None where it cannot run blocks at full size"""
+    run_blocks: RunBlocks
 
 
 def executor(contender: CompiledCandidate) -> Judge:
@@ -77,7 +77,10 @@ def executor(contender: CompiledCandidate) -> Judge:
     def launch(calls: Sequence[Round], seed: int) -> Executed:
         return rounds.run_rounds(executables, calls, seed)
 
-    return Judge(EXECUTOR, launch, None)
+    def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
+        return rounds.run_blocks(executables[source.entry], asked, seed)
+
+    return Judge(EXECUTOR, launch, launch_blocks)
 
 
 def emulator(source: Source, arch: str) -> Judge:
@@ -117,8 +120,6 @@ def judge_rest(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, sho
         coverage=joined(short.coverage, more.coverage),
         whole=True,
     )
-    if judge.run_blocks is None:
-        return both
     return verify_blocks(both, workload, plans.full, judge.run_blocks, seed + 2)
 
 
@@ -160,18 +161,19 @@ class Judges:
         found: list[Verdict] = []
         for device in (EXECUTOR, EMULATOR):
             earlier = next((v for v in reversed(known) if v.device == device), None)
-            found.append(earlier if earlier is not None and earlier.whole else self._to_the_end(device, earlier))
+            left = self._plans._replace(full=[]) if any(not v.abstained for v in found) else self._plans
+            found.append(earlier if earlier is not None and earlier.whole else self._to_the_end(device, earlier, left))
             if not found[-1].correct:
                 break
         return _judged(found)
 
-    def _to_the_end(self, device: str, earlier: Verdict | None) -> Verdict:
+    def _to_the_end(self, device: str, earlier: Verdict | None, plans: Plans) -> Verdict:
         try:
             judge = self._prepare(device)
         except CannotJudge as error:
             return _abstention(device, error)
         short = earlier or self._short(judge)
-        return judge_rest(judge, self._workload, self._plans, self._seed, short)
+        return judge_rest(judge, self._workload, plans, self._seed, short)
 
     def _prepare(self, device: str) -> Judge:
         if device == EMULATOR:

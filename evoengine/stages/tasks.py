@@ -73,13 +73,13 @@ def build_judges_task(emulated: bool) -> str:
 
 def estimate_task(
     target: Target, contender: CompiledCandidate, plans: Plans, seed: int, cost: Mapping[str, float],
-    bar: tuple[bool, float] | None, failed: str | None = None,
+    whole: bool, failed: str | None = None,
 ) -> Evaluation | Rejection:  # fmt: skip
-    """Judge the short cases, predict the time, and judge to the end what is faster than `bar`, a figure's rank key.
+    """Judge the short cases and predict the time; judge to the end where that is to be `whole`.
 
-    Without a bar everything is judged to the end, as is what has no figure, and what is so near the ceiling of the chip
-    that work may have been skipped. Where executor or model `failed` before, the emulator judges alone and the formula
-    gives the figure.
+    Without a figure, and with one so near the ceiling of the chip that work may have been skipped, the candidate is
+    judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
+    figure.
     """
     from evoengine.stages.gate import CannotJudge, Judges
 
@@ -90,7 +90,7 @@ def estimate_task(
             return Evaluation(judged.verdicts, None)
         estimated = predict_task(target, contender, cost, failed)
         figure = estimated.figure
-        if figure is None or bar is None or figure.rank_key < bar or _near_ceiling(figure):
+        if whole or figure is None or _near_ceiling(figure):
             judged = judges.judge_rest(judged.verdicts)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -52,4 +53,4 @@ def _checked(name: str, value: object, kinds: tuple[type, ...]) -> object:
     if numbers or (isinstance(value, others) and (not is_flag or bool in kinds)):
         return value
     wanted = " or ".join(dict.fromkeys(_NAMES[kind] for kind in kinds))
-    raise UsageError(f"{name} is {str(value)[:60]!r}, of type {type(value).__name__}; it takes {wanted}")
+    raise UsageError(f"{name} is {reprlib.repr(value)}, of type {type(value).__name__}; it takes {wanted}")

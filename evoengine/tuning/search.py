@@ -45,6 +45,7 @@ from evoengine.tuning.setup import (
     make_target,
     prepare_space,
     require_compilers,
+    require_seed,
     silent,
     why_no_predictions,
 )  # fmt: skip
@@ -108,6 +109,7 @@ class SearchOptions:
             raise UsageError(f"--timeout is {self.timeout}; it takes seconds, and --cluster with it")
         if self.cluster is not None and self.device.startswith(RECORDED):
             raise UsageError("--cluster and --device recorded:FILE are two places for a search; give one")
+        require_seed(self.seed)
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}; it must be at least 1")

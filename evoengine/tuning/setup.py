@@ -70,6 +70,8 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
 
     A folder's workload is registered under its name. Raises UsageError.
     """
+    if problem == "":
+        raise UsageError("the problem is an empty text; evoengine problems lists those that can be named")
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
         return Target(workload, parsed, gpu)
@@ -142,6 +144,12 @@ def ending(ledger: Ledger, run: int) -> Iterator[None]:
         with suppress(EvoengineError):  # the ledger itself may be what failed
             ledger.finish_run(run, f"stopped: {found}")
         raise found from error
+
+
+def require_seed(seed: int | None) -> None:
+    """Raise UsageError if the seed is not one that NumPy and Optuna take."""
+    if seed is not None and not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed is {seed}; it must be from 0 to {(1 << 32) - 1}")
 
 
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:

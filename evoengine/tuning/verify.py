@@ -22,11 +22,13 @@ from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.setup import (
     Echo,
+    begin_build,
     choose_device,
     lock_gpu,
     make_target,
     prepare_space,
     require_compilers,
+    require_seed,
     silent,
 )  # fmt: skip
 from evoengine.workloads.base import Target
@@ -82,6 +84,7 @@ def _of_config(
     space: Path | None, templates: Path | None, binary: bool, seed: int | None, echo: Echo,
     on_stage: Echo,
 ) -> Verified:  # fmt: skip
+    require_seed(seed)
     choice = choose_gpu(gpu, gpu_file)
     target = make_target(problem, choice.gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
@@ -114,7 +117,7 @@ def _verify(
     seed = secrets.randbelow(2**31) if seed is None else seed
     on_stage("compiling and gating")
     with lock_gpu(timing, echo):
-        judge = make_evaluator(target, timing, seed)
+        judge = make_evaluator(target, timing, seed, build=None if timing else begin_build(True, echo))
         try:
             candidate = evaluate_config(target, bound, config, folder, judge, seed, fill)
         finally:

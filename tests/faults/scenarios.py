@@ -34,7 +34,7 @@ from evoengine.service import dispatcher as dispatching
 from evoengine.service.database import open_service
 from evoengine.service.dispatcher import Dispatcher
 from evoengine.service.executors import Slot
-from evoengine.service.jobs import DONE, Jobs
+from evoengine.service.jobs import DONE, RUNNING, Jobs
 from tests.faults import hook, tasks
 
 SITE = Path(__file__).with_name("site")
@@ -42,12 +42,17 @@ SECONDS = 300
 """after which a scenario counts as one that hangs"""
 NUMBERS = 6
 FINISH = """#!{python} -ISE
-import sqlite3, sys
+import os, pathlib, sqlite3, sys, time
+while sys.argv[3] == "{last}" and pathlib.Path({lasting!r}).exists():
+    if os.getppid() != int(sys.argv[6]):
+        sys.exit(1)
+    time.sleep(0.01)
 connection = sqlite3.connect({database!r}, timeout=60)
 connection.execute("UPDATE jobs SET state = 'done', owner = NULL WHERE id = ? AND fence = ?", sys.argv[3:5])
 connection.commit()
 """
-"""stands for a job's process: it notes that the job is done"""
+"""stands for a job's process: it notes that the job is done, the last one when it is let"""
+JOBS = 4
 Said = list[str]
 
 
@@ -123,23 +128,31 @@ def check_coordinator(folder: Path) -> Said:
 def run_dispatcher(folder: Path, check: bool = False) -> Said:
     dispatching.TICK_SECONDS, dispatching.REST_SECONDS, dispatching.GIVE_BACK_SECONDS = 0.01, 0.02, 5.0
     job = folder / "job"
-    job.write_text(FINISH.format(python=sys.executable, database=str(folder / "evo.db")))
+    lasting = folder / "lasting"  # the last job does, so that the server that stops has one to stop
+    lasting.unlink(missing_ok=True) if check else lasting.touch()
+    text = FINISH.format(python=sys.executable, database=str(folder / "evo.db"), last=JOBS, lasting=str(lasting))
+    job.write_text(text)
     job.chmod(0o700)
     sys.executable = str(job)
     with open_service(str(folder / "evo.db"), create=True) as database:
         jobs = Jobs(database)
-        for number in range(3):
+        for number in range(JOBS):
             jobs.submit({**JOB, "seed": number}, 0, f"job {number}", 100)
         made = Dispatcher(database, [Slot(0), Slot(1)], 2.0, lambda line: None)
         made.start()
         end = time.monotonic() + (SECONDS if check else PATIENCE_SECONDS)
-        while jobs.counts()[DONE] < 3 and time.monotonic() < end and made.is_alive():
+        while not _is_enough(jobs, check) and time.monotonic() < end and made.is_alive():
             time.sleep(0.01)
         said = [] if made.works else ["wrong: the dispatcher is dead"]
         made.stop()
         here = [each.owner for each in made.executors.known()]
         said += ["wrong: it is still said to run jobs"] if check and made.owner in here else []
     return said
+
+
+def _is_enough(jobs: Jobs, check: bool) -> bool:
+    counts = jobs.counts()
+    return counts[DONE] == JOBS if check else counts[DONE] == JOBS - 1 and counts[RUNNING] == 1
 
 
 JOB = {"problems": ["gemm:m64,n64,k64,fp16"], "gpu": "h100", "trials": 1, "device": "emulator", "priority": 0}
@@ -152,7 +165,7 @@ def check_dispatcher(folder: Path) -> Said:
     said = run_dispatcher(folder, check=True)
     with open_service(str(folder / "evo.db"), create=False) as database:
         counts = Jobs(database).counts()
-    return said + ([] if counts[DONE] == sum(counts.values()) == 3 else [f"wrong: {counts}"])
+    return said + ([] if counts[DONE] == sum(counts.values()) == JOBS else [f"wrong: {counts}"])
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path], Said], Callable[[Path], Said]]] = {
@@ -219,7 +232,7 @@ def _be(folder: Path, function: Callable[[Path], Said], fault: str | None, in_ke
 
 def left_behind() -> list[str]:
     """Processes below this one; they are given some time to end, and ended then."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + SECONDS
     while found := _children():
         if time.monotonic() > end:
             for pid in found:

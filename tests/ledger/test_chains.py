@@ -21,6 +21,8 @@ from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure
 from tests.support.recorded import cache
 
 FROZEN = sorted(file.name.removesuffix(".sql.gz") for file in FOLDER.glob("*.sql.gz"))
+WITHOUT_CHAINS = [revision for revision in FROZEN if revision < "0011"]
+WITH_CHAINS = [revision for revision in FROZEN if revision >= "0011"]
 
 
 def fill(ledger: Ledger) -> int:
@@ -157,7 +159,7 @@ def test_a_revoked_claim_is_noted(path):
     assert (faults(path), notes(path)) == ([], ["revoked"])
 
 
-@pytest.mark.parametrize("revision", [FROZEN[-1], *more(FROZEN[:-1])])
+@pytest.mark.parametrize("revision", [WITHOUT_CHAINS[-1], *more(WITHOUT_CHAINS[:-1])])
 def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
     path = tmp_path / "old.db"
     thaw(FOLDER / f"{revision}.sql.gz", path)
@@ -166,8 +168,16 @@ def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
     assert set(notes(path)) == {chains.UPGRADED}
     with open_ledger(str(path), create=False) as ledger, ledger._reading() as session:
         assert list(chains.broken(session)) == []
-    change(path, "DELETE FROM profiles")
-    assert "of the table profiles is not there any more: the chain of run 100 notes it" in found_by_opening(path)
+    change(path, "DELETE FROM standings", "DELETE FROM measurements WHERE id = (SELECT max(id) FROM measurements)")
+    assert "of the table measurements is not there any more: the chain of run" in found_by_opening(path)
+
+
+def test_a_ledger_that_was_frozen_with_chains_keeps_them(tmp_path):
+    path = tmp_path / "old.db"
+    thaw(FOLDER / f"{WITH_CHAINS[0]}.sql.gz", path)
+    with open_ledger(str(path), create=False) as ledger, ledger._reading() as session:
+        assert list(chains.broken(session)) == []
+    assert chains.UPGRADED not in notes(path)
 
 
 def test_a_row_that_was_damaged_before_the_upgrade_stays_damaged(tmp_path):

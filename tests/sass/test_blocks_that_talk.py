@@ -14,9 +14,7 @@ from tests.support.exhaustive import more, representatives
 SEEDS = range(3)
 IN_ONE_WARP = ("no barrier before the count", "one thread's fence too early", "all store to one place")
 """faults of the text that are none of this machine code: the threads run together"""
-RETURNING_ATOMIC = ("an atomic_ref that only releases",)
-"""an atomic whose result decides what follows is taken to acquire, as programs without a second fence assume"""
-RACES = [p for p in combining.RACES if p.id not in IN_ONE_WARP + RETURNING_ATOMIC]
+RACES = [p for p in combining.RACES if p.id not in IN_ONE_WARP]
 RACE = r"byte \d+ of .*, which `.*` at 0x\w+ (reads|writes) in block .*: nothing orders the two"
 
 
@@ -73,7 +71,9 @@ def test_blocks_that_wait_for_one_another_come_to_their_end(chain, edits):
         np.testing.assert_array_equal(*chain(edits, seed))
 
 
-@pytest.mark.parametrize(("edits", "tensor"), representatives(RACES, "no fence", "counted before", "a relaxed"))
+@pytest.mark.parametrize(
+    ("edits", "tensor"), representatives(RACES, "no fence", "counted before", "an atomic_ref that only releases")
+)
 def test_results_that_nothing_orders_are_a_race_under_every_seed(combine, edits, tensor):
     for seed in SEEDS:
         with pytest.raises(KernelCrashed, match=RACE):
@@ -139,3 +139,30 @@ def test_kernels_run_in_stream_order_and_what_they_do_not_store_is_counted(execu
     done = execute_rounds(IN_ORDER, [[("first", x, between), ("second", between, o)]])
     np.testing.assert_array_equal(done.tensors[0]["o"][:24], x[::-1][:24] + 1)
     assert done.unwritten == {"o": 8}
+
+
+SWAPPED = """
+extern "C" __global__ void f(const float* x, unsigned* total, float* beside) {
+    if (threadIdx.x) return;
+    unsigned old = *total, seen;
+    do {
+        seen = old;
+        old = atomicCAS(total, seen, __float_as_uint(__uint_as_float(seen) + x[blockIdx.x] + OTHER));
+    } while (old != seen);
+    if (blockIdx.x == 1) beside[0] = 1;
+}
+"""
+
+
+def test_the_load_that_begins_a_swap_races_with_nothing_and_one_beside_it_does(execute_rounds, scratch):
+    x = np.arange(6, dtype=np.float32)
+
+    def launch(other, seed):
+        calls = [[("f", x, np.zeros(1, np.uint32), np.zeros(1, np.float32))]]
+        done = execute_rounds(SWAPPED.replace("OTHER", other), calls, grid=(6, 1, 1), seed=seed)
+        return done.tensors[0]["total"]
+
+    for seed in SEEDS:
+        launch("0", seed)
+        with pytest.raises(KernelCrashed, match=RACE):
+            launch("beside[0] * 0", seed)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evoengine.records import Launch, Source
+from evoengine.stages.compile import compile_source
 from tests.support.exhaustive import more
-from tests.support.machine_code import SOME_ARCHS, elementwise, execute
+from tests.support.machine_code import ENTRY, SOME_ARCHS, elementwise, execute
 
 N = 256
 HALVES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>"
@@ -292,3 +294,24 @@ def test_bfloats(arch):
         for text, function in BFLOAT.items()
     }
     check_exact(references, arguments, ("__nv_bfloat16", np.uint16), arch, HALVES)
+
+
+SCALED = {
+    "a * b * 8.0f": ("M8", 8.0),
+    "a * b * 4.0f": ("M4", 4.0),
+    "a * b * 0.5f": ("D2", 0.5),
+    "a * b * 0.125f": ("D8", 0.125),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", *more(["sm_90a"])])
+@pytest.mark.parametrize("expression", SCALED)
+def test_products_times_a_power_of_two_are_rounded_once(expression, arch):
+    modifier, factor = SCALED[expression]
+    a, b = floats(1), floats(2)
+    text = elementwise({"a": "float", "b": "float"}, "float", [expression])
+    assert f"FMUL.{modifier} " in compile_source(Source(text, ENTRY, Launch((1, 1, 1), 32, 0)), arch).listing
+    got = execute(text, arch, {"a": a, "b": b}, {"out": (np.float32, (1, N))}, threads=128, grid=2)["out"][0]
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.longdouble) * b.astype(np.longdouble) * factor
+        np.testing.assert_array_equal(got, exact.astype(np.float32))

@@ -41,14 +41,14 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
     most = QUEUE_DEPTH + 2 + 1  # the lead, and one a worker and one that waits
     submit = GpuEvaluator.submit
 
-    def counted(self, job, workers, bar):
+    def counted(self, job, workers, whole):
         nonlocal at_once
         with lock:
             at_once += 1
             seen.append(at_once)
             if at_once == most:
                 gate.touch()
-        future = submit(self, job, workers, bar)
+        future = submit(self, job, workers, whole)
         future.add_done_callback(lambda _: left())
         return future
 

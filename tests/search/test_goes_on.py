@@ -34,12 +34,12 @@ class CountingJudge(instant.InstantJudge):
 
     ahead = 4
 
-    def submit(self, job, workers, bar) -> Future:
+    def submit(self, job, workers, whole) -> Future:
         others = sum(not future.done() for future in self.under_way)
         self.seen.append((instant.number_of(job.contender.config), others))
         if others:
             self._shared.set()
-        future = super().submit(job, workers, bar)
+        future = super().submit(job, workers, whole)
         self.under_way.append(future)
         return future
 

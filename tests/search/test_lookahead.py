@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -108,9 +107,8 @@ def test_a_search_that_is_stopped_does_not_wait_for_predictions(numbered):
     coordinator = numbered.coordinator(
         MIXED, sampler="evolution", predictor=faulty_device.sleeping_model, on_change=lambda _: coordinator.stop()
     )
-    start = time.monotonic()
-    assert coordinator.search().ended == "interrupted"
-    assert time.monotonic() - start < faulty_device.LATE_SECONDS / 2
+    progress = coordinator.search()
+    assert (progress.ended, progress.predicted) == ("interrupted", 0)
 
 
 def test_it_works_only_while_workers_are_idle(numbered, monkeypatch):

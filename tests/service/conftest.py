@@ -133,7 +133,7 @@ class Running:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=300)
 
     def client(self, token: str | None = None) -> Client:
         return Client(self.url, token)

@@ -143,3 +143,17 @@ def test_a_server_is_ready_only_as_long_as_its_dispatcher_works(service, dispatc
     monkeypatch.setattr(dispatching, "STILL_SECONDS", 60.0)
     monkeypatch.setattr(dispatcher, "is_alive", lambda: False)
     assert app.http.get("/readyz").status_code == 503
+
+
+def test_a_jobs_process_whose_server_was_killed_while_it_started_does_nothing(tmp_path):
+    """Of a ledger that is not there it would have to say so."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-m", "evoengine.service.work", "1", "1", "cpu"]
+    environment = {**os.environ, "EVOENGINE_DB": str(tmp_path / "none.db")}
+    ended, living = (
+        subprocess.run([*command, str(server)], env=environment, capture_output=True, text=True)
+        for server in (gone.pid, os.getpid())
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert living.returncode != 0 and "none.db" in living.stderr

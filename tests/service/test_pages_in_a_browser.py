@@ -10,7 +10,7 @@ import pytest
 from evoengine.ledger.service_models import JobRow
 from evoengine.records import Kind
 from evoengine.service.page import FOLDER
-from tests.support.browser import needs_browser, opened
+from tests.support.browser import Browser, needs_browser, opened
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 
 WIDTHS = (390, 1280)
@@ -81,3 +81,32 @@ def test_the_status_page_and_its_report_are_shown_without_a_complaint(served, da
     report, console = opened(parts.url + link.replace("&amp;", "&"), tmp_path / "profile", 20)
     assert console == []
     assert re.search(r'data-drawn="\d+"', report) and f"{PROBLEM} on {GPU}" in report
+
+
+@pytest.fixture
+def browser(tmp_path):
+    browser = Browser(tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+@needs_browser
+def test_a_job_is_submitted_and_cancelled_by_hand(served, database, browser):
+    """What a browser says of where a form comes from is its own; the server takes it."""
+    parts = served()
+    parts.executors.beat(())
+    browser.open(parts.url)
+    browser.click('a[href="/new"]')
+    browser.fill("problems", "gemm:m64,n64,k64,fp16\nrms_norm:rows64,hidden256,bf16")
+    browser.fill("trials", "7")
+    browser.fill("gpu", "h1000")
+    browser.click("form.fields button")
+    assert "did you mean h100" in browser.text
+    assert "rms_norm:rows64,hidden256,bf16" in browser.run("document.querySelector('[name=problems]').value")
+    browser.fill("gpu", "h100")
+    browser.click("form.fields button")
+    assert browser.run("location.pathname") == "/jobs/1" and "rms_norm:rows64,hidden256,bf16" in browser.text
+    assert parts.jobs.find(1).request["trials"] == 7
+    browser.click('form[action="/jobs/1/cancel"] button')
+    assert browser.run("location.pathname") == "/jobs/1" and parts.jobs.find(1).state == "cancelled"
+    assert browser.run("document.querySelector('form[action=\"/jobs/1/cancel\"]')") is None

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -64,9 +63,7 @@ def test_a_server_is_killed_and_started_again_in_mid_stream_and_nothing_is_lost_
         with open_ledger(db, create=False) as ledger:
             known = [c.trial for run in ended.parts[0]["runs"] for c in ledger.candidates(run=run) if c.outcome]
         assert sorted(trials) == sorted(known) and len(trials) == MANY
-        began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 60
     assert "Traceback" not in server.said.read_text(), server.said.read_text()
 
 

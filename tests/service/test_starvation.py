@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import http.client
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from evoengine.kept_process import KeptProcess
 from evoengine.records import Kind
 from evoengine.service import app as application
 from evoengine.service import connections, reports
@@ -66,8 +68,16 @@ def drawing(monkeypatch):
     return drawn, release
 
 
-def test_a_report_is_drawn_by_a_process_of_its_own_as_the_command_draws_it(known):
+def test_a_report_is_drawn_by_a_process_of_its_own_as_the_command_draws_it(known, monkeypatch):
+    """Which the keeper starts: a fork of the server would hold up every other request."""
     server = known()
+    KeptProcess(reports.HELD, ["/bin/true"], environment={}).close()  # its keeper is up
+
+    def fork(*_, **__):
+        raise AssertionError("the server forks")
+
+    monkeypatch.setattr(subprocess, "Popen", fork)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fork)
     status, headers, page = server.ask("/report")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     _, packed, sent = server.ask("/report", accept_encoding="gzip")

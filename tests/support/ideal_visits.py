@@ -69,5 +69,5 @@ def _warp(case: AnyCase, block: int, warp: int, steps: list[int]) -> list[Row]:
             count = total * (1 if config["v_wait"] == "with_k" else 2) + (config["q_in"] == "registers") * len(steps)
             return [(block, warp, VisitKind.COPY_WAIT, 1, count, 0)]
         case "wmma" if config["stages"] == 1:
-            return [(block, warp, VisitKind.PRODUCT, 1, total * attention._wmma_products(problem, config), 0)]
+            return [(block, warp, VisitKind.PRODUCT, 1, 16 * total * attention._wmma_products(problem, config), 0)]
     return [(block, warp, VisitKind.COPY_WAIT, 1, total, 0)] if config["stages"] > 1 else []

@@ -617,7 +617,42 @@ extern "C" __global__ void stream_k(const float* a, const float* b, float* c, fl
           "scratch": {"partial": {"shape": ["BLOCKS", "TILE", "TILE"], "dtype": "float32"}, "flags": {"shape": ["BLOCKS"], "dtype": "int32", "zeroed": True}}},
 )  # fmt: skip
 
+LARGEST = OwnKernel(
+    "largest", {"n": 700001}, {"x": "float32[n]"}, {"top": "float32[1]", "at": "int32[1]"},
+    "v, i = x.max(0); return v[None], i.int()[None]", {"BLOCK": [256], "BLOCKS": [20, 33]}, ["BLOCK"], ["BLOCKS"], """
+extern "C" __global__ void largest(const float* x, float* top, int* at, unsigned long long* best, unsigned* done, int n) {
+    __shared__ unsigned long long s[BLOCK];
+    unsigned long long own = 0;
+    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < n; i += BLOCK * gridDim.x) {
+        unsigned b = __float_as_uint(x[i]);
+        b = b >> 31 ? ~b : b | 0x80000000u;
+        unsigned long long key = ((unsigned long long)b << 32) | (0xffffffffu - i);
+        own = key > own ? key : own;
+    }
+    s[threadIdx.x] = own;
+    for (int d = BLOCK / 2; d; d /= 2) {
+        __syncthreads();
+        if (threadIdx.x < d && s[threadIdx.x + d] > s[threadIdx.x]) s[threadIdx.x] = s[threadIdx.x + d];
+    }
+    if (threadIdx.x) return;
+    atomicMax(best, s[0]);
+    __threadfence();
+    if (atomicAdd(done, 1u) != gridDim.x - 1) return;
+    __threadfence();
+    unsigned long long found = atomicExch(best, 0ull);
+    unsigned b = found >> 32;
+    *top = __uint_as_float(b >> 31 ? b ^ 0x80000000u : ~b), *at = 0xffffffffu - (unsigned)found;
+    *done = 0;
+}
+""",
+    (("the counter is raised before the maximum", "    atomicMax(best, s[0]);\n    __threadfence();\n    if (atomicAdd(done, 1u) != gridDim.x - 1) return;", "    unsigned place = atomicAdd(done, 1u);\n    atomicMax(best, s[0]);\n    __threadfence();\n    if (place != gridDim.x - 1) return;"),
+     ("the maximum stays for the next launch", "atomicExch(best, 0ull)", "atomicAdd(best, 0ull)"),
+     ("negative numbers are the least", "b >> 31 ? ~b :", "b >> 31 ? 0u :"),
+     ("no barrier in the last steps", "        __syncthreads();\n        if", "        if (d >= 32) __syncthreads();\n        if")),
+    more={"scratch": {"best": {"shape": [1], "dtype": "int64", "zeroed": True}, "done": {"shape": [1], "dtype": "int32", "zeroed": True}}},
+)  # fmt: skip
+
 KERNELS = (
     SOFTMAX, ROW_SUM, TRANSPOSE, STENCIL, SCAN, HISTOGRAM, SPLIT_K, TWO_KERNELS, GATHER, MASKED, GREATER, ARGMAX, LAYER_NORM, VOLUME,
-    MATMUL, ROTARY, DOT, FILTER, PERSISTENT, INTEGERS, TRIANGLE, POOLING, STREAM_K,
+    MATMUL, ROTARY, DOT, FILTER, PERSISTENT, INTEGERS, TRIANGLE, POOLING, STREAM_K, LARGEST,
 )  # fmt: skip

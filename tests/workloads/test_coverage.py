@@ -11,8 +11,11 @@ import pytest
 from evoengine.devices.base import VISIT
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run_rounds
+from evoengine.records import CompiledCandidate
 from evoengine.search.evaluators import gate_plan
+from evoengine.stages.compile import compile_source
 from evoengine.stages.coverage import CoverageLog, coverage_of, joined
+from evoengine.stages.gate import emulator, executor
 from evoengine.stages.verify import verify
 from evoengine.workloads.coverage import Cell
 from tests.support.exhaustive import more
@@ -152,3 +155,21 @@ def test_coverage_of_two_plans_is_joined_by_what_both_are_missing():
     assert both is not None and both.missing == ("rows: b",)
     assert (both.cells, both.visited) == ({"keys": 1, "rows": 2}, {"keys": 1, "rows": 1})
     assert joined(None, second) is second
+
+
+@pytest.mark.parametrize("family", ["wmma", *more(["mma", "wgmma"])])
+@pytest.mark.parametrize("gpu", ["h100", *more(["rtx2080ti", "a100"])])
+def test_machine_code_shows_the_steps_that_the_text_does(family, gpu):
+    """Products of matrices count by their size, of which ptxas cuts those of the text into several."""
+    own = KernelGate("b1,h2,sq77,sk203,d64,fp16", gpu)
+    if family not in own.space.families or family in own.space.empty_families:
+        pytest.skip(f"no {family} on {gpu}")
+    configs = [c for c in own.draw(500, seed=3) if c["family"] == family]
+    for config in [c for c in configs if int(c.get("stages", 1)) == 1][:2] or configs[:2]:
+        workload, source, plan = own.target.workload, own.source(config), gate_plan(own.space, own.target, config)
+        binary = compile_source(source, own.target.gpu.arch)
+        judges = executor(CompiledCandidate(0, source, binary)), emulator(source, own.target.gpu.arch)
+        found = [verify(workload, plan, judge.run, judge.device, 3) for judge in judges]
+        assert all(verdict.correct for verdict in found)
+        visited = [verdict.coverage.visited.get("steps") for verdict in found]
+        assert visited[0] == visited[1] == found[0].coverage.cells.get("steps") and visited[0]

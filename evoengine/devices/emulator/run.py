@@ -39,19 +39,16 @@ from evoengine.devices.base import (
     TensorParameter,
     Tensors,
 )
-from evoengine.devices.pool import BlockArgument, BlockLaunch, BlockTrace
+from evoengine.devices.pool import BlockLaunch, BlockTrace, read_traces
 from evoengine.errors import MachineError
 from evoengine.machine import oom_kills, require_own_end
 from evoengine.records import Launch
 
-# The layouts of Header, TensorHeader, CallHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and
-# PageHeader in runtime/pooled.cpp.
+# The layouts of Header, TensorHeader, CallHeader and ArgumentHeader in runtime/main.cpp.
 _HEADER = struct.Struct("=Qq4IQ")
 _TENSOR = struct.Struct("=QIIc55s")
 _CALL = struct.Struct("=9I128s")
 _ARGUMENT = struct.Struct("=QIc51s")
-_BLOCK = struct.Struct("=QII")
-_PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
 _POISON, _OTHER_POISON = 0xFF, 0xFE
 """bytes that outputs hold before anything is written: NaN, and what shows by its difference what was not written"""
@@ -115,7 +112,7 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
     given = [a for a in asked.arguments if isinstance(a, TensorArgument)]
     contents = _contents([KernelCall(entry, asked.launch, given)], tensors, first=True)
     message = b"".join([header, chosen.tobytes(), asked.pool.pages.tobytes(), struct.pack("=I", 1), *contents, call])
-    return _block_traces(_finish(executable, message, entry, asked.launch, timeout), asked.arguments)
+    return read_traces(_finish(executable, message, entry, asked.launch, timeout), asked.arguments)
 
 
 # ── what goes to the process ────────────────────────────────────────────────────────────────────────────────────────
@@ -331,22 +328,4 @@ def _holding(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]
         held = bits == np.frombuffer(bytes([byte]) * data.itemsize, bits.dtype)[0]
         if held.any():
             found[name] = held
-    return found
-
-
-def _block_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[BlockTrace]:
-    found, position = [], 0
-    while position < len(output):
-        block, given_up, pages = _BLOCK.unpack_from(output, position)
-        position += _BLOCK.size
-        touched: dict[str, list[tuple[int, np.ndarray]]] = {
-            a.name: [] for a in arguments if isinstance(a, TensorParameter)
-        }
-        for _ in range(pages):
-            offset, argument, size = _PAGE.unpack_from(output, position)
-            position += _PAGE.size
-            if (name := arguments[argument].name) in touched:
-                touched[name].append((offset, np.frombuffer(output, np.uint8, size, position)))
-            position += size
-        found.append(BlockTrace(block, bool(given_up), touched))
     return found

@@ -7,6 +7,7 @@
 #include "functional.h"
 #include "hazards.h"
 #include "machine.h"
+#include "sparse.h"
 #include "timing.h"
 
 using namespace sass;
@@ -42,6 +43,8 @@ Launch launch_of(const SassLaunch& from) {
   to.local_bytes = from.local_bytes;
   to.registers = from.registers;
   to.arch = from.arch;
+  to.barriers = from.barriers;
+  to.mbarriers = from.mbarriers;
   return to;
 }
 
@@ -52,6 +55,23 @@ std::vector<Allocation> allocations_of(const SassLaunch& from) {
     found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name, a.written});
   }
   std::sort(found.begin(), found.end(), [](const Allocation& a, const Allocation& b) { return a.address < b.address; });
+  return found;
+}
+
+// The pages of the sparse ones among `allocations`, which point to them.
+std::deque<Sparse> sparse_of(const SassLaunch& from, std::vector<Allocation>& allocations, Pool& pool) {
+  std::deque<Sparse> found;
+  for (u32 n = 0; n < from.allocation_count; n++) {
+    const SassAllocation& given = from.allocations[n];
+    if (!given.sparse) continue;
+    Sparse& sparse = found.emplace_back();
+    sparse.kind = SparseKind(given.sparse);
+    sparse.argument = given.argument;
+    sparse.bytes = given.bytes;
+    sparse.pool = &pool;
+    for (Allocation& a : allocations)
+      if (a.address == given.address) a.sparse = &sparse;
+  }
   return found;
 }
 
@@ -134,6 +154,7 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
       [&] {
         Launch launch = launch_of(*from);
         require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
+        require_declared_barriers(*static_cast<Program*>(program), launch);
         auto banks = banks_of(*from);
         last_visits.clear();
         last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
@@ -145,6 +166,32 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
 const void* sass_visits(uint64_t* count) {
   *count = last_visits.size();
   return last_visits.data();
+}
+
+static thread_local std::vector<u8> last_traces;
+
+int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count,
+                    const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size) {
+  return guarded(
+      [&] {
+        Launch launch = launch_of(*from);
+        require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
+        require_declared_barriers(*static_cast<Program*>(program), launch);
+        auto banks = banks_of(*from);
+        std::vector<Allocation> allocations = allocations_of(*from);
+        Pool pooled{pool, pool_pages};
+        std::deque<Sparse> sparse = sparse_of(*from, allocations, pooled);
+        std::vector<ChosenBlock> chosen;
+        for (int n = 0; n < count; n++) chosen.push_back({cluster_starts(launch, blocks + n, 1)[0], limits[n]});
+        last_traces.clear();
+        last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen, limit);
+      },
+      message, size);
+}
+
+const void* sass_traces(uint64_t* bytes) {
+  *bytes = last_traces.size();
+  return last_traces.data();
 }
 
 // ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,14 +14,15 @@ struct SassAllocation {
   uint64_t address, bytes;
   uint8_t* data;
   uint64_t period;
-  uint32_t writable, unused;
+  uint32_t writable;
+  uint16_t sparse, argument;  // its SparseKind; where it is sparse, its number among the launch's arguments
   const char* name;
   uint8_t* written;  // by words of four bytes: a bit for each byte stored to is set; null where nobody asks
 };
 
 struct SassLaunch {
   uint32_t grid[3], threads[3], cluster[3];
-  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch;
+  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch, barriers, mbarriers;
   uint32_t bank_count, allocation_count;
   const SassBank* banks;
   const SassAllocation* allocations;
@@ -46,6 +47,13 @@ int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count
 // What the warps of the calling thread's last run did at sites: `count` records of the layout of VISIT in
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);
+
+// Runs blocks by themselves; see run_blocks in functional.h. `limits` are in bytes of sparse inputs, whose pages are those
+// of the pool: `pool_pages` of 4096 bytes. Returns as sass_run does.
+int sass_run_blocks(void* program, const SassLaunch*, const uint64_t* blocks, const uint64_t* limits, int count,
+                    const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size);
+// The traces of the calling thread's last run of blocks: `bytes` bytes, valid until that thread's next one.
+const void* sass_traces(uint64_t* bytes);
 
 // Names of rates, counts, what blocks touch, times and progress, in the order of the arrays below, each ended by a
 // newline.

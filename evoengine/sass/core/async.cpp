@@ -283,7 +283,7 @@ Execute prepare_registers(Instruction& i) {
 // Memory here is one, and what a warp does is seen at once by all: fences order accesses alone.
 Step fence(Context& c, const Instruction& i) {
   Order* order = order_of(c);
-  if (order && i.a) order->publish(c.warp);
+  if (order && i.a) order->publish(c.warp, has(i, "SC"));
   return Step::Done;
 }
 

@@ -219,6 +219,9 @@ Step barrier(Context& c, const Instruction& i) {
   for (size_t n = 1; n < i.operands.size(); n++)
     if (i.operands[n].kind != Operand::Kind::Predicate) expected = first_lane(c, i.operands[n]);
   if (index >= 16) throw Fault{"BAR with barrier " + std::to_string(index) + ": there are 16"};
+  if (w.strict && index >= c.machine.launch.barriers)
+    throw Fault{"BAR with barrier " + std::to_string(index) + ": the binary declares " +
+                std::to_string(c.machine.launch.barriers)};
   NamedBarrier& b = w.block->barriers[index];
   if (b.arrived && b.expected != expected)
     throw Fault{"barrier " + std::to_string(index) + " is waited at with different numbers of threads"};

@@ -1,6 +1,8 @@
 // Makes a Program of what `nvdisasm -hex` prints.
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
 #include <unordered_map>
 
 #include "machine.h"
@@ -266,6 +268,18 @@ const Opcode* opcode(string_view base) {
   return found == names->end() ? nullptr : found->second;
 }
 
+// Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
+// columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
+u32 products_of(const Instruction& i, string_view base) {
+  if (base != "HMMA" && base != "IMMA" && base != "DMMA" && base != "HGMMA") return 0;
+  const string shape = i.modifiers.empty() ? "" : i.modifiers[0];
+  u32 rows = 0, columns = 0, depth = 0;
+  if (std::sscanf(shape.c_str(), "%ux%ux%u", &rows, &columns, &depth) == 3) return (rows == 64 ? 16 : rows) * columns * depth / 256;
+  rows = shape.starts_with("16") ? 16 : 8;  // 16816, 1688, 1684, 16832; 884, 8816
+  depth = u32(std::atoi(shape.c_str() + (rows == 16 ? 3 : 2)));
+  return std::max(1u, rows * 8 * depth / 256);
+}
+
 // What the executor asks of every instruction that it runs.
 void classify(Instruction& i, string_view base) {
   auto is_one_of = [&](std::initializer_list<string_view> names) { return std::find(names.begin(), names.end(), base) != names.end(); };
@@ -275,11 +289,12 @@ void classify(Instruction& i, string_view base) {
   i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
                       "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
-  if (base == "HGMMA") i.visit = Visit::Product;
+  if (const u32 products = products_of(i, base)) i.visit = Visit::Product, i.products = products;
   if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
 }
 
-// A loop around a compare-and-swap begins with a plain load: where another thread stores at the same time, the swap fails.
+// A loop around a compare-and-swap begins with a plain load of what is swapped: where another thread stores at the same
+// time, the swap fails. That load has the swap's address, or loads the register that is compared; any other is ordered.
 void mark_optimistic(std::vector<Instruction>& code) {
   constexpr size_t NEAR = 16;  // instructions from the load to the swap
   auto is = [](const Instruction& i, std::initializer_list<string_view> names) {
@@ -288,7 +303,17 @@ void mark_optimistic(std::vector<Instruction>& code) {
   for (size_t k = 0; k < code.size(); k++) {
     if (!is(code[k], {"ATOM", "ATOMG", "ATOMS"}) || !(has(code[k], "CAS") || has(code[k], "CAST"))) continue;
     const bool shared = is(code[k], {"ATOMS"});
-    for (size_t n = k - std::min(k, NEAR); n < k; n++) code[n].optimistic |= shared ? is(code[n], {"LDS", "LD"}) : is(code[n], {"LDG", "LD"});
+    const auto place = std::find_if(code[k].operands.begin(), code[k].operands.end(),
+                                    [](const Operand& o) { return o.kind == Operand::Kind::Memory; });
+    if (place == code[k].operands.end()) continue;
+    const Operand* compared = place + 1 < code[k].operands.end() ? &*(place + 1) : nullptr;
+    for (size_t n = k - std::min(k, NEAR); n < k; n++) {
+      if (!(shared ? is(code[n], {"LDS", "LD"}) : is(code[n], {"LDG", "LD"})) || code[n].operands.size() < 2) continue;
+      const Operand &to = code[n].operands[code[n].operands.size() - 2], &from = code[n].operands.back();
+      const bool same = from.kind == place->kind && from.index == place->index && from.uniform == place->uniform &&
+                        from.offset == place->offset;
+      code[n].optimistic |= same || (compared && to.kind == compared->kind && to.index == compared->index);
+    }
   }
 }
 

@@ -50,6 +50,39 @@ Execute prepare_float_arithmetic(Instruction& i) {
   return i.a || i.b || i.c ? arithmetic_with<Op> : float_arithmetic<Op>;
 }
 
+const char* const SCALES[] = {"D8", "D4", "D2", "", "M2", "M4", "M8", nullptr};
+
+// FMUL.M8, FMUL.D2: the product times a power of two, rounded once. a = .FTZ, b = .SAT, c = rounding, d = the power
+Step scaled_product(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  const double scale = i.d < 0 ? 1.0 / (1 << -i.d) : double(1 << i.d);
+  const bool flushes = i.a;
+  {
+    const Rounded rounded(i.c);
+    for (int l = 0; l < LANES; ++l) {  // a double holds the product of two floats exactly
+      const volatile double product = scale * as_float(flushes ? flush(x[l]) : x[l]) * as_float(flushes ? flush(y[l]) : y[l]);
+      const volatile float rounded_once = float(product);
+      out[l] = canonical(rounded_once);
+    }
+  }
+  if (i.a) each(out, [&](int l) { return flush(out[l]); });
+  if (i.b) each(out, [&](int l) { return saturate(out[l]); });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_multiply(Instruction& i) {
+  Modifiers m(i);
+  const int scale = take_one(m, SCALES);
+  if (scale < 0) return prepare_float_arithmetic<Multiply>(i);
+  i.d = scale - 3;
+  i.a = m.take("FTZ");
+  i.b = m.take("SAT");
+  i.c = take_rounding(m);
+  return m.none_left() && i.operands.size() == 3 ? scaled_product : nullptr;
+}
+
 // FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 Step fmnmx(Context& c, const Instruction& i) {
   Lanes s, t, out;
@@ -218,7 +251,7 @@ Execute prepare_mufu(Instruction& i) {
 
 const Opcode FLOATING[] = {
     {"FADD", Pipe::Fma, prepare_float_arithmetic<Add>},
-    {"FMUL", Pipe::Fma, prepare_float_arithmetic<Multiply>},
+    {"FMUL", Pipe::Fma, prepare_multiply},
     {"FFMA", Pipe::Fma, prepare_float_arithmetic<MultiplyAdd>},
     {"FADD32I", Pipe::Fma, prepare_float_arithmetic<Add>},
     {"FMUL32I", Pipe::Fma, prepare_float_arithmetic<Multiply>},

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "order.h"
+#include "sparse.h"
 
 namespace sass {
 
@@ -144,7 +145,7 @@ bool turn(Functional& machine, Warp& w, u64& left) {
     machine.acts += instruction.acts && context.lanes;
     if (machine.visits && instruction.visit != Visit::None && context.lanes)
       machine.visits->add(w, instruction.visit, u64(instruction.address),
-                          instruction.visit == Visit::Vote && came_true(context, instruction));
+                          instruction.visit == Visit::Vote && came_true(context, instruction), instruction.products);
     if (machine.observer) {
       machine.observer->saw(context, instruction);
       if (!left--) throw LimitReached{};
@@ -269,7 +270,43 @@ void mark_written(const Allocation& a) {
     for (u32 entry : entries) a.written[word] |= u8(entry & 15);
 }
 
+// Appends what one block touched of sparse allocations.
+void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
+  auto put = [&](const auto& value) {
+    const u8* bytes = reinterpret_cast<const u8*>(&value);
+    to.insert(to.end(), bytes, bytes + sizeof value);
+  };
+  u32 count = 0;
+  for (const Allocation& a : allocations) count += a.sparse ? u32(a.sparse->pages.size()) : 0;
+  put(block), put(u32(given_up)), put(count);
+  for (const Allocation& a : allocations) {
+    if (!a.sparse) continue;
+    for (const auto& [number, page] : a.sparse->pages) {
+      const u32 size = a.sparse->kind == SparseKind::Output ? a.sparse->size_of(number) : 0;
+      put(u64(number * PAGE)), put(a.sparse->argument), put(size);
+      to.insert(to.end(), page.get(), page.get() + size);
+    }
+  }
+}
+
 }  // namespace
+
+void require_declared_barriers(const Program& program, const Launch& launch) {
+  auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
+    char at[32];
+    snprintf(at, sizeof at, "at 0x%x: ", i.address);
+    throw Fault{at + i.text + uses + std::to_string(declared) + what};
+  };
+  u32 initialised = 0;
+  for (const Instruction& i : program.code) {
+    const bool named = i.opcode.starts_with("BAR.") && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
+    if (named && i.operands[0].immediate >= launch.barriers)
+      fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ", launch.barriers,
+            " barriers");
+    if (i.opcode.starts_with("SYNCS.EXCH") && ++initialised > launch.mbarriers)
+      fault(i, " initialises an mbarrier beyond the ", launch.mbarriers, " that the binary declares");
+  }
+}
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, bool lone) {
@@ -308,6 +345,32 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   for (const Allocation& a : machine.memory.allocations)
     if (a.shadow && a.written) mark_written(a);
   return visited;
+}
+
+std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
+                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
+  std::vector<u8> traces;
+  for (const ChosenBlock& block : blocks) {
+    Functional machine;
+    prepare(machine, program, launch, std::vector<Allocation>(allocations), banks, seed + block.number);
+    machine.landing = Landing(machine.random.below(3));
+    for (Allocation& a : machine.memory.allocations) {
+      if (!a.sparse) continue;
+      a.sparse->pages.clear();
+      a.sparse->last = ~0ull;
+      a.sparse->pool->touched = 0;
+      a.sparse->pool->limit = block.input_limit;
+    }
+    World world(program, launch);
+    bool given_up = false;
+    try {
+      run_clusters(machine, &world, {block.number}, limit, nullptr);
+    } catch (const GivenUp&) {
+      given_up = true;
+    }
+    write_trace(traces, block.number, given_up, machine.memory.allocations);
+  }
+  return traces;
 }
 
 }  // namespace sass

@@ -14,10 +14,24 @@ struct Visited {
 };
 #pragma pack(pop)
 
+// Throws Fault where the program names a barrier, or initialises an mbarrier, beyond those that its binary declares.
+void require_declared_barriers(const Program&, const Launch&);
+
 // Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
 // instructions, per block. `banks` are 8.
 std::vector<Visited> run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
                          std::vector<u64> clusters, u64 limit);
+
+// A block that is run by itself; `input_limit` is in bytes of sparse inputs, in whole pages.
+struct ChosenBlock {
+  u64 number, input_limit;
+};
+
+// Runs blocks (of a cluster: all of it), each by itself, over sparse allocations that are as if never touched and
+// others as they are. Returns traces, one behind the other, as `read_traces` in evoengine/devices/pool.py reads them.
+// Throws Fault with the place, also where a block executes more than `limit` warp instructions.
+std::vector<u8> run_blocks(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,
+                           u64 seed, const std::vector<ChosenBlock>&, u64 limit);
 
 // What blocks do, for a model: `saw` is called after each instruction, `began` for each piece of asynchronous work.
 struct Observer {

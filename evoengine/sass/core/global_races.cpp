@@ -113,13 +113,14 @@ void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 b
 
 // ── release and acquire by atomics ───────────────────────────────────────────────────────────────────────────────────────────────
 
-void Order::publish(const Warp& w) {
+void Order::publish(const Warp& w, bool threadfence) {
   if (!world.fences) return;
   const u32 id = agent_of(w);
   refresh(w);
   View& view = agents[id].view;
   raise(view.published, view.seen);
   raise(view.published_others, view.others);
+  agents[id].threadfence |= threadfence;
   advance(id);
 }
 
@@ -141,16 +142,18 @@ void Order::take(View& view, u64 of, const Told& told) const {
 }
 
 // Strong stores and atomics tell what was published before them: a fence comes first, as `st.release` is compiled. What
-// they tell of this cluster needs none. An atomic that returns a value takes in at once what it reads, since programs
-// build on that where they count the blocks that are done; a strong load does at the next fence, as `ld.acquire` has it.
+// they tell of this cluster needs none. Strong loads, and atomics that return a value, take in what they read at the next
+// fence, as `ld.acquire` and `atom.acquire` are compiled; an atomic behind its own __threadfence takes it in at once, since
+// programs that count the blocks that are done build on that (CUDA C++ Programming Guide, "Memory Fence Functions").
 void Order::synchronise(const Warp& w, const Instruction& i, u64 address, Touch kind) {
   if (!world.fences || !i.strength) return;
   const u32 id = agent_of(w);
-  if (kind != Touch::Write)
+  const bool reads = kind == Touch::Read || (kind == Touch::Atomic && !i.opcode.starts_with("RED"));
+  if (reads)
     if (const auto found = world.locations.find(address); found != world.locations.end())
       for (const auto& [of, told] : found->second) {
         if (i.strength < GPU_STRONG && of != cluster.first) continue;
-        if (kind == Touch::Atomic) {
+        if (kind == Touch::Atomic && agents[id].threadfence) {
           take(agents[id].view, of, told);
           continue;
         }

@@ -5,6 +5,7 @@
 
 #include "async.h"
 #include "order.h"
+#include "sparse.h"
 
 namespace sass {
 
@@ -36,6 +37,7 @@ Allocation& GlobalMemory::find(u64 address, u32 bytes, bool write) {
 void GlobalMemory::load(u64 address, void* to, u32 bytes) {
   const Allocation& a = find(address, bytes, false);
   u64 at = address - a.address;
+  if (a.sparse) return a.sparse->load(at, to, bytes);
   if (a.period == a.bytes) {
     std::memcpy(to, a.data + at, bytes);
     return;
@@ -48,6 +50,7 @@ void GlobalMemory::load(u64 address, void* to, u32 bytes) {
 
 void GlobalMemory::store(u64 address, const void* from, u32 bytes) {
   Allocation& a = find(address, bytes, true);
+  if (a.sparse) return a.sparse->store(address - a.address, from, bytes);
   if (a.period == a.bytes) std::memcpy(a.data + (address - a.address), from, bytes);
 }
 

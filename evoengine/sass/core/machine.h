@@ -92,6 +92,7 @@ struct Instruction {
   bool optimistic = false;      // a load whose value is only compared, by an atomic behind it
   bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
   Visit visit = Visit::None;
+  u32 products = 1;             // of a matrix product: those of 8 × 8 × 4 that a warp forms
 
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
@@ -143,6 +144,7 @@ struct Fault {  // what ends a run; `hung` where nothing could go on
 };
 
 struct Shadow;
+struct Sparse;
 
 // A piece of global memory. Contents repeat every `period` bytes where less is held than it is long, as for a model,
 // which reads drawn inputs of any size; writes to such a piece are dropped.
@@ -154,6 +156,7 @@ struct Allocation {
   std::string name;
   u8* written = nullptr;     // by words of four bytes: a bit for each byte stored to; null where nobody asks
   Shadow* shadow = nullptr;  // the last accesses; null where nobody asks
+  Sparse* sparse = nullptr;  // its pages, where none of it is held (`period` is 0)
 };
 
 // Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in.
@@ -341,6 +344,8 @@ struct Launch {
   u32 local_bytes = 0;      // per thread
   u32 registers = 0;        // per thread
   u32 arch = 90;
+  u32 barriers = 16;        // named barriers that the binary declares
+  u32 mbarriers = ~0u;      // instructions that initialise an mbarrier, as it declares them
 };
 
 constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms
@@ -385,9 +390,9 @@ struct Visits {
   };
   std::unordered_map<Site, Count, Hash> counts;
 
-  void add(const Warp& warp, Visit kind, u64 number, bool came_true = false) {
+  void add(const Warp& warp, Visit kind, u64 number, bool came_true = false, u32 times = 1) {
     Count& count = counts[{&warp, number, kind}];
-    count.all++;
+    count.all += times;
     count.came_true += came_true;
   }
 };

@@ -136,8 +136,11 @@ void Order::regroup(const Warp& w, const u8 (&before)[LANES]) {
     u32 from = 0;
     for (u32 lanes = w.alive; lanes; lanes &= lanes - 1)
       if (const int lane = __builtin_ctz(lanes); w.leader[lane] == leader) from |= 1u << before[lane];
-    View& view = agents[id_of(u8(leader))].view;
-    for (; from; from &= from - 1) join(view, views[__builtin_ctz(from)]);
+    Agent& agent = agents[id_of(u8(leader))];
+    for (; from; from &= from - 1) {
+      join(agent.view, views[__builtin_ctz(from)]);
+      agent.threadfence |= agents[id_of(u8(__builtin_ctz(from)))].threadfence;
+    }
   }
   for (u32 rest = involved; rest; rest &= rest - 1) advance(id_of(u8(__builtin_ctz(rest))));
 }

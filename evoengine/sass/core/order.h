@@ -32,6 +32,7 @@ struct Agent {
   u32 time = 1;
   std::vector<u32> closed;  // Copies, Stores: the time of each group's end
   View view;                // of Lanes
+  bool threadfence = false;  // whether it has executed a MEMBAR.SC of GPU scope
   std::map<u64, Told> observed;  // of other agents, by their cluster: strong loads read it, and a fence takes it in
   // the last record it made of an access to global memory
   u32 record = 0, recorded_at = 0;
@@ -120,7 +121,7 @@ class Order {
   // At most sixteen bytes within an aligned sixteen; of stores what is there and what will be, or null.
   void touch_global(const GlobalTouch&, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after);
   void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes);  // any bytes
-  void publish(const Warp&);  // MEMBAR of GPU scope
+  void publish(const Warp&, bool threadfence);  // MEMBAR of GPU scope; a __threadfence is one with .SC
   void refresh(const Warp&);  // CCTL.IVALL: acquires what strong loads observed
   void synchronise(const Warp&, const Instruction&, u64 address, Touch);  // by an atomic, a strong load or store
 

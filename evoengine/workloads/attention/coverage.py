@@ -194,7 +194,7 @@ def _steps(problem: AttentionProblem, config: Config, visits: np.ndarray) -> dic
             return {block: (count - of_q) // each for block, count in counts.items()}
         case "wmma" if int(config["stages"]) == 1:
             counts = visits_by_block(visits, VisitKind.PRODUCT, warps)
-            return {block: count // _wmma_products(problem, config) for block, count in counts.items()}
+            return {block: count // (16 * _wmma_products(problem, config)) for block, count in counts.items()}
     return visits_by_block(visits, VisitKind.COPY_WAIT, warps)
 
 

@@ -72,17 +72,23 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
 
     def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """Return SDPA with every step in the candidate's own dtype: the error of a straightforward implementation.
+        """Return SDPA with every step rounded to the candidate's own dtype: the error of a straightforward
+        implementation.
 
-        As in FlashAttention's tests (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
-        silently use float32 unless reductions in 16 bits are allowed.
+        As in FlashAttention's tests (`attention_ref(upcast=False, reorder_ops=True)`), with the scale on Q and K as in
+        torch's math backend. Products are summed in float32 and rounded: in 16 bits torch takes ten times as long on a
+        CPU, and whether it sums in 16 bits too depends on device and settings.
         """
-        allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-        try:
-            return {OUTPUT: _sdpa(problem, inputs)}
-        finally:
-            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+        dtype, out, group = inputs["q"].dtype, _empty_output(problem, inputs), problem.heads // problem.kv_heads
+        mask, scale = _mask(problem, out.device), problem.head_dim**-0.25
+        for i in range(problem.batch):
+            q, k = (inputs["q"][i] * scale).float(), (inputs["k"][i] * scale).float().repeat_interleave(group, dim=0)
+            scores = (q @ k.transpose(-1, -2)).to(dtype)
+            if mask is not None:
+                scores.masked_fill_(~mask, -math.inf)
+            weights = torch.softmax(scores.float(), -1).to(dtype)
+            out[i] = weights.float() @ inputs["v"][i].float().repeat_interleave(group, dim=0)
+        return {OUTPUT: out}
 
     def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
         """Return the best result of a fused kernel: everything in float32, with only P and O rounded to T.

@@ -112,7 +112,7 @@ def test_products_and_waits_for_copies_are_counted_by_line(emulate_rounds):
     a = np.zeros(256, np.uint16)
     visits = emulate_rounds(PRODUCTS, [[("f", a, np.zeros(256, np.float32))]]).visits
     lines = Counter({line: count for (_, _, line), (count, _) in found(visits, VisitKind.PRODUCT).items()})
-    assert sorted(lines.values()) == [1, 3] and lines[line_of("wmma::mma_sync", PRODUCTS)] == 3
+    assert sorted(lines.values()) == [8, 3 * 16] and lines[line_of("wmma::mma_sync", PRODUCTS)] == 3 * 16
     assert found(visits, VisitKind.COPY_WAIT) == {(0, 0, line_of("__pipeline_wait", PRODUCTS)): (1, 0)}
 
 

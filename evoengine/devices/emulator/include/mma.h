@@ -112,7 +112,7 @@ inline void mma_sync(fragment<accumulator, m, n, k, Accumulator>& d, const fragm
                      const fragment<matrix_b, m, n, k, T, LayoutB>& b,
                      const fragment<accumulator, m, n, k, Accumulator>& c, EVO_EMU_LINE) {
     MmaOperands operands{d.x, a.x, b.x, c.x};
-    if (evo_emu::lane() == 0) evo_emu::visit(evo_emu::Visit::product, (unsigned long)line);
+    if (evo_emu::lane() == 0) evo_emu::visit(evo_emu::Visit::product, (unsigned long)line, false, 16);
     evo_emu::warp_rendezvous("wmma::mma_sync", line, 0xffffffffu, &operands, multiply_accumulate<m, n, T, Accumulator>);
 }
 

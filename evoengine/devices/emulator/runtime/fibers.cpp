@@ -24,8 +24,10 @@ unsigned current = max_fibers, fiber_count, block_stride, resident;
 namespace {
 
 constexpr size_t stack_bytes = 256 << 10;
-// Rounds in which nothing changes but where threads look, before a cluster more is started, and before it is a hang.
-constexpr unsigned idle_until_more = 64, idle_until_hang = 20000;
+constexpr unsigned most_lag = 4096;  // rounds
+// Rounds in which nothing changes but where threads look, before a block that lags goes on, before a cluster more is
+// started, and before it is a hang.
+constexpr unsigned idle_until_one_goes_on = 16, idle_until_more = 64, idle_until_hang = 20000;
 
 // Wide enough that no frame of sane size steps over it, and an odd number of pages, so that equal frames of different
 // fibers fall into different cache sets.
@@ -51,6 +53,9 @@ unsigned slow_first, slow_end;
 unsigned seldom;     // the slow ones run in one of so many rounds
 unsigned slow_until;  // round at which others are drawn
 unsigned round_number;
+unsigned lags_at;                    // the change of global memory before which every second block lags
+unsigned changes[max_resident];      // of global memory, of each block
+unsigned lags_until[max_resident];   // of each block, the round before which it is held back
 unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
 Block blocks[max_resident];
 unsigned ended_cluster = max_resident;  // its first block; max_resident: none
@@ -139,15 +144,20 @@ void draw_slow_ones(bool with_first_thread) {
     slow_until = round_number + (8u << random_below(6));
 }
 
-bool is_slow(unsigned fiber) { return fiber >= slow_first && fiber < slow_end; }
+bool lags(unsigned fiber) { return round_number < lags_until[fiber / block_stride]; }
+bool is_slow(unsigned fiber) { return (fiber >= slow_first && fiber < slow_end) || lags(fiber); }
 
-void hold_back_slow_ones() {
-    unsigned kept = 0;
-    for (unsigned i = 0; i < round_size; ++i) kept += !is_slow(round_now[i]);
-    if (kept == 0) return;
+unsigned count_now(bool (*are)(unsigned fiber)) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < round_size; ++i) count += are(round_now[i]);
+    return count;
+}
+
+void hold_back(bool (*held)(unsigned fiber)) {
+    const unsigned kept = round_size - count_now(held);
     for (unsigned i = 0, to = 0; i < round_size; ++i) {
         unsigned fiber = round_now[i];
-        if (is_slow(fiber))
+        if (held(fiber))
             round_next[next_size++] = fiber;
         else
             round_now[to++] = fiber;
@@ -161,6 +171,14 @@ bool only_slow_ones_can_run() {
     return true;
 }
 
+void let_one_go_on() {
+    const unsigned from = unsigned(random_below(resident));
+    for (unsigned i = 0; i < resident; ++i) {
+        unsigned& until = lags_until[(from + i) % resident];
+        if (round_number < until) return void(until = 0);
+    }
+}
+
 // Threads that look at memory again and again change nothing: where they are all that runs, it is time for what was
 // put off, for a cluster more, and at last for a report.
 void count_idle_rounds() {
@@ -169,7 +187,8 @@ void count_idle_rounds() {
         idle_rounds = 0;
         return;
     }
-    if (++idle_rounds % idle_until_more == 0 && more_clusters_fit()) wants_main = true;
+    if (++idle_rounds % idle_until_one_goes_on == 0) let_one_go_on();
+    if (idle_rounds % idle_until_more == 0 && more_clusters_fit()) wants_main = true;
     if (idle_rounds == idle_until_hang) report_hang();
 }
 
@@ -185,7 +204,16 @@ void start_round() {
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
     if (++round_number >= slow_until) draw_slow_ones(false);
-    if (random_below(seldom)) hold_back_slow_ones();
+    while (round_size && count_now(lags) == round_size) {
+        if (!wants_main && !more_clusters_fit()) {
+            let_one_go_on();
+            continue;
+        }
+        wants_main = true;
+        return hold_back(lags);
+    }
+    const bool all_slow = count_now(is_slow) == round_size;
+    hold_back(random_below(seldom) && !all_slow ? is_slow : lags);
 }
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
@@ -284,6 +312,13 @@ void yield() {
     switch_away();
 }
 
+// The caller's block is held back until others have come far: what they may see of it, only an order can prevent.
+void may_lag() {
+    if (++changes[own_block()] != lags_at || random_below(2)) return;
+    lags_until[own_block()] = round_number + most_lag;
+    yield();
+}
+
 // The last to come to a meeting would be the first to go on.
 void stay_behind_if_slow() {
     if (is_slow(current)) yield();
@@ -323,6 +358,7 @@ void begin_kernel(void* const* arguments) {
     next_size = round_size = round_position = round_number = idle_rounds = 0;
     // One block at a time has its threads one behind the other; warps and warpgroups begin at whole numbers of them.
     // warpgroups of a block begin at a multiple of their size
+    lags_at = 1 + unsigned(random_below(1u << random_below(4)));
     block_stride = checked || launch.threads > 128 ? (launch.threads + 127) / 128 * 128 : launch.threads;
 }
 
@@ -338,6 +374,7 @@ void begin_cluster(unsigned first_block, uint64_t number) {
         const uint64_t row = number / launch.grid.x;
         const Dim index{unsigned(number % launch.grid.x), unsigned(row % launch.grid.y), unsigned(row / launch.grid.y)};
         blocks[i] = {index, number, 0};
+        lags_until[i] = changes[i] = 0;
         map_shared(i);
         poison_shared(i);
     }

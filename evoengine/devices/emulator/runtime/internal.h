@@ -150,6 +150,7 @@ void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
 void wake_block(const Gate* gate, unsigned block);
 void wake_cluster(const Gate* gate, unsigned block);
+void may_lag();
 void stay_behind_if_slow();
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);

@@ -95,7 +95,7 @@ void store_matrices(unsigned* const* registers, unsigned count, bool transposed,
 }
 
 void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line) {
-    if (lane() == 0) visit(Visit::product, uint64_t(line));
+    if (lane() == 0) visit(Visit::product, uint64_t(line), false, 8);
     warp_rendezvous("mma.sync", line, ~0u, const_cast<MmaFragments*>(&fragments),
                     bfloat16 ? multiply<__nv_bfloat16> : multiply<__half>);
 }

@@ -374,12 +374,14 @@ void settle_stores_under_way(const void* address, size_t bytes, int line) {
 
 namespace {
 
-// Others may change what the thread looks at: they run first, now and then, and always where it has just looked.
-void let_others_run(const volatile void* address, Where where) {
+// Others may change what the thread looks at: they run first, now and then, and always where it has just looked. Before
+// a thread changes global memory its block may lag: atomics race with nothing, but are early or late.
+void let_others_run(const volatile void* address, bool changes_global, Where where) {
     Fiber& f = fibers[current];
     const bool again = f.polled == address;
     f.polled = address;
     f.polled_at = where;
+    if (changes_global && !again) may_lag();
     if (again || !random_below(4)) yield();
 }
 
@@ -409,7 +411,7 @@ void strong(const volatile void* volatile_address, size_t bytes, const Strong& s
     const bool global = is_tracked(address) || is_pooled(address);
     if (current == max_fibers || (!global && !is_in_shared(address))) return;
     settle();
-    let_others_run(address, where);
+    let_others_run(address, global && s.writes, where);
     if (global) access_parts(s.writes ? Access::write : Access::read, address, bytes, where, s.scope);
     synchronise(address, global, s);
     if (s.writes && (!global || find_tracked(address))) leave_unsettled(address, bytes, where, true);

@@ -54,11 +54,11 @@ Site& find(Sites& sites, Visit kind, uint64_t number) {
 
 void count_visits(bool wanted) { counting = wanted; }
 
-void visit(Visit kind, uint64_t number, bool came_true) {
+void visit(Visit kind, uint64_t number, bool came_true, unsigned count) {
     if (!counting) return;
     Site& site = find(warps[current / warp_size], kind, number);
     const unsigned lane = rank_of(current) % warp_size;
-    ++site.counts[lane];
+    site.counts[lane] += count;
     site.came_true += came_true && lane == 0;
 }
 

@@ -260,7 +260,7 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     Thread& t = threads[current];
     Operation& op = join(warpgroups[group], t, wgmma);
     op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
-    if (lane() == 0) visit(Visit::product, uint64_t(wgmma.line));
+    if (lane() == 0) visit(Visit::product, uint64_t(wgmma.line), false, wgmma.columns);
     if (!wgmma.registers) return;
     for (unsigned i = 0; i < 4; ++i) {
         check_fenced(t, wgmma.registers[i], 1, "A", wgmma.line);

@@ -92,7 +92,7 @@ void* shared_address(unsigned offset);
 
 // What a warp did at a site, for the gate's coverage: VisitKind in devices/base.py.
 enum class Visit : unsigned char { wait, copy_wait, product, vote };
-void visit(Visit kind, unsigned long site, bool came_true = false);
+void visit(Visit kind, unsigned long site, bool came_true = false, unsigned count = 1);
 
 // cp.async: bytes land at once, or at the wait that covers their group and are 0xFF until then.
 void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line);
