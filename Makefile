@@ -23,6 +23,7 @@ lint: .venv/linters
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py --no-tests

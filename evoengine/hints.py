@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from evoengine.errors import UsageError
 from evoengine.passwords import without_passwords
 
 
@@ -33,3 +34,9 @@ def nearest_folder(missing: Path) -> str:
     """`; did you mean runs?`, where a folder of nearly that name is beside the missing one."""
     beside = missing.parent
     return did_you_mean(missing.name, (p.name for p in beside.iterdir() if p.is_dir())) if beside.is_dir() else ""
+
+
+def require_word(value: str, known: Iterable[str]) -> None:
+    """Raise UsageError for a word that is none of the known ones."""
+    if value not in (words := tuple(known)):
+        raise UsageError(f"{value!r} is not one of {', '.join(words)}{did_you_mean(value, words)}")

@@ -7,12 +7,15 @@ categories of Unicode; `str.isprintable` is false for just those that show nothi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
 _MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """what begins emphasis, code, a link, an image, HTML, an entity, a table's cell or GitHub's bare links
 (CommonMark 2.4: a backslash before ASCII punctuation makes it that character)"""
+DIGITS = 4
+"""significant digits of a number that is shown"""
 
 
 def plain(text: object) -> str:
@@ -50,3 +53,10 @@ def spans(numbers: Iterable[int]) -> str:
     ends = sorted(n for n in known if n + 1 not in known)
     parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
     return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
+
+
+def number(value: float, digits: int = DIGITS) -> str:
+    """Return a number with so many significant digits; those of DIGITS have all digits before the decimal point."""
+    if digits < DIGITS and value:
+        value = round(value, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, FROM_FILES, TIED, digits_of, kind_mark, number, short
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, TIED, digits_of, kind_mark, short
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Outcome, Value
 from evoengine.terms import peak_percent
-from evoengine.text import plain
+from evoengine.text import number, plain
 
 if TYPE_CHECKING:
     from evoengine.ledger.listing import Trial

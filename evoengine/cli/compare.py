@@ -146,7 +146,7 @@ def _sort_cells(sort: Sort) -> list[str]:
 
 
 def _standing_cells(standing: Standing) -> list[str]:
-    from evoengine.cli.display import number
+    from evoengine.text import number
 
     best, near = standing.best, standing.near_both
     tflops = "" if best.tflops is None else number(best.tflops)
@@ -172,7 +172,8 @@ def _shared(found: Comparison) -> Table:
 
 
 def _times(shared: Shared) -> list[str]:
-    from evoengine.cli.display import number
+
+    from evoengine.text import number
 
     if shared.sort is None or shared.us is None or shared.ratio is None:
         return ["", "", "", ""]

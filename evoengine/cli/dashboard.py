@@ -60,12 +60,8 @@ def dashboard(db: str | None, port: int) -> None:
     from evoengine.ledger.study_summary import summarise_large_studies
     from evoengine.passwords import hide_passwords
 
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error
-        raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
     with reading(db) as ledger:
+        _require_free(port)
         url = ledger.url
         storage, store = optuna_storage(url), artifact_store(url)
         try:
@@ -83,3 +79,12 @@ def dashboard(db: str | None, port: int) -> None:
         suppress(KeyboardInterrupt),
     ):
         server.serve_forever()
+
+
+def _require_free(port: int) -> None:
+    """Raise UsageError for a port that cannot be listened on."""
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error
+        raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error

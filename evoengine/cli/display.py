@@ -13,7 +13,7 @@ from rich.text import Text
 from evoengine.lineage import Bred
 from evoengine.records import Candidate, Kind, Measurement, Value
 from evoengine.terms import range_us
-from evoengine.text import plain, plain_lines
+from evoengine.text import DIGITS, number, plain, plain_lines
 
 
 class Output(Console):
@@ -36,7 +36,6 @@ if not stdout.is_terminal:
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
 TIED = "= is tied with the first: the model's error is larger than what lies between them"
-DIGITS = 4
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 
 
@@ -48,13 +47,6 @@ def say(text: str, style: str | None = None) -> None:
 @lru_cache(maxsize=4096, typed=True)
 def short(value: Value) -> str:
     return str(value).lower()
-
-
-def number(value: float, digits: int = DIGITS) -> str:
-    """Return a number with so many significant digits; those of DIGITS have all digits before the decimal point."""
-    if digits < DIGITS and value:
-        value = round(value, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
 
 
 def digits_of(m: Measurement) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import json_option
-from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ def gpus(as_json: bool) -> None:
     from evoengine.cli.json_output import print_json
     from evoengine.sass.chip import why_unmodelled
     from evoengine.tuning.boards import fitting_families
+    from evoengine.views.json_shapes import compilable, gpu_json
 
     known = list(known_gpus().values())
     fitting, compiled = fitting_families(known), compilable()
@@ -40,20 +40,6 @@ def gpus(as_json: bool) -> None:
     stdout.print(gpus_table(known, fitting))
     for line in remarks(known, fitting, compiled):
         say(line)
-
-
-def gpu_json(
-    gpu: Gpu, fitting: Sequence[Fitting], unmodelled: str | None, compiled: Sequence[int] | None
-) -> dict[str, Any]:
-    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s. `compiles` is null without a
-    compiler."""
-    fields = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
-    return fields | {
-        "families": {f.workload: list(f.families) for f in fitting},
-        "left_out": {f.workload: dict(f.left_out) for f in fitting if f.left_out},
-        "compiles": None if compiled is None else gpu.capability in compiled,
-        "predicted_by": "formula" if unmodelled else "model",
-    }
 
 
 def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -> Table:
@@ -97,13 +83,3 @@ def remarks(
     if others:
         lines.append(f"the compiler here cannot compile for {', '.join(others)}")
     return lines
-
-
-def compilable() -> Sequence[int] | None:
-    """Return the compute capabilities that NVRTC supports; None without NVRTC."""
-    from evoengine.stages.toolchain import compiled_capabilities
-
-    try:
-        return compiled_capabilities()
-    except MachineError:
-        return None

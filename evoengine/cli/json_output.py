@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable
 from textwrap import indent
-from typing import Any
 
 import click
 
-from evoengine.times import utc
-
-SCHEMA = 1
-"""goes up where a field is taken away or gets another meaning; new fields may come at any time"""
+from evoengine.views.encoding import SCHEMA, jsonable
 
 
 def print_json(**fields: object) -> None:
@@ -31,16 +25,3 @@ def print_json_list(plural: str, items: Iterable[object]) -> None:
         click.echo(f"{between}\n{indent(text, '    ')}", nl=False)
         between = ","
     click.echo("\n  ]\n}" if between else "]\n}")
-
-
-def jsonable(value: Any) -> Any:
-    """Convert a value of a record to one that JSON can hold."""
-    if isinstance(value, Mapping):
-        return {name: jsonable(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [jsonable(item) for item in value]
-    if isinstance(value, datetime):
-        return utc(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

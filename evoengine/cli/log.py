@@ -14,18 +14,11 @@ import click
 
 from evoengine.cli.progress import Ticker
 from evoengine.errors import EvoengineError
+from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL
 
 if TYPE_CHECKING:
     from evoengine.records import Candidate
     from evoengine.search.progress import Progress
-
-SCHEMA = 1
-"""of the objects; it changes where a field is taken away or means something else"""
-OF_A_TRIAL = (
-    "trial", "run", "outcome", "reason", "config", "tflops", "tflops_kind", "median_us", "vs_baseline", "registers",
-    "spill_bytes", "shared_bytes",
-)  # fmt: skip
-"""fields of a trial's JSON that its event has; docs/ledger.md says what they mean"""
 
 
 class EventLog(logging.Handler):
@@ -57,7 +50,7 @@ class EventLog(logging.Handler):
     def event(self, name: str, **fields: object) -> None:
         """Write one object with schema, event, time and the given fields."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"schema": SCHEMA, "event": name, "time": moment} | fields)
+        line = json.dumps({"schema": EVENT_SCHEMA, "event": name, "time": moment} | fields)
         with self._writing:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()

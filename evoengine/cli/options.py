@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 from click.decorators import FC
 
+from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
-from evoengine.hints import did_you_mean
+from evoengine.hints import did_you_mean, require_word
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
@@ -63,23 +64,22 @@ class OneOf(WordType):
     """One of several words; a wrong one is told which was probably meant."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
-            near = did_you_mean(value, self.choices)
-            self.fail(f"{value!r} is not one of {', '.join(self.choices)}{near}", param, ctx)
+        try:
+            require_word(value, self.choices)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
         return value
 
 
 class StoredProblemType(TextType):
-    """A problem that the ledger may hold, in the form it has there. A recorded space's, or that of a kernel which
-    somebody brought, is taken as it is."""
+    """A problem that the ledger may hold, in the form it has there."""
 
     name = "problem"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from evoengine.workloads import parse_problem, workloads
+        from evoengine.workloads import stored_problem
 
-        name, colon, _ = value.partition(":")
-        return str(parse_problem(value)[1]) if not colon or name in workloads() else value
+        return stored_problem(value)
 
 
 class CheckedGroup(click.Group):

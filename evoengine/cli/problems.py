@@ -9,7 +9,7 @@ import click
 from evoengine.cli.options import json_option
 
 if TYPE_CHECKING:
-    from evoengine.workloads.base import AnyWorkload
+    pass
 
 
 @click.command()
@@ -19,6 +19,7 @@ def problems(as_json: bool) -> None:
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
     from evoengine.cli.tables import Column, Table
+    from evoengine.views.json_shapes import example, problems_json
     from evoengine.workloads import workloads
 
     known = workloads().values()
@@ -26,14 +27,4 @@ def problems(as_json: bool) -> None:
         print_json(workloads=problems_json())
         return
     columns = [Column("workload"), Column("problem", least=20, folds=True), Column("example", least=20, folds=True)]
-    stdout.print(Table(columns, [[w.name, f"{w.name}:{w.grammar}", _example(w)] for w in known]))
-
-
-def problems_json() -> list[dict[str, str]]:
-    from evoengine.workloads import workloads
-
-    return [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in workloads().values()]
-
-
-def _example(workload: AnyWorkload) -> str:
-    return str(workload.parse(workload.example))
+    stdout.print(Table(columns, [[w.name, f"{w.name}:{w.grammar}", example(w)] for w in known]))

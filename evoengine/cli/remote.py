@@ -114,7 +114,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 
 def _number(value: object) -> str:
-    from evoengine.cli.display import number
+    from evoengine.text import number
 
     return number(value) if isinstance(value, int | float) else "–"
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: outcome, configuration, resources, figure, gate cases and coverage."""
-    from evoengine.cli.candidate_json import page_json
     from evoengine.cli.candidate_page import candidate_page, profile_page
     from evoengine.cli.candidate_tables import lineage
     from evoengine.cli.display import stdout
@@ -34,6 +33,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.errors import NothingFound, UsageError
     from evoengine.lineage import path, step_json
     from evoengine.text import plain_lines
+    from evoengine.views.json_shapes import page_json
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")

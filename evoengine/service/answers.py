@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from evoengine.cli.json_output import SCHEMA, jsonable
 from evoengine.errors import NothingFound
 from evoengine.ledger.models import CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.records import Outcome
@@ -24,6 +23,7 @@ from evoengine.search.nearness import nearest_first
 from evoengine.search.targets import stored_gpu
 from evoengine.service.database import Database
 from evoengine.tuning.best import find_best
+from evoengine.views.encoding import SCHEMA, jsonable
 
 FRESH_SECONDS = 1.0
 """an answer is at most so old, and what it takes to read it"""

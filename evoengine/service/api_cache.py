@@ -11,7 +11,6 @@ from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from evoengine.cli.json_output import SCHEMA
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
 from evoengine.ledger.service_models import CacheRow
@@ -19,6 +18,7 @@ from evoengine.service.access import require
 from evoengine.service.lanes import turn
 from evoengine.service.state import state_of
 from evoengine.untrusted import parse_json
+from evoengine.views.encoding import SCHEMA
 
 router = APIRouter(prefix="/v1/cache", tags=["cache"], dependencies=[Depends(turn("jobs"), scope="function")])
 Key = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:=+-]{1,256}$")]

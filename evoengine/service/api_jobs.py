@@ -14,7 +14,6 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from evoengine.cli.json_output import SCHEMA
 from evoengine.errors import UsageError
 from evoengine.service.access import require, require_own
 from evoengine.service.jobs import LONGEST_KEY, Job, JobState
@@ -23,6 +22,7 @@ from evoengine.service.requests import JobRequest, RetuneRequest, checked
 from evoengine.service.retune import retune_requests
 from evoengine.service.state import State, state_of
 from evoengine.service.views import JobView, job_json
+from evoengine.views.encoding import SCHEMA
 
 LONGEST_WAIT = 60.0
 """seconds a request may wait for a job"""

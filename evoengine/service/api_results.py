@@ -8,17 +8,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
-import click
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import select
 
-from evoengine.cli.candidate_json import page_json
-from evoengine.cli.gpus import compilable, gpu_json
-from evoengine.cli.json_output import SCHEMA, jsonable
-from evoengine.cli.options import StoredProblemType
-from evoengine.cli.problems import problems_json
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu, known_gpus
 from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
@@ -32,6 +26,9 @@ from evoengine.service.views import executor_json
 from evoengine.tuning.boards import fitting_families
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
+from evoengine.views.encoding import SCHEMA, jsonable
+from evoengine.views.json_shapes import compilable, gpu_json, page_json, problems_json
+from evoengine.workloads import stored_problem
 
 router = APIRouter(prefix="/v1", tags=["results"])
 Reader = Annotated[int, Depends(require("read"))]
@@ -55,7 +52,7 @@ async def best(
 ) -> Response:  # fmt: skip
     """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it; by default those of the
     last run."""
-    question = Question(_known_gpu(gpu), problem and _stored_problem(problem), top, nearest)
+    question = Question(_known_gpu(gpu), problem and stored_problem(problem), top, nearest)
     answers = state_of(request).answers
     answer = answers.kept(question)
     if answer is None:
@@ -178,10 +175,3 @@ def _tags(header: str) -> set[str]:
 
 def _known_gpu(name: str | None) -> str | None:
     return name.lower() if name is not None and name.lower() in known_gpus() else name
-
-
-def _stored_problem(text: str) -> str:
-    try:
-        return str(StoredProblemType().convert(text, None, None))
-    except click.BadParameter as error:
-        raise UsageError(error.message) from error

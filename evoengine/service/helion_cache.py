@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from helion.autotuner import RemoteCacheBackend
 
-from evoengine.cli.server_option import connect
 from evoengine.errors import UsageError
 from evoengine.service.client import Client
 
@@ -28,7 +27,7 @@ class EvoengineCache(RemoteCacheBackend):
         url = os.environ.get("EVOENGINE_SERVER")
         if not url:
             raise UsageError("EVOENGINE_SERVER is not set; it names the service, as in http://tuner.example:8765")
-        self._client: Client = connect(url)
+        self._client: Client = Client(url)
 
     def get(self, key: str) -> str | None:
         """Return the JSON stored under the key, or None."""

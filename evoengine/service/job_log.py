@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from evoengine.cli.json_output import jsonable
-from evoengine.cli.log import OF_A_TRIAL, SCHEMA
 from evoengine.records import Candidate, Outcome
 from evoengine.service.jobs import Job, Jobs
+from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 
 if TYPE_CHECKING:
     from evoengine.search.progress import Progress
@@ -128,5 +127,5 @@ class JobLog:
         self._last = time.monotonic()
         progress = jsonable(self._progress())
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        data = {"schema": SCHEMA, "event": event, "time": moment, "job": self._job.id} | jsonable(fields)
+        data = {"schema": EVENT_SCHEMA, "event": event, "time": moment, "job": self._job.id} | jsonable(fields)
         self._jobs.tell(self._job.id, self._job.fence, event, data, self.parts, progress)

@@ -17,7 +17,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 
-from evoengine.cli.display import number as four_digits
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
 from evoengine.records import Candidate
@@ -32,7 +31,7 @@ from evoengine.service.jobs import ENDED, Job
 from evoengine.service.lanes import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
-from evoengine.text import plain
+from evoengine.text import number, plain
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
@@ -190,9 +189,9 @@ def _figure(known: Mapping[str, Any] | None) -> str:
     mark = {"estimated": " est.", "recorded": " rec."}.get(str(known["tflops_kind"]), "")
     tflops = known["tflops"]
     if isinstance(tflops, int | float):
-        return f"{four_digits(tflops)} TFLOPS{mark}"
+        return f"{number(tflops)} TFLOPS{mark}"
     us = known["median_us"]
-    return f"{four_digits(us)} µs{mark}" if isinstance(us, int | float) else "–"
+    return f"{number(us)} µs{mark}" if isinstance(us, int | float) else "–"
 
 
 def _config(known: Mapping[str, Any]) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-import click
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from evoengine.cli.options import OneOf
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.hints import did_you_mean
+from evoengine.hints import did_you_mean, require_word
 from evoengine.objectives import parse_objectives
 from evoengine.paths import asset
 from evoengine.search import samplers
@@ -135,10 +133,8 @@ def _example(workload: str | None) -> str:
 
 def _word(value: str, known: tuple[str, ...]) -> str:
     """Reject a word with the message of the command line."""
-    try:
-        return str(OneOf(known).convert(value, None, None))
-    except click.BadParameter as error:
-        raise UsageError(error.message) from error
+    require_word(value, known)
+    return value
 
 
 def _require_budget(trials: int, minutes: float | None, settings: Settings) -> None:

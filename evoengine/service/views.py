@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from evoengine.cli.json_output import SCHEMA
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import Job
 from evoengine.times import utc
+from evoengine.views.encoding import SCHEMA
 
 
 class PartView(BaseModel):

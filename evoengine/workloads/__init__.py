@@ -52,3 +52,10 @@ def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
     name, colon, _ = text.partition(":")
     workload = find_workload(name) if colon else default_workload()
     return workload, workload.parse(text)
+
+
+def stored_problem(text: str) -> str:
+    """Return a problem that a ledger may hold, in the form it has there. A recorded space's, or that of an unknown
+    workload, is returned as it is. Raises UsageError."""
+    name, colon, _ = text.partition(":")
+    return str(parse_problem(text)[1]) if not colon or name in workloads() else text

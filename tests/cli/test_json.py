@@ -11,11 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli.json_output import SCHEMA, print_json
+from evoengine.cli.json_output import print_json
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.main import evoengine as commands
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Profile
+from evoengine.views.encoding import SCHEMA
 from tests.support.ledger_examples import a_verdict, add_step, start_run
 
 PROFILE = Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))

@@ -15,12 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from evoengine.cli import progress as module
-from evoengine.cli.log import OF_A_TRIAL, EventLog
+from evoengine.cli.log import EventLog
 from evoengine.cli.main import evoengine as evoengine_command
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
 from evoengine.search.progress import Progress
+from evoengine.views.encoding import OF_A_TRIAL
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for
 

@@ -1,0 +1,1 @@
+"""What is shown of records: the JSON of the command line and of the service."""

@@ -1,0 +1,33 @@
+"""What is common to all JSON of the command line and of the service: its versions, and how values are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from evoengine.times import utc
+
+SCHEMA = 1
+"""goes up where a field is taken away or gets another meaning; new fields may come at any time"""
+EVENT_SCHEMA = 1
+"""of the events of --log-json; it changes where a field is taken away or means something else"""
+OF_A_TRIAL = (
+    "trial", "run", "outcome", "reason", "config", "tflops", "tflops_kind", "median_us", "vs_baseline", "registers",
+    "spill_bytes", "shared_bytes",
+)  # fmt: skip
+"""fields of a trial's JSON that its event has; docs/ledger.md says what they mean"""
+
+
+def jsonable(value: Any) -> Any:
+    """Convert a value of a record to one that JSON can hold."""
+    if isinstance(value, Mapping):
+        return {name: jsonable(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [jsonable(item) for item in value]
+    if isinstance(value, datetime):
+        return utc(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
