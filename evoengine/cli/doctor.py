@@ -42,7 +42,7 @@ def doctor(as_json: bool) -> int:
     else:
         stdout.print(doctor_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
-        how = "times candidates on the GPU" if times else "gates in the CPU emulator and ranks by estimate"
+        how = "times candidates on the GPU" if times else "gates on the CPU and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")
     return 0 if able else MachineError.exit_code
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run to a T4 file, the common format of auto-tuners.",
     "import": "Import a run from a T4 file or a Kernel Tuner cache file.",
-    "cluster": "Inspect a Ray cluster that runs searches.",
+    "cluster": "Write the files of a Ray cluster, or inspect one.",
     "doctor": "Check what this machine has and what is missing, with remedies.",
     "dashboard": "Serve the trials in optuna-dashboard.",
     "claims": "Control which results later searches reuse.",

@@ -22,10 +22,9 @@ from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.failures import Failures
 from evoengine.search.finals import FINALISTS, hold_finals, record_finals
-from evoengine.search.finishing import SHOWN, Finisher
+from evoengine.search.finishing import SHOWN, Finisher, Lead
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
-from evoengine.search.lead import Lead
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.past import run_past
@@ -156,6 +155,8 @@ class Coordinator:
                 self._finish_gate()
             if not self._stop:
                 self._hold_finals()
+            if self._stop and not self.progress.correct:
+                self._judge_lead_of_stopped()
         finally:
             self.progress.usage = self._judge.usage(self.progress.elapsed)
             self._judge.close()
@@ -402,6 +403,16 @@ class Coordinator:
         if not isinstance(begun, Rejection):
             future, candidate = begun
             self._leading[future] = candidate
+
+    def _judge_lead_of_stopped(self) -> None:
+        """Finish the gate for the leader of a search that was stopped before any candidate passed it whole."""
+        if self.setting.timed or self._lead.trial is None or self._lead.finished:
+            return
+        begun = self._finisher.begin(self._lead.trial)
+        if not isinstance(begun, Rejection):
+            future, candidate = begun
+            self._on_stage("judging the best to the end")
+            self._on_lead_judged(candidate, future.result())
 
     def _on_lead_judged(self, candidate: Candidate, result: Judged | Rejection) -> None:
         if isinstance(result, Judged):

@@ -7,6 +7,7 @@ until the ranking stands.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -37,6 +38,9 @@ from evoengine.workloads.base import Target
 
 SHOWN = 10
 """ranks of a ranking that is shown, besides the best of each family that is not among them"""
+LEADS = 6
+"""trials that end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate costs as
+much as a dozen candidates that do not lead"""
 POLL_SECONDS = 0.1
 
 
@@ -91,6 +95,24 @@ def record_judged(ledger: Ledger, candidate: Candidate, result: Judged | Rejecti
         ledger.record_verdict(candidate.trial, verdict)
     assert candidate.outcome is not None  # it was ranked
     return candidate.outcome
+
+
+@dataclass(slots=True)
+class Lead:
+    """The leader of a search without a GPU: the best prediction so far."""
+
+    trial: int | None = None
+    rank_key: tuple[bool, float] = (True, math.inf)
+    """of its figure; before there is one any prediction is better"""
+    finished: bool = False
+    """whether its gate is finished, or about to be"""
+    behind: int = 0
+    """trials that have ended since it took the lead"""
+
+    @property
+    def due(self) -> bool:
+        """Return whether its gate is to be finished now."""
+        return self.trial is not None and not self.finished and self.behind >= LEADS
 
 
 @dataclass(slots=True)

@@ -375,7 +375,7 @@ def _announce(
     else:
         at = f"by times predicted from the machine code at the {target.clock} clock"
         how = "by the formula of each family" if unpredictable else at
-        echo(f"no {gpu.key} to time on: compiled for {gpu.arch}, gated in the CPU emulator, ranked {how}")
+        echo(f"no {gpu.key} to time on: compiled for {gpu.arch}, gated on the CPU, ranked {how}")
     if unpredictable:
         echo(f"no predictions: {unpredictable}")
     families = [f for f in space.families if f not in space.empty_families]

@@ -199,7 +199,7 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
         missing = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
         if requested == "cuda":
             raise MachineError(f"--device cuda: {missing}")
-        echo(f"{missing}; candidates are gated in the CPU emulator until then")
+        echo(f"{missing}; candidates are gated on the CPU until then")
         return None
     require_driver(driver, cuda_parts())
     return next((d for d in fitting if d.name == gpu.name), fitting[0])

@@ -154,7 +154,7 @@ def test_cuda_is_exit_3_with_the_command_where_torch_is_cpu_only(evoengine):
     done = evoengine(*search("--device", "cuda", "--db", "a.db"), torch="")
     assert done.returncode == 3
     assert "--device cuda" in done.stderr and "pip install --force-reinstall" in done.stderr
-    assert "gates in the CPU emulator" in evoengine("doctor", torch="").stderr
+    assert "gates on the CPU" in evoengine("doctor", torch="").stderr
 
 
 # ── MIG, other processes, faults in the middle ──────────────────────────────────────────────────────────────────────

@@ -111,10 +111,10 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
             asked.append((arguments, again))
 
     job = Job(contender := CompiledCandidate(1, None, None), Plans([]), {}, 7)
-    CpuEvaluator(TARGET).submit(job, Workers(), lambda: None)
+    CpuEvaluator(TARGET).submit(job, Workers())
     [(arguments, again)] = asked
     assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
-    asked_again = (*arguments[:-1], None, "died of signal 11")
+    asked_again = (*arguments[:-1], True, "died of signal 11")  # judged whole, as was asked
     assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == asked_again
     assert again(Rejection(Outcome.CRASHED, "died of signal 11")) is None
     assert arguments[1] is contender

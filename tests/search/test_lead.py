@@ -12,7 +12,7 @@ from benchmarks import instant
 from evoengine.ledger.store import open_ledger
 from evoengine.records import EXECUTOR, Judged, Outcome
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.lead import LEADS
+from evoengine.search.finishing import LEADS
 from evoengine.stages.tasks import Evaluation
 
 TRIALS = 24

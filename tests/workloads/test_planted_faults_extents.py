@@ -77,7 +77,7 @@ FAST = (
     "factors of a rescaling floored at 2^-20-mma",
     "a diagonal three keys too far-wmma",
     "an early return where C is there",
-    "one head of the batch takes the keys of the first-mma-128-8",
+    "one head of the batch takes the keys of the first-mma-8",
 )
 
 

@@ -4,7 +4,7 @@
 namespace sass {
 namespace {
 
-// ── float_arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 template <class Op>
 Step float_arithmetic(Context& c, const Instruction& i) {
