@@ -158,8 +158,8 @@ def drop_views(connection: Connection) -> None:
 
 
 def _of_dialect(query: str, dialect: str) -> str:
-    """The query with what it takes from JSON as that database says it: `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}`
-    of an object, `{each:COLUMN:NAME}` a row for each item of a list."""
+    """Translate the JSON accesses of a query to a dialect: `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a
+    field of an object, `{each:COLUMN:NAME}` yields a row for each item of a list."""
 
     def taken(part: str) -> str:
         kind, column, name = part.split(":")

@@ -45,9 +45,10 @@ _ERROR = re.compile("error|undefined reference")
 
 @cache
 def build() -> Path:
-    """The library, built where the cache does not have it. Of many processes that call it at once, one builds.
+    """Return the library, building it if the cache does not have it. If several processes call this at once, one of
+    them builds.
 
-    Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
+    Raises MachineError if the compiler is missing or too old, or if the cache cannot be written.
     """
     built = _place()
     try:
@@ -62,7 +63,7 @@ def build() -> Path:
 
 
 def is_built() -> bool:
-    """Whether `build` has nothing to do; raises MachineError as it does."""
+    """Return whether `build` has nothing to do. Raises MachineError as it does."""
     return _place().exists()
 
 
@@ -99,7 +100,8 @@ def _build(scratch: Path, library: Path) -> None:
 
 
 def _groups() -> list[list[Path]]:
-    """The sources of each unit: those that run often in groups of about one size, and last those that seldom do."""
+    """Return the sources of each compilation unit: frequently executed ones in groups of similar size, then the
+    others."""
     groups: list[list[Path]] = [[] for _ in range(UNITS)]
     for source in sorted(CORE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path)):
         often = min(groups[:-1], key=lambda group: sum(path.stat().st_size for path in group))

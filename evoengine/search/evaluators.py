@@ -63,14 +63,14 @@ class Job:
 
 
 def gate_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
-    """The workload's cases for the configuration, each with its launch."""
+    """Return the workload's cases for the configuration, each with its launch."""
     workload = target.workload
     cases = workload.cases(target.problem, config)
     return [(case, workload.gate_launch(case, space.launch(config, case.problem))) for case in cases]
 
 
 def full_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
-    """The workload's cases at full size, for the emulator: a GPU runs the problem itself."""
+    """Return the workload's cases at full size for the judges on the CPU; a GPU runs the problem itself."""
     return target.workload.full_plan(target.problem, config, lambda of: space.launch(config, of))
 
 
@@ -81,12 +81,12 @@ def make_plans(space: SearchSpace, target: Target, config: Config) -> Plans:
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
-    """Of a trial's inputs: unlike for every trial, and the same again for the same run."""
+    """Return the seed of a trial's inputs, which differs between trials and is the same when the run is repeated."""
     return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
 
 
 def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline]:
-    """What came of `Evaluator.baselines`; waits for it. Raises MachineError where the device could time none."""
+    """Wait for the result of `Evaluator.baselines`. Raises MachineError if the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection) or not found:
         why = found.reason if isinstance(found, Rejection) else "none takes the problem"
@@ -128,7 +128,7 @@ def end_of(result: Evaluation | Rejection) -> End:
 
 
 def why_dropped(figure: Measurement) -> str | None:
-    """What a candidate's row says where it was timed a few times only, being clearly slower."""
+    """Return the remark for a candidate that was timed only a few times, because it was clearly slower."""
     terms = figure.terms
     if "dropped_after" not in terms:
         return None
@@ -173,31 +173,32 @@ class Evaluator(ABC):
         )
 
     def baselines(self) -> Future[list[Baseline] | Rejection] | None:
-        """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
+        """Start timing the baselines before the first candidate; pass the result to `timed_baselines`."""
         return None
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection] | None:
-        """The contenders timed against each other; None where figures do not gain by being taken again."""
+        """Time the contenders against each other; None if the figures do not gain by it."""
         return None
 
     def opening(self) -> str:
-        """What it does with the first compiled candidates, for people."""
+        """Return a description of the first stage for people."""
         return "gating the first candidates"
 
     def usage(self, seconds: float) -> Usage | None:
-        """Where the device's share of so many seconds of search went."""
+        """Return how the device spent `seconds` of a search."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what the evaluator started."""
+        """End what the evaluator started."""
 
 
 class CpuEvaluator(Evaluator):
     """Gates by executor and emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, target: Target, build: FirstBuild | None = None) -> None:
-        """Nothing is submitted to the workers before the `build` has ended; None where nothing needs to be built."""
+        """Create an evaluator that submits nothing to the workers before `build` has ended; None if nothing needs to
+        be built."""
         self._target, self._build = target, build
 
     def opening(self) -> str:
@@ -253,9 +254,12 @@ class GpuEvaluator(Evaluator):
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
         runners: Callable[[WorkerLimits], Workers] = one_runner,
     ) -> None:  # fmt: skip
-        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
-        one candidate may take, by the problem's work unless given. `long_run_us` gives a baseline's time over all that
-        is known of it. `runners` starts the processes that time, here one."""
+        """Create an evaluator that times on GPUs.
+
+        `tasks` has measure_task, baselines_task, finals_task and load_cuda; tests replace it. `seconds` is the time
+        limit of one candidate, by default derived from the problem's work. `long_run_us` returns a baseline's time over
+        all known measurements. `runners` starts the processes that time, by default one.
+        """
         slowest = launch_seconds(target.flops) - LAUNCH_SECONDS
         seconds = seconds or GPU_SECONDS + LAUNCHES * slowest
         self._target, self._seed, self._tasks = target, seed, tasks
@@ -269,8 +273,8 @@ class GpuEvaluator(Evaluator):
         self._scaled: Baseline | None = None
 
     def baselines(self) -> Future[list[Baseline] | Rejection]:
-        """Every baseline that takes the problem; the fastest is timed beside every candidate. One that crashes or hangs
-        is left out."""
+        """Time every baseline that supports the problem; the fastest is timed beside every candidate. One that
+        crashes or hangs is left out."""
         failed: list[str] = []
 
         def without(rejection: Rejection) -> TaskArguments | None:
@@ -290,7 +294,8 @@ class GpuEvaluator(Evaluator):
         return "gating and timing the first candidates" if timed else "timing the baselines"
 
     def _fastest(self) -> Baseline:
-        """The fastest baseline, its time that of the long run: one scale for all figures of the search."""
+        """Return the fastest baseline with its long-run time, which is the common scale of all figures of the
+        search."""
         if self._scaled is None:
             assert self._baselines is not None  # they are asked for before the first candidate
             fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
@@ -343,7 +348,8 @@ def make_evaluator(
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
     runners: Callable[[WorkerLimits], Workers] = one_runner, build: FirstBuild | None = None,
 ) -> Evaluator:  # fmt: skip
-    """The GPU where there is one to time on, else executor and emulator once their `build` has ended."""
+    """Return the evaluator for the GPU if there is one to time on, else for executor and emulator once their `build`
+    has ended."""
     if device is None:
         return CpuEvaluator(target, build)
     return GpuEvaluator(target, device, seed, long_run_us=long_run_us, runners=runners)

@@ -60,7 +60,7 @@ def write_files(folder: Path, names: tuple[str, ...], cluster: Cluster) -> list[
 
 
 def text_of(name: str, cluster: Cluster) -> str:
-    """The text of one file."""
+    """Return the text of one file."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
