@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import db_option, json_option
 from evoengine.errors import NothingFound, UsageError
+
+if TYPE_CHECKING:
+    from evoengine.accuracy.page import Row
 
 
 @click.command()
@@ -65,7 +69,7 @@ def accuracy(
     return 1 if missed else 0
 
 
-def _own(db: str | None) -> tuple[list, list[str], list[str]]:  # type: ignore[type-arg]
+def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
     from evoengine.accuracy.own import measured_rows
     from evoengine.accuracy.page import Row
     from evoengine.cli.ledger import reading
@@ -95,7 +99,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
     return 1 if missed else 0
 
 
-def _show(rows: list, remarks: list[str], out: Path | None, as_json: bool) -> None:  # type: ignore[type-arg]
+def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from evoengine.accuracy.page import class_errors, page

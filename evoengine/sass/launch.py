@@ -94,7 +94,7 @@ class Geometry:
 
 
 class SparseKind(IntEnum):
-    """What a page of sparse memory holds when it is first touched, as in core/sparse.h; NONE where memory is held."""
+    """Contents of a page of sparse memory at its first access, as in core/sparse.h; NONE for memory held whole."""
 
     NONE, INPUT, OUTPUT, SCRATCH, ZEROED = range(5)
 

@@ -69,10 +69,9 @@ class Coordinator:
         With an `identity`, all searches of the ledger that have one evaluate each kernel only once.
         """
         self.setting, self.ledger, self.run = setting, ledger, run
-        self._on_finish = on_finish
+        self._on_change, self._on_finish = on_change, on_finish
         past = run_past(ledger, run, setting.objectives)
         self.progress = Progress(setting.trials, outcomes=past.outcomes, taken_over=past.taken_over, spent=spent)
-        self._on_change = on_change
         self._retries = dict(past.retries)
         left = [retry.config for retry in self._retries.values()]
         self._alone = {key for key, retry in self._retries.items() if retry.kills}
@@ -105,8 +104,7 @@ class Coordinator:
         """that candidates took whose gate was finished"""
         self._seconds_short: list[float] = []
         """that others took"""
-        self._exhausted = False
-        self._stop = False
+        self._exhausted = self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         workers = workers or WorkerPool(s.jobs, terms)

@@ -50,7 +50,7 @@ class FirstBuild:
             raise MachineError(f"what judges without a GPU cannot be built: {found.reason}")
 
     def close(self) -> None:
-        """End the build where it is still under way."""
+        """End the build if it is still running."""
         if self._workers:
             self._workers.close()
 

@@ -21,7 +21,7 @@ IMAGE = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[\w][\w.-]{0,127
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the files ask for: nodes that are alike."""
+    """Identical nodes of a cluster, as the files request them."""
 
     gpu: str
     """kind of GPU, a key of gpus.toml"""

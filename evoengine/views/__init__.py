@@ -1,1 +1,1 @@
-"""What is shown of records: the JSON of the command line and of the service."""
+"""JSON of records, shared by the command line and the service."""

@@ -1,4 +1,4 @@
-"""What is common to all JSON of the command line and of the service: its versions, and how values are written."""
+"""Versions and value encoding common to all JSON of the command line and the service."""
 
 from __future__ import annotations
 
