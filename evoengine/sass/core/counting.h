@@ -50,8 +50,8 @@ Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, con
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                    u64 block, u64 limit);
 
-// Instructions of its first warp, run alone. Throws Fault where that one waits for others.
+// Instructions of one of its warps, run alone. Throws Fault where that one waits for others.
 u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
-                    u64 block, u64 limit);
+                    u64 block, int warp, u64 limit);
 
 }  // namespace sass

@@ -43,23 +43,34 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
 
-// The DRAM writes back what the L2 holds while nothing is loaded, and in turns with what is.
+// The DRAM writes back what the L2 holds while nothing is loaded.
+void Timing::write_back(Sm& sm, double start) {
+  double written = std::min(sm.unwritten, std::max(0.0, start - sm.dram));
+  sm.unwritten -= written;
+  sm.dram += written;
+}
+
+// An SM's loads wait for its share of the DRAM, and in turns for what is written back. SMs that once had to wait for one
+// another do not ask at the same time again: each goes on when it was served. So a share that was idle for no longer than
+// the longest wait so far is had later, as others had it before.
 void Timing::load_dram(Sm& sm, double start, double clocks) {
-  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram));
+  write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, start) + clocks + turn;
+  sm.dram = std::max(sm.dram, start - sm.apart) + clocks + turn;
+  sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
 
 // Whether the L2 holds so much that the store waits for the DRAM.
 bool Timing::store_dram(Sm& sm, double start, double clocks) {
-  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram)) + clocks;
+  write_back(sm, start);
+  sm.unwritten += clocks;
   result.dram += clocks;
   double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
   if (beyond <= 0) return false;
   sm.unwritten -= beyond;
-  sm.dram = std::max(sm.dram, start) + beyond;
+  sm.dram = std::max(sm.dram, start - sm.apart) + beyond;
   return true;
 }
 
@@ -89,7 +100,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
     if (dram) {
       load_dram(sm, start, dram);
       sm.misses_dram = sm.dram;
-      arrives = std::max(arrives, sm.dram + rates.dram_latency);
+      arrives = std::max(arrives, std::max(sm.dram, start) + rates.dram_latency);
     }
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
