@@ -28,7 +28,8 @@ at a time"""
 MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 SHORT = 50_000
-"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first and the last warps are"""
+"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first and the last
+warp are"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
