@@ -67,11 +67,11 @@ class ListedInstruction:
 
 
 def disassemble(cubin: bytes, entry: str = "") -> str:
-    """Return what `nvdisasm -c -hex -ndf` prints, of the kernel `entry` alone where one is named: binaries of libraries
-    have hundreds. It comes from the user's cache where it was asked here before.
+    """Return what `nvdisasm -c -hex -ndf` prints, cached for the user.
 
-    Raises MachineError where the tool is missing, UsageError where it refuses the bytes or takes longer than SECONDS,
-    or where the binary has no such kernel.
+    Of the kernel `entry` alone where one is named, since binaries of libraries have hundreds. Raises MachineError where
+    the tool is missing, UsageError where it refuses the bytes or takes longer than SECONDS, or where the binary has no
+    such kernel.
     """
     only = ("-fun", str(_index_of(cubin, entry))) if entry else ()
     tool = disassembler()
@@ -160,22 +160,22 @@ def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:
 
 
 def listing_of(binary: Binary) -> str:
-    """The listing that came with the binary, else a new one. Raises as `disassemble` does."""
+    """Return the listing that came with the binary, else a new one. Raises what `disassemble` raises."""
     return binary.listing or disassemble(binary.cubin)
 
 
 def instruction_mix(listing: str) -> dict[str, int]:
-    """How often each opcode (without modifiers) stands in a listing."""
+    """Return how often each opcode (without modifiers) occurs in a listing."""
     return dict(sorted(Counter(_OPCODE.findall(listing)).items()))
 
 
 def instructions(listing: str, entry: str) -> list[ListedInstruction]:
-    """Those of the kernel `entry`, in order; UsageError where the listing does not have it."""
+    """Return the instructions of the kernel `entry`, in order. Raises UsageError where it is not listed."""
     return [_instruction(match) for match in _LINE.finditer(_section(listing, entry))]
 
 
 def labels(listing: str, entry: str) -> dict[str, int]:
-    """Where branches of the kernel may go: label → address of the instruction behind it. Raises as `instructions`."""
+    """Return the branch targets of the kernel: label → address of the next instruction. Raises as `instructions`."""
     found: dict[str, int] = {}
     waiting: list[str] = []
     for match in _LABEL_OR_ADDRESS.finditer(_section(listing, entry)):

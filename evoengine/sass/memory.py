@@ -62,8 +62,10 @@ def traffic_of(
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 
     def found_again(share: np.ndarray, instructions: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a wave loads and stores while each block executes so many instructions, and the probability that it is
-        in the L2 still when it has."""
+        """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
+
+        The third result is the probability that they are still in the L2 afterwards.
+        """
         loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
@@ -107,7 +109,7 @@ def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
 
 
 def _hit(between: float, capacity: float) -> float:
-    """Probability that the L2 still has what was loaded before so many other bytes passed through it.
+    """Return the probability that the L2 still has data after `between` other bytes passed through it.
 
     Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
     """
@@ -120,7 +122,7 @@ def _at_least(values: np.ndarray) -> np.ndarray:
 
 
 def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
-    """Bytes that `scale` times as many blocks touch, by how those of all grew beyond those of half of them."""
+    """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
     return np.asarray(whole * scale**power)

@@ -1,5 +1,7 @@
-"""CUDA source → binary: NVRTC compiles for the named architecture, ptxas' report and the SASS are read out. No GPU
-needed."""
+"""CUDA source → binary, without a GPU: NVRTC compiles for the named architecture.
+
+ptxas' report and the SASS are read as well.
+"""
 
 from __future__ import annotations
 

@@ -146,8 +146,11 @@ class Judges:
     def __init__(
         self, workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, failed: str | None = None
     ) -> None:
-        """Create the judges of a candidate. `failed` states why the machine code must not be executed, for example
-        because the executor ended the process before."""
+        """Create the judges of a candidate.
+
+        `failed` states why the machine code must not be executed, for example because the executor ended the process
+        before.
+        """
         self._workload, self._contender, self._plans, self._seed = workload, contender, plans, seed
         self._failed = failed
 
