@@ -119,10 +119,10 @@ def _read_kept(kept: Path) -> str:
 
 
 def line_table(cubin: bytes, entry: str) -> dict[int, list[tuple[str, int]]]:
-    """Return the source lines of a kernel compiled with `-lineinfo`: address of an instruction → (file name, line) of
-    the innermost function first, then of the calls that it was inlined through.
+    """Return the source lines of each instruction of a kernel compiled with `-lineinfo`, by its address.
 
-    Raises as `disassemble` does.
+    They are (file name, line) of the innermost function first, then of the calls that it was inlined through. Raises as
+    `disassemble` does.
     """
     tool = disassembler()
     if tool is None:
