@@ -408,8 +408,10 @@ class Measurement:
 
     @property
     def rank_key(self) -> tuple[bool, float]:
-        """Return the sort key of comparable figures, smaller for better; estimates by formula follow all
-        predictions."""
+        """Return the sort key of comparable figures, smaller for better.
+
+        Estimates by formula follow all predictions.
+        """
         return self.by_formula, self.compared_us
 
     def comparable(self, other: Measurement) -> bool:
