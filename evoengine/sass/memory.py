@@ -83,10 +83,12 @@ def traffic_of(
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    The share of the surveyed blocks that do counts that block, too; the share of the others is extrapolated without it.
+    The share of the surveyed blocks that do counts that block, too. Of more blocks, more load the same as far as they do
+    not load more: where all read one row of B, all of a wave do; a stencil's blocks have as many neighbours as before.
     """
-    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1) / max(1, surveyed - 1)
-    return np.asarray(1 + others * (wave - 1))
+    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1)
+    half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
+    return np.asarray(1 + others * (wave / surveyed) ** np.where(half > 0, 1 - _power(half, whole), 1.0))
 
 
 def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -123,9 +125,13 @@ def _at_least(values: np.ndarray) -> np.ndarray:
 
 def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
     """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
+    return np.asarray(whole * scale ** _power(half, whole))
+
+
+def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return the power of the number of blocks that the bytes they touch follow, 0…1; 1 where half of them touch none."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
-    return np.asarray(whole * scale**power)
+        return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 
 
 def _loaded_again(

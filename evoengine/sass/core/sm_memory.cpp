@@ -38,7 +38,7 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   Asked& asked = sm.asked[allocation];
   double due = (local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram) * asked.loaded - asked.charged;
   if (due < 0.5 * sectors) return 0;
-  double charged = std::min(due, sectors);
+  double charged = sectors == 1 ? 1 : std::min(due, sectors);  // a sector as a whole, a box as a part of it
   asked.charged += charged;
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
