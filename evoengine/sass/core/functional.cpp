@@ -110,12 +110,16 @@ struct Functional : Machine {
   }
 };
 
+constexpr size_t LONGEST_NAME = 120;  // of a kernel in a message: those of templates fill pages
+
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
   char text[160];
   snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
-  return "kernel " + machine.program->entry + text + i.text;
+  std::string name = machine.program->entry;
+  if (name.size() > LONGEST_NAME) name = name.substr(0, LONGEST_NAME) + "…";
+  return "kernel " + name + text + i.text;
 }
 
 struct LimitReached {};

@@ -114,12 +114,13 @@ class Timing : public Machine {
   // sm_memory.cpp
   void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
   void touch_shared(Sm&, const Access&, double start, double& done, double& read);
-  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
+  double fetch(Sm&, const u64* sectors, int count, double start, bool cached, bool ahead);
   double store(Sm&, const u64* sectors, int count, double start, bool local);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
+  double dram_from(const Sm&, double start) const;
   void write_back(Sm&, double start);
-  void load_dram(Sm&, double start, double clocks);
+  void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);
   int allocation_at(u64 address);
   // sm_async.cpp

@@ -50,15 +50,22 @@ void Timing::write_back(Sm& sm, double start) {
   sm.dram += written;
 }
 
-// An SM's loads wait for its share of the DRAM, and in turns for what is written back. SMs that once had to wait for one
-// another do not ask at the same time again: each goes on when it was served. So a share that was idle for no longer than
-// the longest wait so far is had later, as others had it before.
-void Timing::load_dram(Sm& sm, double start, double clocks) {
+// From when on an SM's share of the DRAM serves a load at `start` that its warp waits for. SMs that once had to wait for one
+// another do not ask at the same time again: each goes on when it was served. So what of the share has been idle for no
+// longer than the longest wait so far is had later, but for that part of the time in which others were served. Copies that
+// run ahead of what needs them hide such waits: they leave SMs in step.
+double Timing::dram_from(const Sm& sm, double start) const {
+  double busy = std::min(1.0, result.dram / std::max(1.0, now * double(chips.size())));
+  return std::max(sm.dram, start - (1 - busy) * sm.apart);
+}
+
+// Loads wait in turns for what is written back.
+void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, start - sm.apart) + clocks + turn;
-  sm.apart = std::max(sm.apart, sm.dram - start);
+  sm.dram = (ahead ? std::max(sm.dram, start) : dram_from(sm, start)) + clocks + turn;
+  if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
 
@@ -70,12 +77,12 @@ bool Timing::store_dram(Sm& sm, double start, double clocks) {
   double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
   if (beyond <= 0) return false;
   sm.unwritten -= beyond;
-  sm.dram = std::max(sm.dram, start - sm.apart) + beyond;
+  sm.dram = std::max(sm.dram, start) + beyond;
   return true;
 }
 
 // When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
-double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
+double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached, bool ahead) {
   double latest = start;
   u64 line = ~0ull;
   double dram = 0;  // clocks for each sector of the line
@@ -98,7 +105,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       sm.asked[allocation].charged++;
     }
     if (dram) {
-      load_dram(sm, start, dram);
+      load_dram(sm, start, dram, ahead);
       sm.misses_dram = sm.dram;
       arrives = std::max(arrives, std::max(sm.dram, start) + rates.dram_latency);
     }
@@ -167,7 +174,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
-    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic));
+    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
   }
 }
 
