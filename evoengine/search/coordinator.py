@@ -53,14 +53,14 @@ class Coordinator:
     """Runs one search to its end.
 
     `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
-    `compiler` and `predictor` run in a worker under `terms`, in `setting.jobs` processes here unless `workers` are
+    `compiler` and `predictor` run in a worker under `limits`, in `setting.jobs` processes here unless `workers` are
     given. Judge and workers are closed with the search.
     """
 
     def __init__(
         self, setting: Setting, ledger: Ledger, run: int, judge: Evaluator,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
-        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: WorkerLimits = COMPILER_LIMITS,
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, limits: WorkerLimits = COMPILER_LIMITS,
         predictor: Callable[..., Estimated] = predict_task, workers: Workers | None = None,
         identity: Identity | None = None, spent: float = 0.0,
     ) -> None:  # fmt: skip
@@ -107,8 +107,8 @@ class Coordinator:
         self._exhausted = self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
-        workers = workers or WorkerPool(s.jobs, terms)
-        self._compilers = Compilers(s, ledger, compiler, predictor, workers, terms.seconds)
+        workers = workers or WorkerPool(s.jobs, limits)
+        self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
         self._finisher = Finisher(
             ledger, run, s.target, s.seed, judge, self._compilers.workers,
             lambda: not self._stop and self._has_time(), self._on_stage, self._on_finished, {run: s.space},

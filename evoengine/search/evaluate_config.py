@@ -33,7 +33,7 @@ def evaluate_config(
     try:
         made = workers.submit(
             compile_task, rendered.source, target.gpu.arch,
-            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+            on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=COMPILE_SECONDS,
         ).result()  # fmt: skip
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)

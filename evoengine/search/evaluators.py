@@ -169,7 +169,11 @@ class Evaluator(ABC):
         """Judge to the end, without a GPU, what the verdicts `known` of a candidate leave open."""
         arguments = (target.workload, job.contender, job.plans, job.seed, known)
         return workers.submit(
-            self._tasks.finish_task, *arguments, died=Outcome.CRASHED, gives=Judged, again=without_executor(arguments)
+            self._tasks.finish_task,
+            *arguments,
+            on_crash=Outcome.CRASHED,
+            returns=Judged,
+            retry=without_executor(arguments),
         )
 
     def baselines(self) -> Future[list[Baseline] | Rejection] | None:
@@ -217,7 +221,8 @@ class CpuEvaluator(Evaluator):
 
         arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_when_built))
         return workers.submit(
-            tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_executor(arguments)
+            tasks.estimate_task, *arguments, on_crash=Outcome.CRASHED, returns=Evaluation,
+            retry=without_executor(arguments),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -234,13 +239,13 @@ def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArgu
     """
     failed: list[str] = []
 
-    def again(rejection: Rejection) -> TaskArguments | None:
+    def retry(rejection: Rejection) -> TaskArguments | None:
         if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             return None
         failed.append(rejection.reason)
         return *(a.ask() if isinstance(a, Deferred) else a for a in arguments), rejection.reason
 
-    return again
+    return retry
 
 
 def one_runner(limits: WorkerLimits) -> Workers:
@@ -291,7 +296,7 @@ class GpuEvaluator(Evaluator):
 
         self._baselines = self._runner.submit(
             self._tasks.baselines_task, self._target, self._seed, (),
-            died=Outcome.CRASHED, gives=list, again=without,
+            on_crash=Outcome.CRASHED, returns=list, retry=without,
         )  # fmt: skip
         return self._baselines
 
@@ -317,8 +322,8 @@ class GpuEvaluator(Evaluator):
             job.seed,
             incumbent,
             Deferred(self._fastest),
-            died=Outcome.CRASHED,
-            gives=Evaluation,
+            on_crash=Outcome.CRASHED,
+            returns=Evaluation,
         )
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
@@ -337,7 +342,7 @@ class GpuEvaluator(Evaluator):
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection]:
         return self._runner.submit(
             self._tasks.finals_task, self._target, tuple(contenders), self._seed,
-            Deferred(self._fastest), died=Outcome.CRASHED, gives=Finals,
+            Deferred(self._fastest), on_crash=Outcome.CRASHED, returns=Finals,
         )  # fmt: skip
 
     def usage(self, seconds: float) -> Usage:

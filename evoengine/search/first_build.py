@@ -32,7 +32,7 @@ class FirstBuild:
             if executor.is_built() and (not emulated or emulator.is_built()):
                 return
             self._workers = WorkerPool(1, LIMITS)
-            self._built = self._workers.submit(build_judges_task, emulated, died=Outcome.CRASHED, gives=str)
+            self._built = self._workers.submit(build_judges_task, emulated, on_crash=Outcome.CRASHED, returns=str)
         except MachineError as error:  # for `wait`: what a GPU times needs no compiler here
             self._failed = error
 

@@ -27,7 +27,7 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     try:
         made = workers.submit(
             compile_task, candidate.source, arch,
-            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+            on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=COMPILE_SECONDS,
         ).result()  # fmt: skip
     finally:
         workers.close()

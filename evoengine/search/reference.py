@@ -28,7 +28,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
         return
     pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=_load))
     try:
-        found = pool.submit(_check, workload, problem, died=Outcome.CRASHED, gives=tuple).result()
+        found = pool.submit(_check, workload, problem, on_crash=Outcome.CRASHED, returns=tuple).result()
     finally:
         pool.close()
     if isinstance(found, Rejection):

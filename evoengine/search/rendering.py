@@ -25,7 +25,7 @@ class Renderer:
 
     def __call__(self, template: Template) -> str:
         """Render a template in a worker process. Raises as `fill` does, UsageError beyond a limit, and MachineError."""
-        future = self._pool.submit(fill, template, died=Outcome.UNCOMPILABLE, gives=str)
+        future = self._pool.submit(fill, template, on_crash=Outcome.UNCOMPILABLE, returns=str)
         while not wait((future,), POLL_SECONDS).done:
             self.while_waiting()
         found = future.result()

@@ -68,7 +68,7 @@ def test_a_model_that_is_wrong_is_dropped(numbered, all_first, monkeypatch, drop
 @pytest.mark.parametrize("kept", [128, *more([0])])
 def test_no_source_is_compiled_twice(numbered, monkeypatch, kept):
     """Unless the binaries that looking ahead made are thrown away."""
-    monkeypatch.setattr(compilers, "KEPT", kept)
+    monkeypatch.setattr(compilers, "MAX_BINARIES", kept)
     log = numbered.folder / "compiled"
     coordinator = numbered.coordinator(
         MIXED, trials=20, sampler="evolution", predictor=faulty_device.right_model,

@@ -37,7 +37,7 @@ def pool():
 
 
 def result(pool, task, *arguments):
-    return pool.submit(task, *arguments, died=Outcome.CRASHED, gives=int).result()
+    return pool.submit(task, *arguments, on_crash=Outcome.CRASHED, returns=int).result()
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EAGAIN, errno.ENOENT, errno.EACCES)
@@ -99,7 +99,7 @@ from tests.support.faulty_device import run_fault
 
 if __name__ == "__main__":
     pool = WorkerPool(1, WorkerLimits(forked=False))
-    pool.submit(run_fault, "garbage", died=Outcome.CRASHED, gives=list).result()
+    pool.submit(run_fault, "garbage", on_crash=Outcome.CRASHED, returns=list).result()
     with open(sys.argv[1] + "/fill", "wb", buffering=0) as file:
         try:
             while True:
@@ -107,7 +107,7 @@ if __name__ == "__main__":
         except OSError:
             pass
     try:
-        pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int).result()
+        pool.submit(run_fault, "segv", on_crash=Outcome.CRASHED, returns=int).result()
     except MachineError as error:
         print(error)
     pool.close()

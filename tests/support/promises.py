@@ -35,7 +35,7 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.pool import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.cluster_status import ClusterStatus, GpuAtWork
+from evoengine.tuning.cluster_status import ClusterStatus, BusyGpu
 from evoengine.tuning.detached import Underway
 from evoengine.tuning.measure import Measured
 from evoengine.tuning.ray_cluster import Node
@@ -202,7 +202,7 @@ def of_other_machines() -> dict[str, Any]:
     pair = Pair(1, PROBLEM, GPU, "NVIDIA H100", "wmma", 2.0, 2.5)
     node = Node("n1", "host", "10.0.0.1", 8, {"h100": 1}, "3.12.1", "0.1.0", "NVRTC 13.0", "no compiler")
     status = ClusterStatus(
-        [node], 8.0, 1.0, 1.0, 1.0, [GpuAtWork("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
+        [node], 8.0, 1.0, 1.0, 1.0, [BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
         [Underway("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
     )  # fmt: skip
     row = Row("ours", "wmma", PROBLEM, GPU, "boost", 9.0, 10.0, "wgmma with softmax", "tensor")
