@@ -38,7 +38,7 @@ RUN_SELDOM = frozenset((
     "shared_races", "tensor_copy", "transaction_barriers",
 ))  # fmt: skip
 """sources of which little runs for each instruction of each warp: more optimisation made no search faster
-(benchmarks/NOTES.md)"""
+(benchmarks/notes/first-search.md)"""
 
 _ERROR = re.compile("error|undefined reference")
 
