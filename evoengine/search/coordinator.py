@@ -15,23 +15,23 @@ from typing import Any
 
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import told
+from evoengine.objectives import sampler_values
 from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source, Verdict
 from evoengine.search.compilers import Compilers
-from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.failures import Failures
 from evoengine.search.finals import FINALISTS, hold_finals, record_finals
-from evoengine.search.finishing import SHOWN, Finisher, Lead
+from evoengine.search.finishing import DISPLAYED_RANKS, Finisher, Lead
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests
+from evoengine.search.other_searches import OtherSearches
 from evoengine.search.past import run_past
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Progress
 from evoengine.search.proposer import Proposal, Proposer
-from evoengine.search.samplers import LED
+from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
@@ -43,9 +43,9 @@ POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
 BUILD_SECONDS = 2.0
 """that the emulator's build of a candidate takes, which is in no verdict's time"""
-TIMES_SHORT = 12
+WHOLE_OVER_SHORT = 12
 """times the short cases by machine code that the whole gate of both judges takes"""
-AT_ONCE = 8
+MAX_BATCH = 8
 """candidates at most that begin in one transaction: the first is not to wait long for the others"""
 
 
@@ -74,13 +74,13 @@ class Coordinator:
         self.progress = Progress(setting.trials, outcomes=past.outcomes, taken_over=past.taken_over, spent=spent)
         self._retries = dict(past.retries)
         left = [retry.config for retry in self._retries.values()]
-        self._alone = {key for key, retry in self._retries.items() if retry.kills}
+        self._exclusive = {key for key, retry in self._retries.items() if retry.kills}
         """of what was killed before, which nothing else may be under way with: it may be what kills"""
         known_good = neighbouring_bests(ledger, setting)
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
-        self._comparing: set[Future[list[Baseline] | Rejection]] = set()
+        self._timing_baselines: set[Future[list[Baseline] | Rejection]] = set()
         self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
         self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
         self._leading: dict[Future[Judged | Rejection], Candidate] = {}
@@ -93,10 +93,10 @@ class Coordinator:
         self._duplicates: dict[int, list[Proposal]] = {}
         """proposals whose source another trial, still under way, rendered first"""
         self._identity = identity
-        self._elsewhere = Elsewhere(ledger)
+        self._other_searches = OtherSearches(ledger)
         self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
         """what another search evaluates, with the key of the evaluation"""
-        self._ended_now: list[int] = []
+        self._unreported: list[int] = []
         """trials whose end is written and not told yet"""
         self._started = self.progress.done
         self._failures = Failures()
@@ -114,9 +114,9 @@ class Coordinator:
             lambda: not self._stop and self._has_time(), self._on_stage, self._on_finished, {run: s.space},
         )  # fmt: skip
         self._lead = Lead()
-        self._ahead: Lookahead | None = None
-        if self._prior is not None and s.sampler in LED:
-            self._ahead = Lookahead(s, self._prior, self._compilers)
+        self._lookahead: Lookahead | None = None
+        if self._prior is not None and s.sampler in PRIOR_GUIDED:
+            self._lookahead = Lookahead(s, self._prior, self._compilers)
 
     @property
     def invalid_proposals(self) -> int:
@@ -134,20 +134,20 @@ class Coordinator:
         try:
             # while the device comes up and times these, the first candidates are compiled
             if baselines := self._judge.baselines():
-                self._comparing.add(baselines)
+                self._timing_baselines.add(baselines)
             self.progress.best = self._best()
             self._lead = self._find_lead()
-            while not self._stop and (self._fill() or self._under_way()):
-                self._look_ahead()
-                self._elsewhere.look()
-                awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
+            while not self._stop and (self._fill() or self._in_flight()):
+                self._start_lookahead()
+                self._other_searches.poll()
+                awaited = self._in_flight() | (self._lookahead.in_flight if self._lookahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 with self.ledger.together():
                     for future in finished:
                         self._advance(future)
-                self._tell_ended()
+                self._report_ended()
                 self._judge_lead()
-                self.progress.stage = "" if self.progress.done else self._opening()
+                self.progress.stage = "" if self.progress.done else self._first_stage()
                 self._on_change(self.progress)
             if not self._stop:
                 self._finish_gate()
@@ -167,20 +167,23 @@ class Coordinator:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
 
-    def _opening(self) -> str:
-        return self._judge.opening() if self._judging or self._comparing else "compiling the first candidates"
+    def _first_stage(self) -> str:
+        return (
+            self._judge.first_stage() if self._judging or self._timing_baselines else "compiling the first candidates"
+        )
 
-    def _under_way(self) -> set[Future[Any]]:
+    def _in_flight(self) -> set[Future[Any]]:
         return {
-            *self._comparing, *self._compiling, *self._judging, *self._leading, *self._predicting, *self._awaiting,
+            *self._timing_baselines, *self._compiling, *self._judging, *self._leading, *self._predicting,
+            *self._awaiting,
         }  # fmt: skip
 
     def _advance(self, future: Future[Any]) -> None:
-        if self._ahead and future in self._ahead.under_way:
-            self._ahead.advance(future)
-            self.progress.predicted = self._ahead.predicted
-        if future in self._comparing:
-            self._comparing.remove(future)
+        if self._lookahead and future in self._lookahead.in_flight:
+            self._lookahead.advance(future)
+            self.progress.predicted = self._lookahead.predicted
+        if future in self._timing_baselines:
+            self._timing_baselines.remove(future)
             for baseline in timed_baselines(future):
                 self.ledger.record_baseline(self.run, baseline)
         elif future in self._compiling:
@@ -200,8 +203,8 @@ class Coordinator:
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
-        if self._failures.alike():
-            self.progress.ended = f"stopped: {self._failures.alike()}"
+        if self._failures.stop_reason():
+            self.progress.ended = f"stopped: {self._failures.stop_reason()}"
             return False
         if not self._has_time(self._seconds_to_finish()):
             self.progress.ended = "time is up"
@@ -217,9 +220,9 @@ class Coordinator:
 
         They are estimated from candidates that were judged completely, or from the short cases before there are any.
         """
-        short = TIMES_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
+        short = WHOLE_OVER_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
         each = statistics.mean(self._seconds_whole) if self._seconds_whole else short
-        return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
+        return each * min(DISPLAYED_RANKS, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
 
     def _may_start(self, rendered: int = 0) -> bool:
         """Return whether another candidate fits, with `rendered` candidates pending."""
@@ -228,10 +231,10 @@ class Coordinator:
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
         compiling = len(self._compiling) + rendered
-        under_way = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
-        if self._alone:
-            return not under_way
-        return compiling <= s.jobs and under_way <= s.jobs + self._judge.ahead
+        in_flight = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
+        if self._exclusive:
+            return not in_flight
+        return compiling <= s.jobs and in_flight <= s.jobs + self._judge.queue_depth
 
     def _fill(self) -> bool:
         """Start candidates while workers are free; return whether any may still be started."""
@@ -242,7 +245,7 @@ class Coordinator:
             with self.ledger.together():
                 for claimed in filter(None, begun):
                     self._dispatch(*claimed)
-            self._tell_ended()
+            self._report_ended()
         return self._may_start()
 
     def _render_some(self) -> list[tuple[Proposal, Rendered | Rejection]]:
@@ -251,7 +254,7 @@ class Coordinator:
         A template may take long, and other processes write meanwhile.
         """
         some: list[tuple[Proposal, Rendered | Rejection]] = []
-        while len(some) < AT_ONCE and self._may_start(len(some)) and not self._must_predict_first():
+        while len(some) < MAX_BATCH and self._may_start(len(some)) and not self._must_predict_first():
             proposal = self._proposer.propose()
             if proposal is None:
                 self._exhausted = True
@@ -259,22 +262,22 @@ class Coordinator:
             self._started += 1
             if retry := self._retries.get(proposal.key):
                 proposal = replace(proposal, parents=retry.parents, operator=retry.operator)
-            if self._ahead:
-                self._ahead.leave(proposal.config)
+            if self._lookahead:
+                self._lookahead.discard(proposal.config)
             some.append((proposal, self._pipeline.render(Proposed(0, proposal.config))))
         return some
 
     def _must_predict_first(self) -> bool:
         """Return whether the first pick should wait for predictions that will be available soon. It waits only once."""
-        return self._ahead is not None and not self._proposer.queued and self._ahead.opening()
+        return self._lookahead is not None and not self._proposer.queued and self._lookahead.must_wait()
 
-    def _look_ahead(self) -> None:
+    def _start_lookahead(self) -> None:
         """Give idle workers likely proposals to predict."""
-        if self._ahead is None or self._alone or not self._wants_more():
+        if self._lookahead is None or self._exclusive or not self._wants_more():
             return
         best = self.progress.best.config if self.progress.best else None
         for_candidates = {*self._compiling, *self._predicting}
-        while len(for_candidates | self._ahead.under_way) < self.setting.jobs and self._ahead.start(best):
+        while len(for_candidates | self._lookahead.in_flight) < self.setting.jobs and self._lookahead.start(best):
             pass
 
     # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +337,7 @@ class Coordinator:
             if claim.known:
                 self._take_over(flight, key, claim.trial)
             else:
-                self._awaiting[self._elsewhere.wait_for(claim.trial)] = flight, key
+                self._awaiting[self._other_searches.wait_for(claim.trial)] = flight, key
         elif recorded := self._compilers.recorded(flight.candidate.source):
             self._compiled(flight, recorded)
         else:
@@ -397,7 +400,7 @@ class Coordinator:
 
     def _judge_lead(self) -> None:
         """Have the gate finished for a candidate that has led for a while: a search that is killed has a best then."""
-        if self.setting.timed or self._alone or not self._lead.due or not self._has_time():
+        if self.setting.timed or self._exclusive or not self._lead.due or not self._has_time():
             return
         assert self._lead.trial is not None  # it is due
         self._lead.finished = True
@@ -425,7 +428,7 @@ class Coordinator:
 
     def _find_lead(self) -> Lead:
         """Return the best prediction that the run has in the ledger and no judge has refuted."""
-        found = next(iter(self._finisher.by_prediction()), None)
+        found = next(iter(self._finisher.ranked_predictions()), None)
         if found is None or found.measurement is None:
             return Lead()
         return Lead(found.trial, found.measurement.rank_key, found.outcome is not Outcome.UNFINISHED)
@@ -484,7 +487,7 @@ class Coordinator:
         self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
 
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
-        values = self._values[flight.trial] = told(found, self.setting.objectives)
+        values = self._values[flight.trial] = sampler_values(found, self.setting.objectives)
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
             self._proposer.tell(proposal, values)
         self._count(flight, outcome)
@@ -492,7 +495,7 @@ class Coordinator:
         best = self.progress.best
         if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found
-        self._lead.behind += 1
+        self._lead.trials_behind += 1
         if outcome.has_figure and found.ranked_by.rank_key < self._lead.rank_key:
             self._lead = Lead(found.trial, found.ranked_by.rank_key, outcome is not Outcome.UNFINISHED)
 
@@ -503,13 +506,13 @@ class Coordinator:
         return own[0] if own else None
 
     def _count(self, flight: InFlight[Proposed], outcome: Outcome) -> None:
-        self._alone.discard(flight.proposal.key)
+        self._exclusive.discard(flight.proposal.key)
         self.progress.outcomes[outcome] += 1
-        self._ended_now.append(flight.trial)
+        self._unreported.append(flight.trial)
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         """Report trials whose outcome is committed."""
-        for trial in self._ended_now:
+        for trial in self._unreported:
             self._on_finish(trial)
             self._on_change(self.progress)
-        self._ended_now.clear()
+        self._unreported.clear()

@@ -152,7 +152,7 @@ class Usage:
 
 class Evaluator(ABC):
     _tasks: ModuleType = tasks
-    ahead: int = 0
+    queue_depth: int = 0
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Evaluator(ABC):
         """Time the contenders against each other; None if the figures do not gain by it."""
         return None
 
-    def opening(self) -> str:
+    def first_stage(self) -> str:
         """Return a description of the first stage for people."""
         return "gating the first candidates"
 
@@ -207,9 +207,9 @@ class CpuEvaluator(Evaluator):
         """
         self._target, self._build = target, build
 
-    def opening(self) -> str:
-        under_way = self._build is not None and self._build.under_way
-        return "building executor and emulator" if under_way else super().opening()
+    def first_stage(self) -> str:
+        building = self._build is not None and self._build.is_running
+        return "building executor and emulator" if building else super().first_stage()
 
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
@@ -275,7 +275,7 @@ class GpuEvaluator(Evaluator):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         limits = replace(RUNNER_LIMITS, seconds=seconds, environment=environment, warm_up=tasks.load_cuda)
         self._runner = runners(limits)
-        self.ahead = QUEUE_DEPTH + self._runner.size - 1
+        self.queue_depth = QUEUE_DEPTH + self._runner.size - 1
         self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us = long_run_us
@@ -300,7 +300,7 @@ class GpuEvaluator(Evaluator):
         )  # fmt: skip
         return self._baselines
 
-    def opening(self) -> str:
+    def first_stage(self) -> str:
         timed = self._baselines is None or self._baselines.done()
         return "gating and timing the first candidates" if timed else "timing the baselines"
 

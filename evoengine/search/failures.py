@@ -7,7 +7,7 @@ from collections import Counter
 
 from evoengine.records import Outcome
 
-ALIKE = 20
+MAX_ALIKE = 20
 """candidates that fail for one reason, none before them having passed, after which a search stops"""
 SHOWN_REASONS = 3
 REASON_CHARS = 300
@@ -32,9 +32,9 @@ class Failures:
         self._counts[kind] += 1
         self._examples.setdefault(kind, (trial, reason or str(outcome)))
 
-    def alike(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Return why the search should stop where the first ALIKE candidates failed for one reason; else None."""
-        if self._ended < ALIKE or len(self._counts) != 1:
+        if self._ended < MAX_ALIKE or len(self._counts) != 1:
             return None
         ((kind, count),) = self._counts.items()
         if count != self._ended:

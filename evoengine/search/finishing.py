@@ -36,9 +36,9 @@ from evoengine.search.workers import WorkerPool, Workers
 from evoengine.space.space import SearchSpace
 from evoengine.workloads.base import Target
 
-SHOWN = 10
+DISPLAYED_RANKS = 10
 """ranks of a ranking that is shown, besides the best of each family that is not among them"""
-LEADS = 6
+MIN_TRIALS_BEHIND = 6
 """trials that end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate costs as
 much as a dozen candidates that do not lead"""
 POLL_SECONDS = 0.1
@@ -106,13 +106,13 @@ class Lead:
     """of its figure; before there is one any prediction is better"""
     finished: bool = False
     """whether its gate is finished, or about to be"""
-    behind: int = 0
+    trials_behind: int = 0
     """trials that have ended since it took the lead"""
 
     @property
     def due(self) -> bool:
         """Return whether its gate is to be finished now."""
-        return self.trial is not None and not self.finished and self.behind >= LEADS
+        return self.trial is not None and not self.finished and self.trials_behind >= MIN_TRIALS_BEHIND
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Finisher:
     seed: int
     judge: Evaluator
     workers: Workers
-    may_go_on: Callable[[], bool]
+    may_continue: Callable[[], bool]
     """whether more may be begun: nobody stopped the search, and its time is not up"""
     on_change: Callable[[str], None]
     """told what is being done, every POLL_SECONDS and whenever something ends"""
@@ -136,7 +136,7 @@ class Finisher:
 
     def finish_ranking(self) -> list[str]:
         """Judge the ranking of predictions that is shown until all of it has passed; what a person should know."""
-        judged, unjudged = self._finish(self._shown)
+        judged, unjudged = self._finish(self._displayed)
         said = _failures(judged)
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
         said += dict.fromkeys(f"one judge had to do: {why}" for why in alone if why)
@@ -157,7 +157,7 @@ class Finisher:
         while True:
             begun = {candidate.trial for candidate in in_flight.values()}
             left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
-            while left and len(in_flight) < self.workers.size and self.may_go_on():
+            while left and len(in_flight) < self.workers.size and self.may_continue():
                 trial = left.pop(0)
                 begun_now = self.begin(trial)
                 if isinstance(begun_now, Rejection):
@@ -198,13 +198,13 @@ class Finisher:
             space = self.spaces[candidate.run]
         return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
 
-    def _shown(self) -> list[int]:
+    def _displayed(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""
-        trials = self.by_prediction()
+        trials = self.ranked_predictions()
         firsts = {t.config.get("family"): t.trial for t in reversed(trials)}
-        return list(dict.fromkeys([*(t.trial for t in trials[:SHOWN]), *firsts.values()]))
+        return list(dict.fromkeys([*(t.trial for t in trials[:DISPLAYED_RANKS]), *firsts.values()]))
 
-    def by_prediction(self) -> list[Trial]:
+    def ranked_predictions(self) -> list[Trial]:
         """Return the run's trials with a prediction that no judge has refuted, best first."""
         outcomes = (Outcome.ESTIMATED, Outcome.UNFINISHED)
         figures = [(t.measurement, t) for t in self.ledger.trials(run=self.run, outcomes=outcomes)]

@@ -37,7 +37,7 @@ class FirstBuild:
             self._failed = error
 
     @property
-    def under_way(self) -> bool:
+    def is_running(self) -> bool:
         return self._built is not None and not self._built.done()
 
     def wait(self) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from evoengine.ledger.listing import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import Objective, told
+from evoengine.objectives import Objective, sampler_values
 from evoengine.records import Config, Outcome, config_key
-from evoengine.search.proposer import Past
+from evoengine.search.proposer import PastTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Retry:
 class RunPast:
     """Empty of a new run."""
 
-    trials: Sequence[Past] = ()
+    trials: Sequence[PastTrial] = ()
     values: Mapping[int, tuple[float, ...] | None] = field(default_factory=dict)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     first_with: Mapping[str, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class RunPast:
 def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPast:
     """Return the earlier trials of the run in their order."""
     kills = ledger.left_over(run)
-    trials: list[Past] = []
+    trials: list[PastTrial] = []
     values: dict[int, tuple[float, ...] | None] = {}
     outcomes: Counter[Outcome] = Counter()
     retries: dict[str, Retry] = {}
@@ -60,12 +60,12 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
             continue
         outcomes[trial.outcome] += 1
         if trial.outcome is not Outcome.DUPLICATE:
-            values[trial.trial] = told(trial, objectives)
-        elif (twin := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
-            values[trial.trial] = values[twin]
+            values[trial.trial] = sampler_values(trial, objectives)
+        elif (original := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
+            values[trial.trial] = values[original]
         else:  # its twin was under way and is tried again
             continue
-        trials.append(Past(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
+        trials.append(PastTrial(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
     taken_over = sum(origin.taken_from is not None for origin in origins.values())
     ordered = dict(sorted(retries.items(), key=lambda item: -item[1].kills))
     return RunPast(trials, values, outcomes, first_with, taken_over, ordered)

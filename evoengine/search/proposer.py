@@ -22,7 +22,7 @@ from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
-PATIENCE = 50
+MAX_REJECTED_PROPOSALS = 50
 """proposals in a row that are invalid or known, after which a point is drawn at random from what is left"""
 
 
@@ -36,7 +36,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastTrial:
     """A trial that a run had before it was killed or ended, as the sampler is to know of it."""
 
     trial: int
@@ -52,8 +52,8 @@ class Proposer:
 
     def __init__(
         self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
-        known_good: Sequence[Config] = (),
-        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None, past: Sequence[Past] = (),
+        known_good: Sequence[Config] = (), objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
+        prior: Prior | None = None, past: Sequence[PastTrial] = (),
     ) -> None:  # fmt: skip
         """Create a proposer.
 
@@ -90,7 +90,7 @@ class Proposer:
         if past:  # the first points were drawn as before; what comes now is not
             self._rng = np.random.default_rng(_seed(seed, past))
 
-    def _recall(self, past: Sequence[Past]) -> None:
+    def _recall(self, past: Sequence[PastTrial]) -> None:
         numbers: dict[int, int] = {}
         for number, of in enumerate(past):
             values = self._penalty if of.values is None else tuple(of.values)
@@ -101,7 +101,7 @@ class Proposer:
             knobs = [knob for knob in self.space.knobs if knob.name in of.config]
             self._study.add_trial(
                 optuna.trial.create_trial(
-                    params={knob.name: self._told(knob.name, of.config[knob.name]) for knob in knobs},
+                    params={knob.name: self._sampler_value(knob.name, of.config[knob.name]) for knob in knobs},
                     distributions={knob.name: self._distribution(knob) for knob in knobs},
                     values=values, user_attrs=attributes,
                 )
@@ -118,7 +118,7 @@ class Proposer:
             if config_key(config) in self._known:
                 continue
             self._operators.setdefault(config_key(config), operator)
-            self._study.enqueue_trial({name: self._told(name, value) for name, value in config.items()})
+            self._study.enqueue_trial({name: self._sampler_value(name, value) for name, value in config.items()})
 
     @property
     def queued(self) -> bool:
@@ -129,7 +129,7 @@ class Proposer:
         """Return the next valid configuration that this search has not tried, or None when the space is exhausted."""
         if len(self._known) >= len(self.space):
             return None
-        for _ in range(PATIENCE):
+        for _ in range(MAX_REJECTED_PROPOSALS):
             proposal = self._ask()
             if self._accept(proposal):
                 return proposal
@@ -186,7 +186,7 @@ class Proposer:
         assert chosen is not None  # no knob has such a value
         return chosen
 
-    def _told(self, name: str, value: Value) -> Value:
+    def _sampler_value(self, name: str, value: Value) -> Value:
         knob = next(k for k in self.space.knobs if k.name == name)
         return knob.values.index(value) if self._ordinal and knob.ordinal else value
 
@@ -197,6 +197,6 @@ class Proposer:
         return next((c for c in self.space.enumerate() if config_key(c) not in self._known), None)
 
 
-def _seed(seed: int, past: Sequence[Past]) -> int:
+def _seed(seed: int, past: Sequence[PastTrial]) -> int:
     """Return a seed that depends on the past, so that a continued run does not repeat its first draws."""
     return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed

@@ -73,13 +73,13 @@ class Remeasurer:
             for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
             waiting = list(candidates)
-            under_way: dict[Future[Evaluation | Rejection], Candidate] = {}
-            while (waiting or under_way) and not self._stop:
-                while waiting and len(under_way) < self._judge.ahead:
+            in_flight: dict[Future[Evaluation | Rejection], Candidate] = {}
+            while (waiting or in_flight) and not self._stop:
+                while waiting and len(in_flight) < self._judge.queue_depth:
                     candidate = waiting.pop(0)
-                    under_way[self._evaluate(candidate, spaces[candidate.run])] = candidate
-                for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
-                    self._record(under_way.pop(future), future.result())
+                    in_flight[self._evaluate(candidate, spaces[candidate.run])] = candidate
+                for future in wait(in_flight, POLL_SECONDS, FIRST_COMPLETED).done:
+                    self._record(in_flight.pop(future), future.result())
             return [] if self._stop else [*self._finish_gate(spaces), *self._finals()]
         finally:
             self._judge.close()

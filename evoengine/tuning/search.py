@@ -337,8 +337,8 @@ def _setting(
 
 def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
-    if sampler in samplers.SINGLE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+    if sampler in samplers.SINGLE_OBJECTIVE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE_OBJECTIVE)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 

@@ -155,7 +155,7 @@ def require_seed(seed: int | None) -> None:
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
     """Begin to build the judges that this machine has not built."""
     build = FirstBuild(emulated)
-    if build.under_way:
+    if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
     return build
 

@@ -99,7 +99,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 def test_without_a_device_there_is_no_usage_and_no_final(quick):
     judge = make_evaluator(TARGET, None, 1)
     assert isinstance(judge, CpuEvaluator)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.queue_depth) == (None, None, None, 0)
 
 
 def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_model():

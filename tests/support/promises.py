@@ -35,7 +35,7 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.pool import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.cluster_status import ClusterStatus, BusyGpu
+from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
 from evoengine.tuning.detached import Underway
 from evoengine.tuning.measure import Measured
 from evoengine.tuning.ray_cluster import Node

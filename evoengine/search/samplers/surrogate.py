@@ -27,7 +27,7 @@ LENGTH, HAMMING, NOISE = (0.6, 0.4), (-2.0, 0.4), (-4.0, 1.5)
 """mean and deviation of the priors on natural logarithms: lengths, of a knob with two values, in domains; noise for
 targets of variance 1"""
 JITTER = 1e-5
-ROOM = 64
+ROW_GROWTH = 64
 """rows by which the solve's memory grows"""
 MOST_POSITIONS = 512
 """of a knob; one of more values has neighbours share a position: what is kept of all pairs would not fit into memory"""
@@ -59,7 +59,7 @@ class Surrogate:
         self._log_kernel = self._log_kernels(self._hyper).astype(np.float32)
         self._pool, self._tried = self._one_hot(pool).astype(np.float32), tried.astype(np.float32)
         self._factor = np.linalg.cholesky(self._covariance(tried, self._hyper))
-        self._solve = np.empty((len(rows) + ROOM, len(pool)), np.float32)
+        self._solve = np.empty((len(rows) + ROW_GROWTH, len(pool)), np.float32)
         against = self._kernel(self._tried, self._pool)
         factor = self._factor.astype(np.float32)
         self._solve[: len(rows)] = solve_triangular(factor, against, lower=True, check_finite=False)
@@ -75,7 +75,7 @@ class Surrogate:
         self._factor[n, :n], self._factor[n, n] = left, pivot
         self._tried = np.vstack([self._tried, one])
         if n == len(self._solve):
-            self._solve = np.pad(self._solve, ((0, ROOM), (0, 0)))
+            self._solve = np.pad(self._solve, ((0, ROW_GROWTH), (0, 0)))
         self._solve[n] = self._kernel(one, self._pool)[0] - left.astype(np.float32) @ self._solve[:n]
         self._solve[n] /= pivot
         self._explained += np.square(self._solve[n])
