@@ -116,7 +116,7 @@ def error_of(call: str, code: int) -> CudaError:
     return CudaError(call, code, (name.value or b"unknown error").decode(), (text.value or b"unknown error").decode())
 
 
-def _quietly(name: str, handle: ctypes.c_void_p) -> None:
+def _release(name: str, handle: ctypes.c_void_p) -> None:
     """Release a handle, ignoring failures.
 
     After a sticky error the driver refuses this too, and the process is replaced.
@@ -129,7 +129,7 @@ class _Owned:
 
     def __init__(self, handle: ctypes.c_void_p, destroy: str) -> None:
         self.handle = handle
-        self._release = weakref.finalize(self, _quietly, destroy, handle)
+        self._release = weakref.finalize(self, _release, destroy, handle)
         self._release.atexit = False  # the driver may be gone by then
 
 

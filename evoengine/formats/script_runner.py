@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """of a file that the script writes, and of what it prints"""
 CALLS: list[dict[str, Any]] = []
 
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     # what is printed as an error alone is kept
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
     if KIND == "kernelbench":
         look_at_model()
     else:

@@ -35,9 +35,9 @@ ESTIMATE = f"{Kind.ESTIMATED} time"
 """what a figure is called in evoengine's own T4 files that nobody measured"""
 FAILED = 1e20
 """the time that Kernel Tuner's early versions gave a configuration that failed"""
-MOST_VALUES = 2**15
+MAX_VALUES = 2**15
 """of a knob: rows are int16"""
-MOST_KNOBS = 256
+MAX_KNOBS = 256
 LONGEST_NAME, LONGEST_VALUE = 200, 1000
 """characters of a knob's name, and of a value that is a text"""
 LIMITS = f"below 2^63 or of at most {LONGEST_VALUE:,} characters"
@@ -329,8 +329,8 @@ def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> 
 def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ...]:
     if not domains:
         raise UsageError(f"{path} names no knob; its configurations must have at least one")
-    if len(domains) > MOST_KNOBS:
-        raise UsageError(f"{path} names {len(domains):,} knobs; it may have {MOST_KNOBS}")
+    if len(domains) > MAX_KNOBS:
+        raise UsageError(f"{path} names {len(domains):,} knobs; it may have {MAX_KNOBS}")
     for name, values in domains.items():
         if not 0 < len(name) <= LONGEST_NAME:
             raise UsageError(
@@ -340,8 +340,8 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
             raise UsageError(
                 f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts, {LIMITS}"
             )
-        if len(values) > MOST_VALUES:
-            raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MOST_VALUES:,}")
+        if len(values) > MAX_VALUES:
+            raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MAX_VALUES:,}")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
 
 

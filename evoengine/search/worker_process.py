@@ -17,7 +17,7 @@ from evoengine.machine import OWN_LIMITS, has_memory, limit_memory, machine_erro
 
 OUTPUT_TAIL_CHARS = 300
 """characters of an error, or of a dead worker's output, that go into the reason"""
-MOST_PROCESSES = 256
+MAX_PROCESSES = 256
 """that a worker may have running at once; a compiler starts five"""
 PROCESSES_OF_USER = 8192
 """that a worker's user may start in addition to those running when it began (RLIMIT_NPROC; root has no limit)"""

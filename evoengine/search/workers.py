@@ -33,7 +33,7 @@ from evoengine.search.deaths import Death, retry_deaths
 from evoengine.search.kept import KeptContext, start_tracker
 from evoengine.search.worker_process import (
     DEFAULT_LIMITS,
-    MOST_PROCESSES,
+    MAX_PROCESSES,
     OUTPUT_TAIL_CHARS,
     Failure,
     TaskArguments,
@@ -93,7 +93,7 @@ class _Worker:
     def __init__(self, limits: WorkerLimits) -> None:
         """Start a worker process. Raises MachineError if that fails."""
         self._limits = limits
-        held = Held(MOST_PROCESSES, 2 * limits.memory_bytes if limits.memory_bytes else NO_LIMIT)
+        held = Held(MAX_PROCESSES, 2 * limits.memory_bytes if limits.memory_bytes else NO_LIMIT)
         self._processes = KeptContext(held, limits.forked)
         self._pid: int | None = None
         self._killing = threading.Lock()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evoengine.tuning.detached import SEARCH_ACTOR, Underway
+from evoengine.tuning.detached import SEARCH_ACTOR, DetachedStatus
 from evoengine.tuning.ray_cluster import GPU_ACTOR, NAMESPACE, Node, connected, import_ray, survey
 
 ANSWER_SECONDS = 10.0
@@ -37,7 +37,7 @@ class ClusterStatus:
     gpus: float
     gpus_busy: float
     at_work: Sequence[BusyGpu]
-    searches: Sequence[Underway]
+    searches: Sequence[DetachedStatus]
     """that go on without a command"""
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def cluster_status(address: str) -> ClusterStatus:
         total, free = ray.cluster_resources(), ray.available_resources()
         cpus, gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
         busy = (cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0))
-        searches = [answer for _, answer in _answers(SEARCH_ACTOR, "underway")]
+        searches = [answer for _, answer in _answers(SEARCH_ACTOR, "status")]
         return ClusterStatus(survey(), cpus, busy[0], gpus, busy[1], _busy_gpus(), searches)
 
 

@@ -29,7 +29,7 @@ DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class DetachedStatus:
     """A search that goes on without a command."""
 
     name: str
@@ -62,10 +62,10 @@ class DetachedSearch:
         self._begun.wait()
         return self._error
 
-    def underway(self) -> Underway:
+    def status(self) -> DetachedStatus:
         done, total = (self._progress.done, self._progress.total) if self._progress else (0, 0)
         gpus = tuple(each.gpu for each in self._options)
-        return Underway(
+        return DetachedStatus(
             self._name, platform.node(), self._options[0].problem or "", gpus, done, total, self._last
         )  # fmt: skip
 

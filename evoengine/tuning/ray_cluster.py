@@ -287,8 +287,8 @@ def survey() -> list[Node]:
     ray = import_ray()
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [node for node in living_nodes() if node.cpus or node.gpus]
-    look = ray.remote(num_cpus=0, max_retries=3)(_look())
-    asked = [look.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
+    inspect_node = ray.remote(num_cpus=0, max_retries=3)(_node_inspection())
+    asked = [inspect_node.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
     try:
         answers = ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
@@ -298,10 +298,10 @@ def survey() -> list[Node]:
     return [_described(node, found) for node, found in zip(nodes, answers, strict=True)]
 
 
-def _look() -> Any:
+def _node_inspection() -> Any:
     """Return a nested function, which Ray serialises by value: evoengine may not be installed on the node."""
 
-    def look() -> dict[str, str | None]:
+    def inspect_node() -> dict[str, str | None]:
         import platform
 
         found: dict[str, str | None] = {"python": platform.python_version(), "evoengine": None, "compiler": None}
@@ -316,7 +316,7 @@ def _look() -> Any:
             found["why"] = f"{type(error).__name__}: {error}"
         return found
 
-    return look
+    return inspect_node
 
 
 def _described(node: Node, found: Mapping[str, str | None]) -> Node:

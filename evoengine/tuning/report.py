@@ -11,9 +11,9 @@ from evoengine.hints import hint
 from evoengine.ledger.overview import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
-from evoengine.publish.report.look import Section
-from evoengine.publish.report.page import Facts, page, require_place, write_page
+from evoengine.publish.report.page import Facts, page, require_writable, write_page
 from evoengine.publish.report.speed_charts import Peaks
+from evoengine.publish.report.style import Section
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.tuning.setup import Echo, silent
 
@@ -28,7 +28,7 @@ def write_report(
     be written.
     """
     target = Path(file)
-    require_place(target)
+    require_writable(target)
     with open_ledger(db, create=False) as ledger:
         overview, text = draw_report(ledger, problem, gpu, on_stage)
     write_page(target, text)

@@ -133,7 +133,7 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
 
 
 @contextmanager
-def ending(ledger: Ledger, run: int) -> Iterator[None]:
+def recording_failure(ledger: Ledger, run: int) -> Iterator[None]:
     """Record in the ledger the error that ends a run. Raises MachineError for any OSError."""
     try:
         yield

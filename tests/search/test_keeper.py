@@ -15,7 +15,7 @@ import pytest
 from evoengine import kept_process
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import MOST_PROCESSES, WorkerLimits
+from evoengine.search.worker_process import MAX_PROCESSES, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
@@ -58,9 +58,9 @@ def test_nor_a_worker_that_dies_at_once(pool, tmp_path, fault):
 
 def test_a_worker_that_starts_more_processes_than_it_may_is_ended_with_all_of_them():
     pool = WorkerPool(1, WorkerLimits(seconds=20))
-    rejection = pool.submit(faulty_device.start_many, MOST_PROCESSES, on_crash=Outcome.CRASHED, returns=int).result()
+    rejection = pool.submit(faulty_device.start_many, MAX_PROCESSES, on_crash=Outcome.CRASHED, returns=int).result()
     pool.close()
-    why = f"the worker process was ended: it had started more than {MOST_PROCESSES} processes"
+    why = f"the worker process was ended: it had started more than {MAX_PROCESSES} processes"
     assert rejection == Rejection(Outcome.CRASHED, why)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.publish.report.look import Section
-from evoengine.publish.whole_file import write_whole
+from evoengine.publish.atomic_file import write_atomically
+from evoengine.publish.report.style import Section
 from evoengine.text import plain
 from evoengine.untrusted import read_limited
 
@@ -105,11 +105,11 @@ def write_page(file: Path, text: str) -> None:
 
     Raises UsageError if `file` is not a report, was changed since it was written, or cannot be written.
     """
-    require_place(file)
-    write_whole(file, [text])
+    require_writable(file)
+    write_atomically(file, [text])
 
 
-def require_place(file: Path) -> None:
+def require_writable(file: Path) -> None:
     """Raise UsageError if no report may be written there."""
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder; name a file in it, such as {file / 'report.html'}")

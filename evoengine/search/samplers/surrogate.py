@@ -29,7 +29,7 @@ targets of variance 1"""
 JITTER = 1e-5
 ROW_GROWTH = 64
 """rows by which the solve's memory grows"""
-MOST_POSITIONS = 512
+MAX_POSITIONS = 512
 """of a knob; one of more values has neighbours share a position: what is kept of all pairs would not fit into memory"""
 
 
@@ -169,7 +169,7 @@ def _distances(knob: Knob) -> np.ndarray:
 
     An ordered domain has distance 1 from end to end.
     """
-    n = min(len(knob.values), MOST_POSITIONS)
+    n = min(len(knob.values), MAX_POSITIONS)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:
         position = np.arange(n) / (n - 1)

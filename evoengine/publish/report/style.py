@@ -15,7 +15,7 @@ from evoengine.text import plain
 LONGEST, LONGEST_LABEL = 160, 36
 """characters of a text from the ledger where a mouse points, and beside an axis or in a legend"""
 # Okabe and Ito's colours, which people with colour blindness tell apart; the shapes say it in black and white too
-_LOOKS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+_STYLES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "measured": (("#0072B2", "#56B4E9", "#00446B"), ("circle", "circle-open", "circle-dot")),
     "recorded": (("#009E73", "#5CC9AA", "#00563F"), ("square", "square-open", "square-dot")),
     "predicted": (("#D55E00", "#E69F00", "#803900"), ("diamond", "diamond-open", "diamond-dot")),
@@ -45,13 +45,13 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Style:
     name: str
     colour: str
     symbol: str
 
 
-def shown(text: object, longest: int = LONGEST) -> str:
+def escape_text(text: object, longest: int = LONGEST) -> str:
     """Escape text from the ledger for a chart.
 
     Plotly interprets tags as formatting and links, and decodes `&lt;` and `&amp;`.
@@ -61,10 +61,10 @@ def shown(text: object, longest: int = LONGEST) -> str:
 
 
 def label(text: object) -> str:
-    return shown(text, LONGEST_LABEL)
+    return escape_text(text, LONGEST_LABEL)
 
 
-def labelled(texts: Sequence[object], **more: Any) -> dict[str, Any]:
+def category_axis(texts: Sequence[object], **more: Any) -> dict[str, Any]:
     """Return an axis with these texts at 0, 1, 2 …; two texts that are cut to the same one remain separate."""
     places = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(map(label, texts))}
     return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
@@ -77,21 +77,21 @@ def kind_name(sort: Sort) -> str:
     return str(sort.kind)
 
 
-def looks(sorts: Iterable[Sort]) -> dict[Sort, Look]:
+def styles(sorts: Iterable[Sort]) -> dict[Sort, Style]:
     """Return a name, a colour and a shape for each sort; those of one kind are similar."""
     of_kind: dict[str, list[Sort]] = {}
     for sort in sorted(set(sorts), key=Sort.trust):
         of_kind.setdefault(kind_name(sort), []).append(sort)
     found = {}
     for kind, alike in of_kind.items():
-        colours, symbols = _LOOKS[kind]
+        colours, symbols = _STYLES[kind]
         for n, sort in enumerate(alike):
-            name = f"{kind} ({described(sort)})" if len(alike) > 1 else kind
-            found[sort] = Look(label(name), colours[n % len(colours)], symbols[n % len(symbols)])
+            name = f"{kind} ({device_and_policy(sort)})" if len(alike) > 1 else kind
+            found[sort] = Style(label(name), colours[n % len(colours)], symbols[n % len(symbols)])
     return found
 
 
-def described(sort: Sort) -> str:
+def device_and_policy(sort: Sort) -> str:
     """Return the device and the policy."""
     return f"{sort.device}; {sort.policy}" if sort.policy else sort.device
 
@@ -111,16 +111,16 @@ def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[st
     return {"data": list(data), "layout": layout, "height": height}
 
 
-def titled(title: str, **more: Any) -> dict[str, Any]:
+def titled_axis(title: str, **more: Any) -> dict[str, Any]:
     """Return an axis with its title."""
     return {"title": {"text": title}, **more}
 
 
-def points(x: Sequence[Any], y: Sequence[Any], look: Look, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
+def points(x: Sequence[Any], y: Sequence[Any], style: Style, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
     """Return a scatter trace. Hover texts must be escaped by `shown`."""
-    marker = {"color": look.colour, "symbol": look.symbol, "size": size, "opacity": size / 10}
+    marker = {"color": style.colour, "symbol": style.symbol, "size": size, "opacity": size / 10}
     return {
-        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": look.name, "hoverinfo": "text",
+        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": style.name, "hoverinfo": "text",
         "hovertext": list(hover), "marker": marker,
     }  # fmt: skip
 
