@@ -123,15 +123,15 @@ class SleepingGpu:
         import ray
 
         from evoengine import __version__
-        from evoengine.search.ray_node import Ready
+        from evoengine.search.ray_node import ActorInfo
 
-        return Ready(ray.get_runtime_context().get_node_id(), "here", __version__)
+        return ActorInfo(ray.get_runtime_context().get_node_id(), "here", __version__)
 
     def run(self, task: Callable[..., Any], on_crash: Outcome, returns: type, seconds: float, *args: Any) -> Any:
-        from evoengine.search.ray_node import Ran
+        from evoengine.search.ray_node import TaskResult
 
         time.sleep(self._seconds)
-        return Ran(task(*args), self._seconds, 0.0)
+        return TaskResult(task(*args), self._seconds, 0.0)
 
 
 class ClockGpus:

@@ -49,7 +49,7 @@ from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import Evaluation
 from evoengine.tuning.resume import ActiveRun, SearchRequest, begin
-from evoengine.tuning.setup import ending
+from evoengine.tuning.setup import recording_failure
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 
@@ -211,7 +211,7 @@ def search(
         ledger.patience = Patience(echo)
         setting = replace(make_setting(Path(folder), size, trials, seed, sampler, jobs), remeasure=remeasure)
         begun = start(ledger, setting, echo)
-        with ending(ledger, begun.run), compiling_nothing():
+        with recording_failure(ledger, begun.run), compiling_nothing():
             projection = make_study(ledger, begun.run, setting) if study else None
             judge = InstantJudge(log, milliseconds)
             finished = projection.add if projection else lambda trial: None
