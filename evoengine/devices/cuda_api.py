@@ -240,9 +240,13 @@ class Function:
         call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, size)
 
     def launch(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, parameters: Parameters,
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: Parameters,
         stream: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue the kernel. The driver copies the parameters, so they may be freed at once."""
         call("cuLaunchKernel", self._handle, *grid, *block, shared_bytes, stream, parameters.pointers, None)
 

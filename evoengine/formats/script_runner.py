@@ -72,7 +72,7 @@ NAMES = (
     "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y",
     "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
     "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
-)  # fmt: skip
+)  # fmt: skip # a table
 """the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
 
 

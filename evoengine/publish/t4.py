@@ -47,7 +47,7 @@ from evoengine.records import (
     NextKernel,
     Outcome,
     Source,
-)  # fmt: skip
+)
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -120,12 +120,21 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
     space = described["space"]
     run = Run(
-        id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
-        status=_status(described), device=Device(**described["device"]), space_name=space["name"],
-        space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
-        host=this_host(), pid=os.getpid(), gpu_definition=_board(described), kernel=described.get("kernel"),
+        id=0,
+        started_at=datetime.fromisoformat(metadata["timestamp"]),
+        finished_at=_moment(described, "finished_at"),
+        status=_status(described),
+        device=Device(**described["device"]),
+        space_name=space["name"],
+        space_sha256=space["sha256"],
+        space_text=space["text"],
+        version=metadata["autotuner_version"],
+        host=this_host(),
+        pid=os.getpid(),
+        gpu_definition=_board(described),
+        kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
-    )  # fmt: skip
+    )
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
     history = RunHistory(run, baselines, [_record(r["evoengine"]) for r in results])
     validate_run(history)
@@ -231,7 +240,7 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
         measurement=most_trusted([figure for _, figure in figures]),
         sustained=last_sustained([figure for _, figure in figures]),
         gate_version=min(versions, default=None),
-    )  # fmt: skip
+    )
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
     return CandidateHistory(
         candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile)

@@ -20,9 +20,14 @@ MAX_BINARIES = 128
 
 class Compilers:
     def __init__(
-        self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
-        predictor: Callable[..., Estimated], workers: Workers, seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        ledger: Ledger,
+        compiler: Callable[[Source, str], Binary | Rejection],
+        predictor: Callable[..., Estimated],
+        workers: Workers,
+        seconds: float,
+    ) -> None:
         """Create the compilers of a search. `seconds` is the time limit of a task; the workers are closed with it."""
         self.workers = workers
         self._setting, self._ledger = setting, ledger
@@ -41,9 +46,13 @@ class Compilers:
         future = self._binaries.get(source.sha256)
         if future is None or not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
-                self._compiler, source, self._setting.target.gpu.arch,
-                on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=min(COMPILE_SECONDS, self._seconds),
-            )  # fmt: skip
+                self._compiler,
+                source,
+                self._setting.target.gpu.arch,
+                on_crash=Outcome.UNCOMPILABLE,
+                returns=Binary,
+                seconds=min(COMPILE_SECONDS, self._seconds),
+            )
             if len(self._binaries) > MAX_BINARIES:
                 del self._binaries[next(iter(self._binaries))]
         return future
@@ -54,9 +63,13 @@ class Compilers:
         future = self._predictions.get(key)
         if future is None or not _holds(future, Estimated):
             future = self._predictions[key] = self.workers.submit(
-                self._predictor, s.target, contender, s.space.cost(contender.config),
-                on_crash=Outcome.CRASHED, returns=Estimated,
-            )  # fmt: skip
+                self._predictor,
+                s.target,
+                contender,
+                s.space.cost(contender.config),
+                on_crash=Outcome.CRASHED,
+                returns=Estimated,
+            )
         return future
 
     def close(self) -> None:

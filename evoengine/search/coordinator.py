@@ -58,12 +58,20 @@ class Coordinator:
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, run: int, judge: Evaluator,
-        on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
-        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, limits: WorkerLimits = COMPILER_LIMITS,
-        predictor: Callable[..., Estimated] = predict_task, workers: Workers | None = None,
-        identity: Identity | None = None, spent: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        ledger: Ledger,
+        run: int,
+        judge: Evaluator,
+        on_change: Callable[[Progress], None],
+        on_finish: Callable[[int], None],
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task,
+        limits: WorkerLimits = COMPILER_LIMITS,
+        predictor: Callable[..., Estimated] = predict_task,
+        workers: Workers | None = None,
+        identity: Identity | None = None,
+        spent: float = 0.0,
+    ) -> None:
         """Create the coordinator of a run. A `run` with trials continues; `spent` are the seconds that it took before.
 
         With an `identity`, all searches of the ledger that have one evaluate each kernel only once.
@@ -110,9 +118,17 @@ class Coordinator:
         workers = workers or WorkerPool(s.jobs, limits)
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
         self._finisher = Finisher(
-            ledger, run, s.target, s.seed, judge, self._compilers.workers,
-            lambda: not self._stop and self._has_time(), self._on_stage, self._on_finished, {run: s.space},
-        )  # fmt: skip
+            ledger,
+            run,
+            s.target,
+            s.seed,
+            judge,
+            self._compilers.workers,
+            lambda: not self._stop and self._has_time(),
+            self._on_stage,
+            self._on_finished,
+            {run: s.space},
+        )
         self._lead = Lead()
         self._lookahead: Lookahead | None = None
         if self._prior is not None and s.sampler in PRIOR_GUIDED:
@@ -174,9 +190,13 @@ class Coordinator:
 
     def _in_flight(self) -> set[Future[Any]]:
         return {
-            *self._timing_baselines, *self._compiling, *self._judging, *self._leading, *self._predicting,
+            *self._timing_baselines,
+            *self._compiling,
+            *self._judging,
+            *self._leading,
+            *self._predicting,
             *self._awaiting,
-        }  # fmt: skip
+        }
 
     def _advance(self, future: Future[Any]) -> None:
         if self._lookahead and future in self._lookahead.in_flight:

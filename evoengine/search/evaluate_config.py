@@ -32,9 +32,13 @@ def evaluate_config(
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, rendered.source, target.gpu.arch,
-            on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=COMPILE_SECONDS,
-        ).result()  # fmt: skip
+            compile_task,
+            rendered.source,
+            target.gpu.arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
         compiled = pipeline.compiled(rendered, made)
@@ -63,7 +67,11 @@ def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) ->
         end = end_of(result)
         wrong = Judged(result.verdicts).wrong
         candidate = replace(
-            candidate, outcome=wrong.outcome if wrong else None, reason=end.reason, measurement=end.figure,
-            device=end.device, **last_verdicts(result.verdicts),
-        )  # fmt: skip
+            candidate,
+            outcome=wrong.outcome if wrong else None,
+            reason=end.reason,
+            measurement=end.figure,
+            device=end.device,
+            **last_verdicts(result.verdicts),
+        )
     return candidate

@@ -221,9 +221,12 @@ class CpuEvaluator(Evaluator):
 
         arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_when_built))
         return workers.submit(
-            tasks.estimate_task, *arguments, on_crash=Outcome.CRASHED, returns=Evaluation,
+            tasks.estimate_task,
+            *arguments,
+            on_crash=Outcome.CRASHED,
+            returns=Evaluation,
             retry=without_executor(arguments),
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """End the build, for which the workers' threads may wait; the workers are the compilers'."""
@@ -259,10 +262,15 @@ class GpuEvaluator(Evaluator):
     """
 
     def __init__(
-        self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = tasks, seconds: float | None = None,
+        self,
+        target: Target,
+        device: GpuDevice,
+        seed: int,
+        tasks: ModuleType = tasks,
+        seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
         runners: Callable[[WorkerLimits], Workers] = one_runner,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create an evaluator that times on GPUs.
 
         `tasks` has measure_task, baselines_task, finals_task and load_cuda; tests replace it. `seconds` is the time
@@ -295,9 +303,14 @@ class GpuEvaluator(Evaluator):
             return self._target, self._seed, tuple(failed)
 
         self._baselines = self._runner.submit(
-            self._tasks.baselines_task, self._target, self._seed, (),
-            on_crash=Outcome.CRASHED, returns=list, retry=without,
-        )  # fmt: skip
+            self._tasks.baselines_task,
+            self._target,
+            self._seed,
+            (),
+            on_crash=Outcome.CRASHED,
+            returns=list,
+            retry=without,
+        )
         return self._baselines
 
     def first_stage(self) -> str:
@@ -341,9 +354,14 @@ class GpuEvaluator(Evaluator):
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection]:
         return self._runner.submit(
-            self._tasks.finals_task, self._target, tuple(contenders), self._seed,
-            Deferred(self._fastest), on_crash=Outcome.CRASHED, returns=Finals,
-        )  # fmt: skip
+            self._tasks.finals_task,
+            self._target,
+            tuple(contenders),
+            self._seed,
+            Deferred(self._fastest),
+            on_crash=Outcome.CRASHED,
+            returns=Finals,
+        )
 
     def usage(self, seconds: float) -> Usage:
         busy, starting = self._runner.seconds_busy, self._runner.seconds_starting
@@ -354,10 +372,13 @@ class GpuEvaluator(Evaluator):
 
 
 def make_evaluator(
-    target: Target, device: GpuDevice | None, seed: int,
+    target: Target,
+    device: GpuDevice | None,
+    seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-    runners: Callable[[WorkerLimits], Workers] = one_runner, build: FirstBuild | None = None,
-) -> Evaluator:  # fmt: skip
+    runners: Callable[[WorkerLimits], Workers] = one_runner,
+    build: FirstBuild | None = None,
+) -> Evaluator:
     """Return the evaluator for the GPU if there is one to time on.
 
     Otherwise it is that of executor and emulator, which waits for their `build`.

@@ -63,9 +63,14 @@ def _of_this_gate(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
 
 
 def judge_to_end(
-    judge: Evaluator, workers: Workers, target: Target, space: SearchSpace, contender: CompiledCandidate,
-    known: Sequence[Verdict], seed: int,
-) -> Future[Judged | Rejection]:  # fmt: skip
+    judge: Evaluator,
+    workers: Workers,
+    target: Target,
+    space: SearchSpace,
+    contender: CompiledCandidate,
+    known: Sequence[Verdict],
+    seed: int,
+) -> Future[Judged | Rejection]:
     """Submit what the verdicts `known` of a candidate leave open. Those of another version of the gate do not count."""
     judges = (EXECUTOR, EMULATOR)
     own = tuple(v for v in known if v.device in judges and v.gate_version == GATE_VERSION and not v.abstained)

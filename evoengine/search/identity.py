@@ -94,14 +94,16 @@ class Identity:
     def __init__(self, setting: Setting, environment: Mapping[str, Any]) -> None:
         target = setting.target
         self._setting = setting
-        self._base = digest({
-            "environment": dict(environment),
-            "timed": setting.timed,
-            "gpu": repr(target.gpu),
-            "problem": str(target.problem),
-            "workload": _workload(target.workload),
-            "options": options(target.gpu.arch),
-        })  # fmt: skip
+        self._base = digest(
+            {
+                "environment": dict(environment),
+                "timed": setting.timed,
+                "gpu": repr(target.gpu),
+                "problem": str(target.problem),
+                "workload": _workload(target.workload),
+                "options": options(target.gpu.arch),
+            }
+        )
 
     def key(self, source: Source, config: Config, plans: Plans) -> str:
         """Return the key of a claim as SHA-256 in hexadecimal.

@@ -34,9 +34,20 @@ class InFlight(Generic[Reached]):
         """Return the candidate as `Ledger.candidate` would read it after `end`."""
         reached, proposal = self.candidate, self.proposal
         return Candidate(
-            self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,
+            self.trial,
+            run,
+            str(target.problem),
+            target.gpu.key,
+            proposal.config,
+            end.outcome,
+            end.reason,
+            end.device,
             reached.source if isinstance(reached, Rendered) else None,
-            reached.binary if isinstance(reached, Compiled) else None, **last_verdicts(end.verdicts),
-            measurement=end.figure, occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+            reached.binary if isinstance(reached, Compiled) else None,
+            **last_verdicts(end.verdicts),
+            measurement=end.figure,
+            occupancy=self.occupancy,
+            parents=proposal.parents,
+            operator=proposal.operator,
             evidence=end.evidence,
-        )  # fmt: skip
+        )

@@ -90,9 +90,13 @@ class Pipeline:
         return make_plans(self.space, self.target, config)
 
     def evaluate(
-        self, contender: CompiledCandidate, seed: int, workers: Workers | None, plans: Plans | None = None,
+        self,
+        contender: CompiledCandidate,
+        seed: int,
+        workers: Workers | None,
+        plans: Plans | None = None,
         whole: bool = True,
-    ) -> Future[Evaluation | Rejection]:  # fmt: skip
+    ) -> Future[Evaluation | Rejection]:
         """Gate a candidate and give its figure, on the device that judges.
 
         `workers` are those of the compilers, where the device has none. `plans` are what `plans` gave, where that was

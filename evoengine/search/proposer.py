@@ -51,10 +51,16 @@ class Proposer:
     """Valid, new configurations, one at a time."""
 
     def __init__(
-        self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
-        known_good: Sequence[Config] = (), objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
-        prior: Prior | None = None, past: Sequence[PastTrial] = (),
-    ) -> None:  # fmt: skip
+        self,
+        space: StartedSpace,
+        sampler: str,
+        seed: int,
+        retry: Sequence[Config] = (),
+        known_good: Sequence[Config] = (),
+        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
+        prior: Prior | None = None,
+        past: Sequence[PastTrial] = (),
+    ) -> None:
         """Create a proposer.
 
         `past` holds the run's earlier trials in order: the sampler learns from them, and none is proposed again.
@@ -103,9 +109,10 @@ class Proposer:
                 optuna.trial.create_trial(
                     params={knob.name: self._sampler_value(knob.name, of.config[knob.name]) for knob in knobs},
                     distributions={knob.name: self._distribution(knob) for knob in knobs},
-                    values=values, user_attrs=attributes,
+                    values=values,
+                    user_attrs=attributes,
                 )
-            )  # fmt: skip
+            )
 
     def _distribution(self, knob: Knob) -> optuna.distributions.BaseDistribution:
         if self._ordinal and knob.ordinal:

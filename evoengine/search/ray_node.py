@@ -109,9 +109,14 @@ class NodeWorker:
         return TaskResult(answer, pool.seconds_busy - before[0], pool.seconds_starting - before[1])
 
     def _answer(
-        self, pool: WorkerPool, task: Callable[..., object], on_crash: Outcome, returns: type[object], seconds: float,
+        self,
+        pool: WorkerPool,
+        task: Callable[..., object],
+        on_crash: Outcome,
+        returns: type[object],
+        seconds: float,
         args: tuple[object, ...],
-    ) -> object:  # fmt: skip
+    ) -> object:
         """Run the task once. The coordinator decides what a death means, because it knows all workers of the search."""
         try:
             return pool.attempt(task, args, on_crash, returns, seconds, nullcontext())

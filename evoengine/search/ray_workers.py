@@ -90,9 +90,14 @@ class RayWorkers:
     """
 
     def __init__(
-        self, size: int, limits: WorkerLimits, echo: Callable[[str], None], options: ActorOptions, label: str = "",
+        self,
+        size: int,
+        limits: WorkerLimits,
+        echo: Callable[[str], None],
+        options: ActorOptions,
+        label: str = "",
         binaries: SentBinaries | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create workers.
 
         `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine cluster status`.
@@ -116,16 +121,26 @@ class RayWorkers:
     def _create(self, name: str | None, label: str) -> _Remote:
         options = self._options
         made = ray.remote(NodeWorker).options(
-            num_cpus=options.cpus, num_gpus=options.gpus, resources=dict(options.resources or {}),
-            max_restarts=-1, max_task_retries=0, max_concurrency=2, scheduling_strategy="SPREAD",
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            resources=dict(options.resources or {}),
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=2,
+            scheduling_strategy="SPREAD",
             name=name,
-        )  # fmt: skip
+        )
         return _Remote(made.remote(self._limits, options.find_gpu, label))
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, on_crash: Outcome, returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
         """Submit a task as WorkerPool.submit does.
 
         A task whose actor was lost runs again on another, at most RETRIES times.
@@ -148,9 +163,14 @@ class RayWorkers:
     # ── a task ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, on_crash: Outcome, returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None], seconds: float,
-    ) -> Answer | Rejection:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None],
+        seconds: float,
+    ) -> Answer | Rejection:
         while True:
             once = partial(self._attempt, task, args, on_crash, returns, seconds, iter(range(RETRIES + 1)))
             answer: Answer | Rejection = retry_deaths(once)
@@ -160,9 +180,15 @@ class RayWorkers:
             args = other
 
     def _attempt(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, on_crash: Outcome, returns: type[Answer],
-        seconds: float, losses: Iterator[int], lock: AbstractContextManager[None],
-    ) -> Answer | Rejection | Death:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        seconds: float,
+        losses: Iterator[int],
+        lock: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:
         """Run the task once while holding the lock. `losses` numbers the lost actors from 0."""
         for each in args:
             if isinstance(each, Deferred):

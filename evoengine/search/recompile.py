@@ -26,9 +26,13 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, candidate.source, arch,
-            on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=COMPILE_SECONDS,
-        ).result()  # fmt: skip
+            compile_task,
+            candidate.source,
+            arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
     finally:
         workers.close()
     if isinstance(made, Rejection):

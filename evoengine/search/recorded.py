@@ -27,7 +27,7 @@ from evoengine.untrusted import printable
 MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
     "miliseconds": 1.0, "ms": 1.0, "seconds": 1e3, "s": 1e3,
-}  # fmt: skip
+}  # fmt: skip # a table
 """to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
 FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
 """what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""

@@ -107,9 +107,17 @@ class Remeasurer:
         workers = WorkerPool(1, COMPILER_LIMITS)
         try:
             return Finisher(
-                self._ledger, self._run, self._target, self._seed, self._judge, workers, lambda: not self._stop,
-                lambda stage: None, lambda before, outcome: None, dict(spaces),
-            ).finish_finalists(FINALISTS)  # fmt: skip
+                self._ledger,
+                self._run,
+                self._target,
+                self._seed,
+                self._judge,
+                workers,
+                lambda: not self._stop,
+                lambda stage: None,
+                lambda before, outcome: None,
+                dict(spaces),
+            ).finish_finalists(FINALISTS)
         finally:
             workers.close()
 

@@ -41,7 +41,7 @@ from evoengine.search.worker_process import (
     init_worker,
     ready,
     run_pickled,
-)  # fmt: skip
+)
 
 START_SECONDS = 180.0
 """within which a worker must be ready"""
@@ -78,9 +78,14 @@ class Workers(Protocol):
     seconds_starting: float
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, on_crash: Outcome, returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = ..., seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = ...,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
         """Submit a task as WorkerPool.submit does."""
 
     def close(self) -> None:
@@ -265,9 +270,14 @@ class WorkerPool:
         return self._new()
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, on_crash: Outcome, returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
         """Return a future of the task's answer, an instance of `returns`, or of a Rejection.
 
         A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one that
@@ -283,9 +293,14 @@ class WorkerPool:
             raise MachineError(f"a task cannot be started: {error}") from error
 
     def _run(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, on_crash: Outcome, returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None], seconds: float,
-    ) -> Answer | Rejection:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None],
+        seconds: float,
+    ) -> Answer | Rejection:
         args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
         while True:
             answer: Answer | Rejection = retry_deaths(partial(self.attempt, task, args, on_crash, returns, seconds))
@@ -295,9 +310,14 @@ class WorkerPool:
             args = other
 
     def attempt(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, on_crash: Outcome, returns: type[Answer],
-        seconds: float, lock: AbstractContextManager[None],
-    ) -> Answer | Rejection | Death:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        seconds: float,
+        lock: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:
         """Run the task once while holding the lock, for a caller that decides itself what a Death means."""
         worker = self._idle.get()
         try:

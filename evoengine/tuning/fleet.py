@@ -137,9 +137,13 @@ class Fleet:
         count = max(1, _count(kind))
         self._echo(f"{count} {'GPU' if count == 1 else 'GPUs'} of kind {kind} on the cluster")
         options = ActorOptions(
-            cpus=0.0, gpus=1.0, resources={f"{GPU}{kind}": 1.0}, find_gpu=partial(self._finder.find, self._gpu),
-            board=self._found[0].name, name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
-        )  # fmt: skip
+            cpus=0.0,
+            gpus=1.0,
+            resources={f"{GPU}{kind}": 1.0},
+            find_gpu=partial(self._finder.find, self._gpu),
+            board=self._found[0].name,
+            name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
+        )
         return RayWorkers(count, limits, self._echo, options, f"search on {kind}", self._binaries())
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:

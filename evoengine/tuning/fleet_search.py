@@ -26,9 +26,12 @@ class FleetSearch:
     """
 
     def __init__(
-        self, options: Sequence[SearchOptions], echo: Echo = silent, on_stage: Echo = silent,
+        self,
+        options: Sequence[SearchOptions],
+        echo: Echo = silent,
+        on_stage: Echo = silent,
         finder: GpuFinder | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._echo, self._options = echo, options
         self._searches: list[Search] = []
         first = options[0]

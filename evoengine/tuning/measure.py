@@ -42,9 +42,14 @@ class MeasureRun:
     """
 
     def __init__(
-        self, top: int | None, gpu: str | None = None, problem: str | None = None, db: str | None = None,
-        echo: Echo = silent, on_finish: Callable[[Candidate], None] = lambda candidate: None,
-    ) -> None:  # fmt: skip
+        self,
+        top: int | None,
+        gpu: str | None = None,
+        problem: str | None = None,
+        db: str | None = None,
+        echo: Echo = silent,
+        on_finish: Callable[[Candidate], None] = lambda candidate: None,
+    ) -> None:
         require_gpus(compilers=())
         self._top, self._gpu, self._problem, self._db = top, gpu, problem, db
         self._echo, self._on_finish = echo, on_finish
@@ -82,10 +87,18 @@ class MeasureRun:
         spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
-            gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
-            seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
-            gpu_definition=custom_definition(named), kernel=searched.kernel,
-        )  # fmt: skip
+            gpu=named.key,
+            problem=problem,
+            device=ledger_device(device),
+            space=spaces[searched.id],
+            sampler="measure",
+            seed=seed,
+            command=command_line(),
+            objectives=searched.objectives,
+            definition=searched.definition,
+            gpu_definition=custom_definition(named),
+            kernel=searched.kernel,
+        )
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:

@@ -133,9 +133,12 @@ def connected(address: str) -> Iterator[None]:
     )
     if address == LOCAL:
         given |= dict(
-            include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, resources=gpu_resources(),
-            num_cpus=len(os.sched_getaffinity(0)), num_gpus=sum(gpu_resources().values()),
-        )  # fmt: skip
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            resources=gpu_resources(),
+            num_cpus=len(os.sched_getaffinity(0)),
+            num_gpus=sum(gpu_resources().values()),
+        )
     try:
         with warnings.catch_warnings(action="ignore"):  # what fails is said below
             ray.init(address, **given)
@@ -272,11 +275,15 @@ def living_nodes() -> list[Node]:
     ray = import_ray()
     return [
         Node(
-            n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)),
+            n["NodeID"],
+            n["NodeManagerHostname"],
+            n["NodeManagerAddress"],
+            int(n["Resources"].get("CPU", 0)),
             gpus_of(n["Resources"]),
         )
-        for n in ray.nodes() if n["Alive"]
-    ]  # fmt: skip
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
 
 
 def survey() -> list[Node]:

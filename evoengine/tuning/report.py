@@ -19,9 +19,13 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def write_report(
-    file: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None,
+    file: Path | str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    db: str | None = None,
     on_stage: Echo = silent,
-) -> Overview:  # fmt: skip
+) -> Overview:
     """Write the page to `file`, completely or not at all, for the last run's problem and GPU unless others are named.
 
     Raises NothingFound if the ledger holds no such trial, and UsageError if `file` is not an earlier report or cannot
@@ -35,9 +39,7 @@ def write_report(
     return overview
 
 
-def draw_report(
-    ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent
-) -> tuple[Overview, str]:  # fmt: skip
+def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent) -> tuple[Overview, str]:
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.last_target(gpu, problem)

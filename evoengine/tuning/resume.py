@@ -82,8 +82,11 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [_change(part, before.get(part), after.get(part)) for part in sorted(before.keys() | after.keys())
-                      if before.get(part) != after.get(part)]  # fmt: skip
+            found += [
+                _change(part, before.get(part), after.get(part))
+                for part in sorted(before.keys() | after.keys())
+                if before.get(part) != after.get(part)
+            ]
         else:
             found.append(CONDITION_REASONS.get(name) or _change(name, before, after))
     return found
@@ -140,9 +143,18 @@ def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
 
 
 def begin(
-    ledger: Ledger, asked: SearchRequest, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile,
-    seed: int, definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
-) -> ActiveRun:  # fmt: skip
+    ledger: Ledger,
+    asked: SearchRequest,
+    resume: int | None,
+    echo: Echo,
+    *,
+    device: Device,
+    space: SpaceFile,
+    seed: int,
+    definition: str | None = None,
+    gpu_definition: dict[str, Any] | None = None,
+    kernel: str | None = None,
+) -> ActiveRun:
     """Continue the run named by `resume`, or the last interrupted one of the same command.
 
     Otherwise create a run with `seed`. Raises UsageError if the named run cannot continue.
@@ -164,10 +176,21 @@ def begin(
     if changed := _changes_since_last(ledger, asked):
         echo(changed)
     run = ledger.start_run(
-        gpu=asked.gpu, problem=asked.problem, device=device, space=space, sampler=asked.sampler, seed=seed,
-        command=command_line(), objectives=asked.objectives, definition=definition, gpu_definition=gpu_definition,
-        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions), kernel=kernel,
-    )  # fmt: skip
+        gpu=asked.gpu,
+        problem=asked.problem,
+        device=device,
+        space=space,
+        sampler=asked.sampler,
+        seed=seed,
+        command=command_line(),
+        objectives=asked.objectives,
+        definition=definition,
+        gpu_definition=gpu_definition,
+        trials=asked.trials,
+        seconds=asked.seconds,
+        conditions=dict(asked.conditions),
+        kernel=kernel,
+    )
     return ActiveRun(run, seed)
 
 

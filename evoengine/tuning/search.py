@@ -48,7 +48,7 @@ from evoengine.tuning.setup import (
     require_seed,
     silent,
     why_no_predictions,
-)  # fmt: skip
+)
 from evoengine.workloads.base import Target
 
 DEFAULT_TRIALS = 60
@@ -240,15 +240,29 @@ class Search:
         require_same_board(ledger, self._choice.gpu)
         self._environment = environment(s, device, predicted)
         asked = SearchRequest(
-            str(s.target.problem), s.target.gpu.key, s.space.name, s.space.sha256, s.sampler,
-            ",".join(objective.name for objective in s.objectives), s.trials, s.seconds, o.seed,
+            str(s.target.problem),
+            s.target.gpu.key,
+            s.space.name,
+            s.space.sha256,
+            s.sampler,
+            ",".join(objective.name for objective in s.objectives),
+            s.trials,
+            s.seconds,
+            o.seed,
             self._environment | {"templates": templates_digest(s), "families": list(o.families)},
-        )  # fmt: skip
+        )
         begun = begin(
-            ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
-            definition=s.target.workload.definition_text, gpu_definition=custom_definition(self._choice.gpu),
+            ledger,
+            asked,
+            o.resume,
+            self._echo,
+            device=device,
+            space=s.space,
+            seed=s.seed,
+            definition=s.target.workload.definition_text,
+            gpu_definition=custom_definition(self._choice.gpu),
             kernel=kernel_identity(s.target.workload),
-        )  # fmt: skip
+        )
         self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
         return begun.run
 
@@ -282,9 +296,16 @@ class Search:
             on_change(progress)
 
         coordinator = Coordinator(
-            s, ledger, run, judge, changed, finish, workers=workers, identity=Identity(s, self._environment),
+            s,
+            ledger,
+            run,
+            judge,
+            changed,
+            finish,
+            workers=workers,
+            identity=Identity(s, self._environment),
             spent=self._spent,
-        )  # fmt: skip
+        )
         self._stop = coordinator.stop
         self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:

@@ -32,7 +32,7 @@ from evoengine.stages.toolchain import (
     cuda_torch_command,
     include_folders,
     torch_cuda,
-)  # fmt: skip
+)
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Target
 
@@ -82,9 +82,13 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
+    space_file: Path | None,
+    templates: Path | None,
+    target: Target,
+    emulated: bool,
+    fill: Fill,
     families: Sequence[str] = (),
-) -> tuple[SearchSpace, Path]:  # fmt: skip
+) -> tuple[SearchSpace, Path]:
     """Return the bound space and the folder of templates. One configuration of every family is rendered as a check."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"

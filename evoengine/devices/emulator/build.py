@@ -34,7 +34,7 @@ from evoengine.host_compiler import (
     native_flags,
     prune,
     run_compiler,
-)  # fmt: skip
+)
 from evoengine.machine import machine_error, memory_for, names_machine_fault, why_unfit
 from evoengine.records import Launch, Source
 
@@ -44,7 +44,7 @@ MAX_EXECUTABLES = 4096
 
 _COMMON = (
     "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
-)  # fmt: skip
+)  # fmt: skip # a table
 _RUNTIME_FLAGS = ("-O3", "-r", "-nostdlib")
 # Locals that declarations.py does not fill start as 0xFE (NaN in half), misaligned accesses and indices beyond a local
 # array are reported through the sanitizer's handlers, which the runtime defines.

@@ -34,12 +34,14 @@ def outcomes(overview: Overview) -> Section:
     present = [ending for ending in ENDINGS if any(outcome == ending for _, outcome in overview.outcomes)]
     data = [
         {
-            "type": "bar", "name": str(ending), "x": list(range(len(families))),
+            "type": "bar",
+            "name": str(ending),
+            "x": list(range(len(families))),
             "marker": {"color": OUTCOME_COLOURS.get(ending, PLAIN)},
             "y": [overview.outcomes.get((family, ending), 0) for family in families],
         }
         for ending in present
-    ]  # fmt: skip
+    ]
     made = chart(data, category_axis([family or "no family" for family in families]), titled_axis("trials"))
     made["layout"] |= {"barmode": "stack", "showlegend": True}
     text = f"How all {overview.total:,} trials ended. Measured, recorded and estimated ones are correct and ranked."
@@ -59,10 +61,18 @@ def errors(overview: Overview) -> Section:
     box = [_quartiles(with_numbers[case]) for case in drawn]
     least, lower, median, upper, most = (list(column) for column in zip(*box, strict=True))
     boxes = {
-        "type": "box", "orientation": "h", "name": "all verdicts", "y": list(range(len(drawn))),
-        "lowerfence": least, "q1": lower, "median": median, "q3": upper, "upperfence": most,
-        "fillcolor": "rgba(0,114,178,0.2)", "line": {"color": "#0072B2"},
-    }  # fmt: skip
+        "type": "box",
+        "orientation": "h",
+        "name": "all verdicts",
+        "y": list(range(len(drawn))),
+        "lowerfence": least,
+        "q1": lower,
+        "median": median,
+        "q3": upper,
+        "upperfence": most,
+        "fillcolor": "rgba(0,114,178,0.2)",
+        "line": {"color": "#0072B2"},
+    }
     failing = [(n, share) for n, case in enumerate(drawn) for share in sorted(with_numbers[case].failed)[-50:]]
     hover = [f"{escape_text(drawn[n])}<br>failed with {share:,.4g} times what is allowed" for n, share in failing]
     failed = points(
@@ -71,8 +81,9 @@ def errors(overview: Overview) -> Section:
     made = chart(
         [boxes, *([failed] if failing else [])],
         titled_axis("largest error over what is allowed", type="log", exponentformat="power"),
-        category_axis(drawn, range=[len(drawn) - 0.5, -0.5]), 140 + 26 * len(drawn),
-    )  # fmt: skip
+        category_axis(drawn, range=[len(drawn) - 0.5, -0.5]),
+        140 + 26 * len(drawn),
+    )
     made["layout"]["shapes"] = [
         {
             "type": "line",

@@ -57,12 +57,19 @@ def effects(overview: Overview) -> Section:
     ]
     data = [
         {
-            "type": "bar", "orientation": "h", "x": gains, "y": list(range(len(drawn))),
-            "hoverinfo": "text", "hovertext": hover, "text": [f"{e.steps}" for e in drawn], "textposition": "auto",
+            "type": "bar",
+            "orientation": "h",
+            "x": gains,
+            "y": list(range(len(drawn))),
+            "hoverinfo": "text",
+            "hovertext": hover,
+            "text": [f"{e.steps}" for e in drawn],
+            "textposition": "auto",
             "textangle": 0,
-            "marker": {"color": [GAINED if gain > 0 else LOST for gain in gains]}, "showlegend": False,
+            "marker": {"color": [GAINED if gain > 0 else LOST for gain in gains]},
+            "showlegend": False,
         }
-    ]  # fmt: skip
+    ]
     left_out = len(best_first) - len(drawn)
     text = (
         f"The median gain in speed from parent to child where that knob changed, {found}; the number is how many steps "
@@ -93,11 +100,12 @@ def pairs(overview: Overview) -> Section:
     axes = [[titled_axis(label(knob)) | category_axis(_values(knob, pair, tried)) for knob in pair] for pair in several]
     buttons = [
         {
-            "label": " and ".join(escape_text(knob, SHORT) for knob in pair), "method": "update",
+            "label": " and ".join(escape_text(knob, SHORT) for knob in pair),
+            "method": "update",
             "args": [{"visible": [m == n for m in range(len(maps))]}, _changes_of_axes(axes[n])],
         }
         for n, pair in enumerate(several)
-    ]  # fmt: skip
+    ]
     made = chart(maps, axes[0][0], axes[0][1], 460)
     made["layout"]["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.16, "yanchor": "top"}]
     made["layout"]["margin"]["t"] = 70
@@ -185,10 +193,18 @@ def _map(one: str, other: str, tried: Sequence[tuple[Config, float]]) -> dict[st
         for b in y
     ]
     return {
-        "type": "heatmap", "x": list(range(len(x))), "y": list(range(len(y))), "z": z, "hoverinfo": "text",
-        "hovertext": hover, "colorscale": "Viridis", "reversescale": True, "xgap": 1, "ygap": 1,
+        "type": "heatmap",
+        "x": list(range(len(x))),
+        "y": list(range(len(y))),
+        "z": z,
+        "hoverinfo": "text",
+        "hovertext": hover,
+        "colorscale": "Viridis",
+        "reversescale": True,
+        "xgap": 1,
+        "ygap": 1,
         "colorbar": {"title": {"text": "% slower"}, "thickness": 12},
-    }  # fmt: skip
+    }
 
 
 def _value(value: Value) -> str:
@@ -221,18 +237,22 @@ def lineage(overview: Overview) -> Section:
     known = [(s, m) for s, m in drawn if m is not None]
     data = [
         {
-            "type": "scatter", "mode": "lines+markers" + "+text" * (len(known) <= MAX_LABELS),
+            "type": "scatter",
+            "mode": "lines+markers" + "+text" * (len(known) <= MAX_LABELS),
             "x": [f"#{s.candidate.trial}" for s, _ in known],
-            "y": [m.compared_us for _, m in known], "hoverinfo": "text", "showlegend": False,
+            "y": [m.compared_us for _, m in known],
+            "hoverinfo": "text",
+            "showlegend": False,
             "text": [_gain(s).strip() for s, _ in known],
-            "textposition": "top center", "line": {"color": "#999999"},
+            "textposition": "top center",
+            "line": {"color": "#999999"},
             "hovertext": [
                 f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain(s)}<br>{escape_text(_changed(s))}"
                 for s, m in known
             ],
             "marker": {"size": 9, "color": [_colour(m) for _, m in known], "symbol": [_symbol(m) for _, m in known]},
         }
-    ]  # fmt: skip
+    ]
     return Section(name, title, text, chart(data, {"type": "category"}, titled_axis("µs")), headings, rows)
 
 
@@ -240,9 +260,13 @@ def _row(step: Step) -> list[str]:
     candidate, figure = step.candidate, step.candidate.measurement
     origin = f"{candidate.operator or '–'} of {step.parent.trial}" if step.parent else candidate.operator or "–"
     return [
-        str(candidate.trial), plain(origin), plain(_changed(step)), str(figure.kind) if figure else "",
-        f"{figure.compared_us:,.4g}" if figure else "", _gain(step).strip() or "–",
-    ]  # fmt: skip
+        str(candidate.trial),
+        plain(origin),
+        plain(_changed(step)),
+        str(figure.kind) if figure else "",
+        f"{figure.compared_us:,.4g}" if figure else "",
+        _gain(step).strip() or "–",
+    ]
 
 
 def _gain(step: Step) -> str:

@@ -82,11 +82,15 @@ def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> 
     scripts = [_script(plotly), _script(DRAW)]
     body = [
         f"<h1>{_text(title)}</h1>",
-        "<dl>", *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts), "</dl>",
-        "<nav>", *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections), "</nav>",
+        "<dl>",
+        *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts),
+        "</dl>",
+        "<nav>",
+        *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections),
+        "</nav>",
         "<noscript><p>The charts are drawn by the page's own script, and scripts are switched off here.</p></noscript>",
         *map(_section, sections),
-    ]  # fmt: skip
+    ]
     parts = [
         BEGINNING,
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n',

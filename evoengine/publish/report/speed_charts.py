@@ -114,8 +114,7 @@ def convergence(overview: Overview, peaks: Peaks | None) -> Section:
         f"Each point is a correct trial, each line the best so far of one kind of figure ({figures}). "
         "Kinds say different things and are never ranked together."
     )
-    return Section(name, title, text, chart(data, titled_axis("trial, in the order they were started"),
-                                            upwards, 460))  # fmt: skip
+    return Section(name, title, text, chart(data, titled_axis("trial, in the order they were started"), upwards, 460))
 
 
 def _converging(
@@ -189,8 +188,12 @@ def prediction(overview: Overview) -> Section:
     for factor in (WITHIN, 1 / WITHIN):
         data.append(line([least, most], [least * factor, most * factor], f"{factor:.3g}×", PLAIN, dash="dot", width=1))
     text = f"{'; '.join(told)}. On the line both are equal; between the dots they are within {WITHIN}× of each other."
-    return Section(name, title, text, chart(data, titled_axis("predicted µs", type="log"),
-                                            titled_axis("measured or recorded µs", type="log")))  # fmt: skip
+    return Section(
+        name,
+        title,
+        text,
+        chart(data, titled_axis("predicted µs", type="log"), titled_axis("measured or recorded µs", type="log")),
+    )
 
 
 # ── roofline ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -228,8 +231,12 @@ def roofline(overview: Overview, peaks: Peaks | None, why_not: str) -> Section:
         f"that is bound by {bound}: no kernel takes less than {peaks.least_us:,.4g} µs. Of each kind of figure the "
         "slowest and the fastest trial are joined."
     )
-    return Section(name, title, text, chart(data, titled_axis("operations per byte", type="log"),
-                                            titled_axis("TFLOPS", type="log")))  # fmt: skip
+    return Section(
+        name,
+        title,
+        text,
+        chart(data, titled_axis("operations per byte", type="log"), titled_axis("TFLOPS", type="log")),
+    )
 
 
 # ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,13 +250,20 @@ def finals(overview: Overview) -> Section:
         return Section(name, title, why)
     data = [
         {
-            "type": "box", "y": list(f.samples_us), "x0": n, "name": f"{f.place}. #{f.trial}", "boxpoints": "all",
+            "type": "box",
+            "y": list(f.samples_us),
+            "x0": n,
+            "name": f"{f.place}. #{f.trial}",
+            "boxpoints": "all",
             "jitter": 0.5,
-            "pointpos": 0, "marker": {"size": 3, "color": "#0072B2", "opacity": 0.5}, "line": {"color": "#00446B"},
-            "fillcolor": "rgba(0,114,178,0.15)", "showlegend": False,
+            "pointpos": 0,
+            "marker": {"size": 3, "color": "#0072B2", "opacity": 0.5},
+            "line": {"color": "#00446B"},
+            "fillcolor": "rgba(0,114,178,0.15)",
+            "showlegend": False,
         }
         for n, f in enumerate(held)
-    ]  # fmt: skip
+    ]
     text = "Measured times of the finalists, from the same rounds, by the places they won. Each point is a repetition."
     return Section(
         name,

@@ -26,7 +26,7 @@ OUTCOME_COLOURS: Mapping[str, str] = {
     Outcome.UNRANKED: "#56B4E9", Outcome.DUPLICATE: "#BBBBBB", Outcome.SCREENED: "#999999",
     Outcome.UNCOMPILABLE: "#CC79A7", Outcome.INCORRECT: "#CC3311", Outcome.CRASHED: "#661100",
     Outcome.HUNG: "#AA4499", Outcome.SUSPECT: "#DDCC77", Outcome.UNFINISHED: "#F0C9A8",
-}  # fmt: skip
+}  # fmt: skip # a table
 PLAIN, PEAK_COLOUR, WRONG_COLOUR = "#777777", "#111111", "#CC3311"
 Chart = dict[str, Any]
 """data and layout as Plotly takes them, and the height in pixels"""
@@ -104,10 +104,15 @@ def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[st
     """Return traces between two axes with the legend below them."""
     axis = {"automargin": True, "gridcolor": "#e6e6e6", "zerolinecolor": "#cccccc"}
     layout = {
-        "xaxis": axis | dict(x), "yaxis": axis | dict(y), "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0}, "hovermode": "closest",
-        "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff", "font": {"size": 12, "color": "#222222"},
-    }  # fmt: skip
+        "xaxis": axis | dict(x),
+        "yaxis": axis | dict(y),
+        "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0},
+        "hovermode": "closest",
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"size": 12, "color": "#222222"},
+    }
     return {"data": list(data), "layout": layout, "height": height}
 
 
@@ -120,14 +125,25 @@ def points(x: Sequence[Any], y: Sequence[Any], style: Style, hover: Sequence[str
     """Return a scatter trace. Hover texts must be escaped by `shown`."""
     marker = {"color": style.colour, "symbol": style.symbol, "size": size, "opacity": size / 10}
     return {
-        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": style.name, "hoverinfo": "text",
-        "hovertext": list(hover), "marker": marker,
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "markers",
+        "x": list(x),
+        "y": list(y),
+        "name": style.name,
+        "hoverinfo": "text",
+        "hovertext": list(hover),
+        "marker": marker,
+    }
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **style: Any) -> dict[str, Any]:
     """Return a line trace. `name` must be escaped by `shown`."""
     return {
-        "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name, "hoverinfo": "name+y",
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "name": name,
+        "hoverinfo": "name+y",
         "line": {"color": colour, **style},
-    }  # fmt: skip
+    }

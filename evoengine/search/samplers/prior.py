@@ -149,8 +149,11 @@ def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covarianc
     solved = cho_solve(factor, left)
     misfit, before = float(left @ solved), DEGREES_OF_FREEDOM * scale**2
     evidence = (
-        gammaln((DEGREES_OF_FREEDOM + n) / 2) - gammaln(DEGREES_OF_FREEDOM / 2) - n / 2 * np.log(np.pi * before)
-        - np.log(np.diag(factor[0])).sum() - (DEGREES_OF_FREEDOM + n) / 2 * np.log1p(misfit / before)
-    )  # fmt: skip
+        gammaln((DEGREES_OF_FREEDOM + n) / 2)
+        - gammaln(DEGREES_OF_FREEDOM / 2)
+        - n / 2 * np.log(np.pi * before)
+        - np.log(np.diag(factor[0])).sum()
+        - (DEGREES_OF_FREEDOM + n) / 2 * np.log1p(misfit / before)
+    )
     deviation = float(np.sqrt((before + misfit) / (DEGREES_OF_FREEDOM + n)))
     return _Line(float(evidence), expected + widths @ basis.T @ solved, deviation)
