@@ -1,8 +1,8 @@
-"""The search: ask for configurations, keep the compilers and the GPU busy, tell what came out, record every stage.
+"""The search loop: propose configurations, keep compilers and GPU busy, report results, record every stage.
 
-One process owns the ledger and the sampler; workers only compute. A candidate goes down the pipeline and stops at the
-first stage that rejects it. What ends or begins at the same time is written in one transaction, and told after it: so
-one coordinator feeds many GPUs.
+One process owns the ledger and the sampler; workers only compute. A candidate passes down the pipeline and stops at the
+first stage that rejects it. Candidates that begin or end together are written in one transaction and reported after its
+commit, so that one coordinator can feed many GPUs.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
-"""how often the display is refreshed and a request to stop is seen while nothing finishes"""
+"""interval at which the display is refreshed and a request to stop is noticed while nothing finishes"""
 BUILD_SECONDS = 2.0
-"""that the emulator's build of a candidate takes, which is in no verdict's time"""
+"""duration of the emulator's build of a candidate, which no verdict's time includes"""
 WHOLE_OVER_SHORT = 12
-"""times the short cases by machine code that the whole gate of both judges takes"""
+"""time of the whole gate by both judges over that of the short cases by machine code"""
 MAX_BATCH = 8
-"""candidates at most that begin in one transaction: the first is not to wait long for the others"""
+"""candidates that begin in one transaction at most, so that the first does not wait long for the others"""
 
 
 class Coordinator:
@@ -83,7 +83,7 @@ class Coordinator:
         self._retries = dict(past.retries)
         left = [retry.config for retry in self._retries.values()]
         self._exclusive = {key for key, retry in self._retries.items() if retry.kills}
-        """of what was killed before, which nothing else may be under way with: it may be what kills"""
+        """configurations that were killed before: each runs alone, since it may be the cause"""
         known_good = neighbouring_bests(ledger, setting)
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
@@ -92,26 +92,26 @@ class Coordinator:
         self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
         self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
         self._leading: dict[Future[Judged | Rejection], Candidate] = {}
-        """of which the gate is being finished, since they have led for a while"""
+        """candidates that have led for a while, whose gate is being finished"""
         self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
-        """of candidates that a GPU timed"""
+        """predictions of candidates that a GPU timed"""
         self._first_with = dict(past.first_with)
         """source sha256 → the trial that rendered it first"""
         self._values = dict(past.values)
         self._duplicates: dict[int, list[Proposal]] = {}
-        """proposals whose source another trial, still under way, rendered first"""
+        """proposals whose source another trial, still in flight, rendered first"""
         self._identity = identity
         self._other_searches = OtherSearches(ledger)
         self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
-        """what another search evaluates, with the key of the evaluation"""
+        """candidates that another search evaluates, with the key of the evaluation"""
         self._unreported: list[int] = []
-        """trials whose end is written and not told yet"""
+        """trials whose end is written but not yet reported"""
         self._started = self.progress.done
         self._failures = Failures()
         self._seconds_whole: list[float] = []
-        """that candidates took whose gate was finished"""
+        """durations of candidates whose gate was finished"""
         self._seconds_short: list[float] = []
-        """that others took"""
+        """durations of the other candidates"""
         self._exhausted = self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
@@ -148,7 +148,7 @@ class Coordinator:
 
     def search(self) -> Progress:
         try:
-            # while the device comes up and times these, the first candidates are compiled
+            # the first candidates are compiled while the device starts and times these
             if baselines := self._judge.baselines():
                 self._timing_baselines.add(baselines)
             self.progress.best = self._best()
@@ -261,7 +261,7 @@ class Coordinator:
         while some := self._render_some():
             with self.ledger.together():
                 begun = [self._begin(proposal, rendered) for proposal, rendered in some]
-            # who is killed must leave a row of all that was under way, so nothing is before its row is committed
+            # commit the rows first: a killed search must leave one for each candidate in flight
             with self.ledger.together():
                 for claimed in filter(None, begun):
                     self._dispatch(*claimed)
@@ -305,7 +305,7 @@ class Coordinator:
     def _begin(
         self, proposal: Proposal, rendered: Rendered | Rejection
     ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
-        """Enter a proposal into the ledger; return the arguments of `_dispatch`, or None if the candidate has ended."""
+        """Insert a proposal into the ledger; return the arguments of `_dispatch`, or None if it has ended."""
         if isinstance(rendered, Rejection):
             failed = Proposed(self._add(proposal, None), proposal.config)
             self._finish(InFlight(proposal, failed), end_of(rendered))
@@ -386,7 +386,7 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        whole = len(self.setting.objectives) > 1  # what leads in one of several is not known by its prediction
+        whole = len(self.setting.objectives) > 1  # a prediction does not tell what leads in one of several objectives
         judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, whole)
         self._judging[judged] = flight
 
@@ -419,7 +419,7 @@ class Coordinator:
     # ── the gate finished ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge_lead(self) -> None:
-        """Have the gate finished for a candidate that has led for a while: a search that is killed has a best then."""
+        """Finish the gate of a candidate that has led for a while, so that a killed search leaves a verified best."""
         if self.setting.timed or self._exclusive or not self._lead.due or not self._has_time():
             return
         assert self._lead.trial is not None  # it is due
@@ -454,7 +454,7 @@ class Coordinator:
         return Lead(found.trial, found.measurement.rank_key, found.outcome is not Outcome.UNFINISHED)
 
     def _finish_gate(self) -> None:
-        """Judge to the end what the ranking shows, or what goes to the finals, while there is time."""
+        """Finish the gate of what the ranking shows, or of the finalists, while there is time."""
         finisher = self._finisher
         said = finisher.finish_finalists(FINALISTS) if self.setting.timed else finisher.finish_ranking()
         self.progress.notes += said
@@ -471,7 +471,7 @@ class Coordinator:
             self.progress.outcomes[outcome] += 1
 
     def _hold_finals(self) -> None:
-        """Time the best candidates of the ledger against each other, if the evaluator's figures gain by it."""
+        """Time the best candidates of the ledger against each other, if the evaluator times them."""
         s = self.setting
         future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:

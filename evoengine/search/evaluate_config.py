@@ -1,4 +1,4 @@
-"""One configuration down the pipeline, outside any search and ledger: what `evoengine verify` does."""
+"""Evaluate one configuration outside any search and ledger, as `evoengine verify` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluate_config(
     target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
     """Render, compile, screen and judge a configuration, in processes that may die."""
-    # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
+    # `timed`: a spill is slow, not wrong; only a binary that cannot be launched or correct gets no verdict
     pipeline = Pipeline(target, space, templates, judge, timed=True, fill=fill)
     proposed = Proposed(0, config)
     rendered = pipeline.render(proposed)

@@ -1,6 +1,6 @@
-"""What decides over a compiled candidate: the emulator with the prediction, or a GPU that times; and what it says.
+"""Evaluators of a compiled candidate: executor and emulator with a prediction, or a GPU that times it.
 
-Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
+Anything that submits a candidate and returns a future of its verdict and figure can take their place.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
 QUEUE_DEPTH = 4
-"""candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
-made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
-full, and start too late for it not to run dry"""
+"""candidates in flight in addition to one per compile worker: enough that the GPU need not wait, few enough that
+proposals use recent results. A limit on the GPU's queue alone would stop the compilers whenever it is full, and restart
+them too late to keep it busy"""
 NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
 NOT_FINISHED = "not ranked: gate not finished"
 RUNNER_LIMITS = WorkerLimits(memory_bytes=None, forked=False, spare=True)
-"""of the process that runs on a GPU; CUDA reserves address space by the hundred gigabytes, so no memory limit"""
+"""of the process that runs on a GPU; CUDA reserves hundreds of gigabytes of address space, so no memory limit"""
 GPU_SECONDS = 180.0
-"""longest that gate and timing of one candidate may take, beside its launches at full size"""
+"""time limit of gate and timing of one candidate, without its launches at full size"""
 LAUNCHES = 20
-"""at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
+"""launches at full size within the time limit of the slowest candidate: checks, warm-up, minimal repetitions"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class End:
 
 
 def end_of(result: Evaluation | Rejection) -> End:
-    """Return how an evaluation, or a rejection, ends the candidate."""
+    """Return the end of a candidate by its evaluation or rejection."""
     if isinstance(result, Rejection):
         verdicts = (result.verdict,) if result.verdict else ()
         device = result.verdict.device if result.verdict else None
@@ -140,12 +140,12 @@ def why_dropped(figure: Measurement) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Where a device's wall time went, in seconds; of several devices theirs together."""
+    """Where a device's wall time went, in seconds, summed over several devices."""
 
     busy: float
     """verifying or timing"""
     starting: float
-    """runner processes coming up, first and after a failure"""
+    """starting runner processes, at first and after failures"""
     waiting: float
     """for a compiled candidate"""
 
@@ -153,7 +153,7 @@ class Usage:
 class Evaluator(ABC):
     _tasks: ModuleType = tasks
     queue_depth: int = 0
-    """candidates under way beside one per compile worker; none where the judge shares those"""
+    """candidates in flight in addition to one per compile worker; 0 where the evaluator shares those"""
 
     @abstractmethod
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
@@ -166,7 +166,7 @@ class Evaluator(ABC):
     def finish(
         self, target: Target, job: Job, known: tuple[Verdict, ...], workers: Workers
     ) -> Future[Judged | Rejection]:
-        """Judge to the end, without a GPU, what the verdicts `known` of a candidate leave open."""
+        """Run those cases of the gate, without a GPU, that the verdicts `known` of a candidate leave open."""
         arguments = (target.workload, job.contender, job.plans, job.seed, known)
         return workers.submit(
             self._tasks.finish_task,
@@ -181,11 +181,11 @@ class Evaluator(ABC):
         return None
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection] | None:
-        """Time the contenders against each other; None if the figures do not gain by it."""
+        """Time the contenders against each other; None if the evaluator does not time."""
         return None
 
     def first_stage(self) -> str:
-        """Return a description of the first stage for people."""
+        """Return a description of the first stage for the user."""
         return "gating the first candidates"
 
     def usage(self, seconds: float) -> Usage | None:
@@ -235,7 +235,7 @@ class CpuEvaluator(Evaluator):
 
 
 def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArguments | None]:
-    """Return how a task is tried again whose process ended: with the reason as its last argument, once.
+    """Return a function that retries a task once whose process ended, with the reason as its last argument.
 
     The gate reports what a kernel does wrong. A process that ends in the middle is no fault of the kernel's, but of the
     executor or the model, which run in it.

@@ -1,8 +1,8 @@
-"""The gate finished for what a person will see or ship: the ranking that is shown, a GPU's finalists, exports.
+"""Finish the gate of candidates that are shown or shipped: the displayed ranking, a GPU's finalists, exports.
 
-A search judges most candidates by the short cases alone. What it shows as ranked has passed both judges whole: after
-the last trial the candidates that would be shown are judged to the end, and where one of them fails the next ones are,
-until the ranking stands.
+A search judges most candidates by the short cases alone. A displayed rank requires the whole gate of both judges: after
+the last trial the candidates to be displayed are judged completely, and where one of them fails its successors are,
+until the ranking is final.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from evoengine.space.space import SearchSpace
 from evoengine.workloads.base import Target
 
 DISPLAYED_RANKS = 10
-"""ranks of a ranking that is shown, besides the best of each family that is not among them"""
+"""number of displayed ranks, in addition to the best of each family that is not among them"""
 MIN_TRIALS_BEHIND = 6
-"""trials that end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate costs as
-much as a dozen candidates that do not lead"""
+"""trials that must end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate
+costs as much as a dozen other candidates"""
 POLL_SECONDS = 0.1
 
 
@@ -108,21 +108,21 @@ class Lead:
 
     trial: int | None = None
     rank_key: tuple[bool, float] = (True, math.inf)
-    """of its figure; before there is one any prediction is better"""
+    """of its figure; initially worse than any prediction"""
     finished: bool = False
-    """whether its gate is finished, or about to be"""
+    """whether its gate is finished or being finished"""
     trials_behind: int = 0
     """trials that have ended since it took the lead"""
 
     @property
     def due(self) -> bool:
-        """Return whether its gate is to be finished now."""
+        """Return whether its gate should be finished now."""
         return self.trial is not None and not self.finished and self.trials_behind >= MIN_TRIALS_BEHIND
 
 
 @dataclass(slots=True)
 class Finisher:
-    """Judges to the end what a run's ranking is to show."""
+    """Finishes the gate of what a run's ranking displays."""
 
     ledger: Ledger
     run: int
@@ -131,16 +131,16 @@ class Finisher:
     judge: Evaluator
     workers: Workers
     may_continue: Callable[[], bool]
-    """whether more may be begun: nobody stopped the search, and its time is not up"""
+    """whether more may be started: the search was not stopped and has time left"""
     on_change: Callable[[str], None]
-    """told what is being done, every POLL_SECONDS and whenever something ends"""
+    """receives the current stage every POLL_SECONDS and whenever something ends"""
     on_judged: Callable[[Candidate, Outcome], None]
-    """told of each candidate as it was before, and of the outcome that it has now"""
+    """receives each candidate in its previous state, and its new outcome"""
     spaces: dict[int, SearchSpace]
-    """of each run whose candidates are judged; those of other runs are read from the ledger"""
+    """by run; missing ones are read from the ledger"""
 
     def finish_ranking(self) -> list[str]:
-        """Judge the ranking of predictions that is shown until all of it has passed; what a person should know."""
+        """Judge the displayed ranking of predictions until all of it has passed; return remarks for the user."""
         judged, unjudged = self._finish(self._displayed)
         said = _failures(judged)
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
@@ -150,13 +150,13 @@ class Finisher:
         return said
 
     def finish_finalists(self, count: int) -> list[str]:
-        """Judge the best measured candidates, as many as finals take, until all of them have passed."""
+        """Judge the `count` best measured candidates until all of them have passed; return remarks for the user."""
         problem, gpu = str(self.target.problem), self.target.gpu.key
         judged, _ = self._finish(lambda: [c.trial for c in self.ledger.best(problem, gpu, top=count)])
         return _failures(judged)
 
     def _finish(self, wanted: Callable[[], Iterable[int]]) -> tuple[dict[int, Judged | Rejection], int]:
-        """Judge what `wanted` names, asked again after each result; what came of each, and how many are left over."""
+        """Judge the trials of `wanted`, called again after each result; return results, and how many are left over."""
         judged: dict[int, Judged | Rejection] = {}
         in_flight: dict[Future[Judged | Rejection], Candidate] = {}
         while True:
@@ -191,7 +191,7 @@ class Finisher:
         return self._submit(found), found
 
     def end(self, candidate: Candidate, result: Judged | Rejection) -> None:
-        """Record what came of a candidate that was begun."""
+        """Record the result of a candidate that `begin` submitted."""
         self.on_judged(candidate, record_judged(self.ledger, candidate, result))
 
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
@@ -228,7 +228,7 @@ def _passed(found: Judged | Rejection) -> bool:
 
 def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
     """Judge one candidate to the end, in a process that may die."""
-    build_judges()  # before the time that the judges may take begins
+    build_judges()  # before the judges' time limit starts
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
@@ -240,7 +240,7 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
 
 
 def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
-    """Judge to the end what is to be exported, by the space of its run; `candidate` has its cubin.
+    """Judge a candidate to be exported completely, by the space of its run; `candidate` has its cubin.
 
     Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
     space cannot be read, MachineError where neither judge can judge it here.

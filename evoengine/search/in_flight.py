@@ -1,4 +1,4 @@
-"""One candidate on its way down the pipeline, as far as it came."""
+"""A candidate in flight: its proposal, and the furthest stage of the pipeline that it reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InFlight(Generic[Reached]):
     proposal: Proposal
     candidate: Reached
     plans: Plans | None = None
-    """of what is to be evaluated"""
+    """the gate's cases, if they were computed before"""
 
     @property
     def trial(self) -> int:

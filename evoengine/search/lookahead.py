@@ -1,7 +1,7 @@
-"""Looking ahead in a search that times on a GPU: what nobody asked for yet is compiled and predicted on idle workers.
+"""Compile and predict likely proposals on idle workers, ahead of a search that times on a GPU.
 
-The predictions go into the prior, which leads the sampler; the binaries are kept for when they are proposed. What fails
-here is not predicted, and nothing else: only a candidate that was proposed is ever rejected.
+The predictions enter the prior that guides the sampler; the binaries are kept until they are proposed. A failure here
+has no other effect than a missing prediction: only proposed candidates are rejected.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 
 MIN_PREDICTED = 20
-"""configurations that a sibling measured or that were predicted ahead, after which the sampler's first pick waits no
-longer"""
+"""configurations, measured by a sibling or predicted ahead, that suffice for the sampler's first pick"""
 MAX_WAIT_SECONDS = 20.0
-"""the longest it waits"""
+"""maximum wait of the sampler's first pick"""
 MAX_WAIT_SHARE = 0.1
-"""of a search's time, that it waits at most"""
+"""maximum wait as a share of the search's time"""
 N_CENTRES = 8
-"""configurations of the least expected time whose neighbours are looked at"""
+"""configurations of the least expected time whose neighbours are considered"""
 N_DRAWS = 64
-"""random configurations among which a new one is sought"""
+"""random configurations drawn to find a new one"""
 MAX_FAILURES = 8
-"""failures before the first prediction, after which the model is taken to read nothing here"""
+"""failures without a single prediction after which the lookahead gives up"""
 STREAM = 1
-"""of random numbers: another than the sampler's, which has the seed alone"""
+"""of random numbers, different from the sampler's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Lookahead:
         self._setting, self._prior, self._compilers = setting, prior, compilers
         self._rng = np.random.default_rng((setting.seed, STREAM))
         self._seen: set[str] = set()
-        """keys of configurations looked at or proposed"""
+        """keys of configurations that were started or proposed"""
         self._compiling: dict[Future[Binary | Rejection], list[_Probe]] = {}
         self._predicting: dict[Future[Estimated | Rejection], list[_Probe]] = {}
         self._failed = 0
@@ -141,7 +140,7 @@ class Lookahead:
         self._near = not self._near
         near = self._neighbour(best) if self._near else None
         space = self._setting.space
-        # of so few, draws would leave some out
+        # random draws would miss some of so few
         return near or self._draw(space.enumerate() if space.valid <= N_DRAWS else space.sample(self._rng, N_DRAWS))
 
     def _neighbour(self, best: Config | None) -> Config | None:

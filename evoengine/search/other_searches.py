@@ -1,4 +1,4 @@
-"""Candidates that another search on this ledger evaluates: this one waits for it, as for its own of the same source."""
+"""Wait for candidates that another search on this ledger evaluates, as for one's own of the same source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from evoengine.ledger.store import Ledger
 
 POLL_SECONDS = 0.5
-"""how often the ledger is asked what became of them"""
+"""interval at which the ledger is polled for them"""
 
 
 class OtherSearches:

@@ -1,4 +1,4 @@
-"""What a run had before it was killed or ended, as a search that goes on with it needs it."""
+"""The earlier trials of a run that a search resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evoengine.search.proposer import PastTrial
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A trial that was under way then, and is tried again."""
+    """A trial that was in flight then, and is retried."""
 
     trial: int
     config: Config
@@ -27,7 +27,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RunPast:
-    """Empty of a new run."""
+    """The past of a run; empty for a new one."""
 
     trials: Sequence[PastTrial] = ()
     values: Mapping[int, tuple[float, ...] | None] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class RunPast:
     """source sha256 → the trial that had it first"""
     taken_over: int = 0
     retries: Mapping[str, Retry] = field(default_factory=dict)
-    """by the configuration's key; those first that were killed most often"""
+    """by the configuration's key, the most often killed first"""
 
 
 def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPast:
@@ -63,7 +63,7 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
             values[trial.trial] = sampler_values(trial, objectives)
         elif (original := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
             values[trial.trial] = values[original]
-        else:  # its twin was under way and is tried again
+        else:  # its original was in flight and is retried
             continue
         trials.append(PastTrial(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
     taken_over = sum(origin.taken_from is not None for origin in origins.values())

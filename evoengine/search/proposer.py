@@ -1,7 +1,7 @@
-"""Asks an Optuna sampler for configurations until one is valid and new, and tells it what became of each.
+"""Ask an Optuna sampler for configurations until one is valid and new, and tell it each result.
 
-The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. What is worth keeping is
-projected into the ledger's file when a candidate is finished (`evoengine.ledger.study`).
+The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. A finished candidate is
+projected into the ledger's file (`evoengine.ledger.study`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evoengine.space.definition import Knob
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
 MAX_REJECTED_PROPOSALS = 50
-"""proposals in a row that are invalid or known, after which a point is drawn at random from what is left"""
+"""consecutive proposals that are invalid or known after which a random remaining point is drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class PastTrial:
-    """A trial that a run had before it was killed or ended, as the sampler is to know of it."""
+    """An earlier trial of a resumed run, for the sampler."""
 
     trial: int
     config: Config
     values: Sequence[float] | None
-    """for each objective; None where it was rejected"""
+    """one per objective; None where it was rejected"""
     parents: tuple[int, ...] = ()
     operator: str | None = None
 
@@ -73,7 +73,7 @@ class Proposer:
         self.invalid = 0
         self.repeated = 0
         self._ordinal = sampler in ORDINAL
-        # told for what was rejected: worse than all else, so the sampler leaves the region. FAIL would teach it nothing
+        # the values of a rejected trial, worse than all others, make the sampler leave the region; FAIL teaches nothing
         self._penalty = tuple(o.penalty for o in objectives)
         directions = [o.direction for o in objectives]
         self._study = optuna.create_study(
@@ -81,7 +81,7 @@ class Proposer:
         )
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
-        """values by configuration; None while it is under way"""
+        """values by configuration; None while it is in flight"""
         self._trials: dict[int, int] = {}
         """the sampler's number of a trial → the ledger's"""
         self._waiting: dict[str, list[optuna.trial.Trial]] = {}
@@ -93,7 +93,7 @@ class Proposer:
         self._enqueue(known_good, "ledger")
         if sampler != "evolution":  # which draws its own
             self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
-        if past:  # the first points were drawn as before; what comes now is not
+        if past:  # only the first points are the same draws as before
             self._rng = np.random.default_rng(_seed(seed, past))
 
     def _recall(self, past: Sequence[PastTrial]) -> None:
@@ -129,7 +129,7 @@ class Proposer:
 
     @property
     def queued(self) -> bool:
-        """Return whether points are left that precede the sampler's own."""
+        """Return whether queued points are left, which precede the sampler's own."""
         return bool(self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)))
 
     def propose(self) -> Proposal | None:
@@ -149,7 +149,7 @@ class Proposer:
         return proposal
 
     def started(self, proposal: Proposal, trial: int) -> None:
-        """Store the trial number of a proposal, by which later proposals name it as a parent."""
+        """Store the trial number of a proposal, by which later proposals refer to it as a parent."""
         self._trials[proposal.trial.number] = trial
 
     def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:

@@ -1,4 +1,4 @@
-"""Machine code that a ledger does not have, as that of imported candidates, is made again from the source, here."""
+"""Recompile machine code that a ledger lacks, such as that of imported candidates, from the source."""
 
 from __future__ import annotations
 

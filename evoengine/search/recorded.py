@@ -1,4 +1,4 @@
-"""Reads recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
+"""Read recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
 
 Two formats, plain or gzipped, whole or cut short: Kernel Tuner's cache and the FAIR benchmark suite's T4 results. A T4
 file names no domains; they come from the values that occur.
@@ -28,11 +28,11 @@ MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
     "miliseconds": 1.0, "ms": 1.0, "seconds": 1e3, "s": 1e3,
 }  # fmt: skip # a table
-"""to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
+"""factor to ms, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
 FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
-"""what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
+"""what Kernel Tuner writes in place of the objective of a failed configuration, in newer versions as `__error__`"""
 ESTIMATE = f"{Kind.ESTIMATED} time"
-"""what a figure is called in evoengine's own T4 files that nobody measured"""
+"""name of an estimated figure in evoengine's own T4 files"""
 FAILED = 1e20
 """the time that Kernel Tuner's early versions gave a configuration that failed"""
 MAX_VALUES = 2**15
@@ -196,7 +196,7 @@ class _Entry:
     time: float
     reason: str | None
     samples: Sequence[float] = ()
-    """in the file's unit of time"""
+    """in the file's unit"""
 
 
 def _entries(

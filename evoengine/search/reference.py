@@ -1,4 +1,4 @@
-"""A look at somebody's own reference before a search, in a worker process with a time limit."""
+"""Check a user's own reference before a search, in a worker process with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
 
 REFERENCE_SECONDS = 60.0
-"""for the reference on all of the gate's small sizes, each twice"""
+"""time limit of the reference on all of the gate's small sizes, each twice"""
 
 
 def require_reference(target: Target, echo: Callable[[str], None], seconds: float = REFERENCE_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""Times on a GPU what a search without one left in the ledger."""
+"""Time on a GPU the candidates that a search without one left in the ledger."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
 
 
 class Remeasurer:
-    """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
+    """Gates and times candidates in the given order; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Remeasurer:
         self._on_finish(self._ledger.candidate(candidate.trial))
 
     def _finish_gate(self, spaces: dict[int, SearchSpace]) -> list[str]:
-        """Have both judges without a GPU pass what goes to the finals."""
+        """Finish the gate of the finalists by both judges without a GPU; return remarks for the user."""
         workers = WorkerPool(1, COMPILER_LIMITS)
         try:
             return Finisher(

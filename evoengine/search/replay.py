@@ -17,13 +17,13 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import RecordedSpace
 
 RECORDED = "recorded:"
-"""begins the device and the problem of a recorded space"""
+"""prefix of the device and the problem of a recorded space"""
 REPLAY_OBJECTIVE = OBJECTIVES["speed"]
-"""a recorded file has times, and seldom says how many operations they were for"""
+"""a recorded file has times, and seldom states the number of operations"""
 
 
 class Replay:
-    """Takes the coordinator's place where nothing has to be computed; the ledger and the display see no difference."""
+    """A coordinator for which nothing has to be computed; the ledger and the display see no difference."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What another GPU of the same architecture took for the same problem, as the prior of a search on this one."""
+"""Times of another GPU of the same architecture for the same problem, as the prior of a search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evoengine.search.samplers.pool import Space
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior
 
 MOST = 20_000
-"""figures taken from a sibling, the fastest ones"""
+"""number of figures taken from a sibling, fastest first"""
 
 
 def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:

@@ -6,6 +6,6 @@ The names are separate from the factories, so that --help imports no Optuna.
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"
 SINGLE_OBJECTIVE = frozenset({"cmaes"})
-"""those that aim at one objective only"""
+"""samplers that support only one objective"""
 PRIOR_GUIDED = frozenset({"evolution"})
-"""those that a prior leads"""
+"""samplers that a prior guides"""

@@ -1,4 +1,4 @@
-"""How much of a pool the trials have covered, by pairs of values.
+"""The coverage of a pool by the trials, in pairs of values.
 
 What a configuration reaches often depends on a few knobs together, and a pair of values that no trial has had together
 may be what the best ones share: the idea of combinatorial testing (Kuhn, Wallace & Gallo 2004). Only knobs of few
@@ -15,9 +15,9 @@ import numpy as np
 from evoengine.space.definition import Knob
 
 MAX_PAIR_VALUES = 4
-"""values of a knob that takes part, at most; the inactive one is one more"""
+"""maximum number of values of a knob that takes part, not counting the inactive one"""
 PRIOR = 4.0
-"""added to what a pair of values had and to what would be even, lest the first few trials decide"""
+"""pseudo-count added to the observed and to the even number of trials of a pair, so that few trials do not decide"""
 
 
 class Coverage:

@@ -40,17 +40,17 @@ REFIT_GROWTH = 1.1
 MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARITY_EXPONENT = 3
-"""power of a candidate's commonness by which its expected improvement is divided"""
+"""power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
-"""the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
+"""share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
 N_PRIOR_ROWS = 256
-"""rows that the prior expects to be fastest, in the pool of a larger space"""
+"""rows that the prior expects to be fastest, added to the pool of a larger space"""
 LOG_WEIGHT = 0.25
-"""their part in what is learned from; the rest are ranks"""
+"""weight of logarithms in the targets; the rest are ranks"""
 SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
-"""operators of what the surrogate chose"""
+"""operators of proposals by the surrogate"""
 EXPLORE_DISTANCE = 4
-"""knobs, or half of them where there are few, in which elsewhere differs from the best"""
+"""number of knobs, or half of them where there are few, in which an exploring proposal differs from the best"""
 
 
 class EvolutionSampler(BaseSampler):
@@ -149,7 +149,7 @@ class _Search:
         self._rows: list[np.ndarray] = []
         self._numbers: list[int] = []
         self._values: list[float] = []
-        """greater is better; -inf where rejected, NaN where under way"""
+        """greater is better; -inf where rejected, NaN where in flight"""
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
@@ -158,7 +158,7 @@ class _Search:
         self._prior_rows: set[int] = set()
         """rows that the prior chose"""
         self._dropped = False
-        """whether the trials speak against the prior"""
+        """whether the trials contradict the prior"""
         self._unfinished: list[int] = []
         self._read = 0
         self._fitted: list[int] = []

@@ -1,4 +1,4 @@
-"""The candidates an evolutionary search chooses from."""
+"""The pool of candidates of an evolutionary search."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from evoengine.records import Config, Value
 from evoengine.space.definition import Knob
 
 ENUMERABLE = 20_000
-"""valid configurations up to which the pool is the whole space"""
+"""largest number of valid configurations at which the pool is the whole space"""
 N_RANDOM, N_CROSSED = 1024, 256
-"""random points and crossovers in the pool of a larger space, beside the neighbours of the elites"""
+"""random points and crossovers in the pool of a larger space, in addition to the neighbours of the elites"""
 N_DRAWS = 64
-"""random points of a larger space among which a new one is looked for"""
+"""random points drawn of a larger space to find a new one"""
 
 
 class Space(Protocol):
@@ -33,14 +33,14 @@ class Space(Protocol):
 
 
 class StartedSpace(Space, Protocol):
-    """What a search needs of it besides: what to try first, and which knobs have a value."""
+    """What a search needs in addition: what to try first, and which knobs are active."""
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]: ...
     def is_active(self, knob: Knob, config: Config) -> bool: ...
 
 
 class Pool:
-    """Encoded valid configurations, int16 [n, knobs]: the whole space where it is small, offspring of the best else."""
+    """Encoded valid configurations, int16 [n, knobs]: the whole space if it is small, else offspring of the best."""
 
     def __init__(self, space: Space, rng: np.random.Generator) -> None:
         self._space, self._rng = space, rng

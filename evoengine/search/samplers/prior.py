@@ -1,4 +1,4 @@
-"""What is expected of configurations before any was tried, and how much of it the trials bear out.
+"""Expected times of configurations before any trial, and how far the trials confirm them.
 
 A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left
 of the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
@@ -22,15 +22,15 @@ from evoengine.records import Config
 from evoengine.search.samplers.pool import Space
 
 MIN_MEASURED = 8
-"""configurations measured elsewhere from which on their figures replace the predictions"""
+"""number of configurations measured on another GPU from which on these figures replace the predictions"""
 MIN_CORRELATION = 0.5
-"""correlation of predictions with figures measured elsewhere, of the logarithms, below which only the latter count"""
+"""correlation of the logarithms of predictions and figures of another GPU, below which only the latter count"""
 RESIDUAL_DEVIATION = 0.45
-"""expected deviation of what is left, where that of the prior over the pool is 1: a correlation of 0.9"""
+"""expected deviation of the residual, relative to that of the prior over the pool: a correlation of 0.9"""
 DEGREES_OF_FREEDOM = 4.0
-"""trials that the expected deviation counts for"""
+"""weight of the expected deviation, in trials"""
 LINE_VARIANCES = (6.0, 1.5)
-"""variances of intercept and slope in units of the squared deviation of what is left"""
+"""variances of intercept and slope in units of the residual's variance"""
 
 
 class Prior:
@@ -88,7 +88,7 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]. `deviation`: of what is left."""
+    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]; `deviation` of the residual."""
 
     tried: np.ndarray
     pool: np.ndarray

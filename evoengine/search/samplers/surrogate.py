@@ -1,4 +1,4 @@
-"""A Gaussian process over encoded configurations: what each of a pool should reach, judged by those tried.
+"""A Gaussian process over encoded configurations, which predicts the scores of a pool from those tried.
 
 The kernel is a product over knobs of Matérn 3/2 in the distance of two positions in the knob's domain, times a penalty
 for any difference at all (Hamming), which lets neighbours differ where a landscape is jagged. Unordered knobs, and
@@ -28,9 +28,9 @@ LENGTH, HAMMING, NOISE = (0.6, 0.4), (-2.0, 0.4), (-4.0, 1.5)
 targets of variance 1"""
 JITTER = 1e-5
 ROW_GROWTH = 64
-"""rows by which the solve's memory grows"""
+"""rows by which the memory of the solve grows"""
 MAX_POSITIONS = 512
-"""of a knob; one of more values has neighbours share a position: what is kept of all pairs would not fit into memory"""
+"""of a knob; values of a larger one share positions, since a table of all pairs would not fit into memory"""
 
 
 class Surrogate:
@@ -106,7 +106,7 @@ class Surrogate:
             level = likelihood + np.log(self._rng.random())
             angle = self._rng.random() * 2 * np.pi
             low, high = angle - 2 * np.pi, angle
-            # The bracket shrinks onto the present point, whose likelihood is above the level: this ends.
+            # The bracket shrinks to the current point, whose likelihood is above the level, so this terminates.
             while True:
                 hyper = self._mean + offset * np.cos(angle) + other * np.sin(angle)
                 likelihood = self._log_likelihood(hyper, tried, targets)
