@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Imported when asked for, so that `evoengine --help` stays instant."""
+    """Import a name when it is first used, so that `evoengine --help` starts at once."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line; ends the process with its exit code."""
+    """Run the command line and exit with its code."""
     import signal
 
     sys.unraisablehook = _unraisable
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Ends the process by a Ctrl-C that came in a finalizer, which Python would report and forget."""
+    """End the process on a Ctrl-C raised in a finalizer, which Python would report and ignore."""
     if unraisable.exc_type is KeyboardInterrupt:
         os._exit(INTERRUPTED)
     sys.__unraisablehook__(unraisable)

@@ -17,7 +17,7 @@ class EvoengineError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        """What a message quotes may come from a file of others: it is shown in one line, in part where it is long."""
+        """Store the message as one line, truncated where it is long: it may quote a file of others."""
         super().__init__(one_line(message))
 
 

@@ -35,7 +35,10 @@ _ARCH = re.compile(r"sm_(?!90\Z)\d{2,3}[af]?\Z")
 
 
 def read_gpu_file(path: Path) -> Gpu:
-    """The board of the file. Raises UsageError naming what is wrong with it and what would be right."""
+    """Return the GPU that the file describes.
+
+    Raises UsageError naming what is wrong with it and what would be right.
+    """
     table = _read(path)
     if len(table) != 1:
         found = f"it has {', '.join(map(repr, table))}" if 0 < len(table) <= 20 else f"it has {len(table)} entries"
@@ -45,7 +48,7 @@ def read_gpu_file(path: Path) -> Gpu:
 
 
 def checked_gpu(key: object, row: object, where: str) -> Gpu:
-    """The board of that name with the fields of `row`, those of `Gpu`; `where` says whose they are.
+    """Return the GPU of that name with the fields of `row`, those of `Gpu`; `where` names their origin.
 
     Raises UsageError for the first field that is missing, unknown or out of range.
     """
@@ -76,12 +79,12 @@ def checked_gpu(key: object, row: object, where: str) -> Gpu:
 
 
 def gpu_fields(gpu: Gpu) -> dict[str, Any]:
-    """A board as `checked_gpu` takes it again, its name among the fields."""
+    """Return a GPU's fields, its name included, as `stored_fields` reads them."""
     return asdict(gpu)
 
 
 def stored_fields(stored: object, where: str) -> Gpu:
-    """The board of what `gpu_fields` gave. Raises UsageError where it is none any more."""
+    """Return the GPU that `gpu_fields` described. Raises UsageError where `stored` describes none."""
     if not isinstance(stored, dict):
         raise UsageError(f"{where} is {_short(stored)}, which describes no GPU")
     return checked_gpu(stored.get("key"), {name: value for name, value in stored.items() if name != "key"}, where)

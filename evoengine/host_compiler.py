@@ -94,8 +94,10 @@ def identity() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder of that name in the user's cache, creating it if necessary. Raises MachineError if it cannot
-    be created."""
+    """Return the folder of that name in the user's cache, creating it if necessary.
+
+    Raises MachineError if it cannot be created.
+    """
     folder = Path(user_cache_dir("evoengine")) / name
     remedy = f"cannot write the cache {folder}: make it writable or set XDG_CACHE_HOME"
     try:
@@ -123,8 +125,10 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int]:
-    """Create and lock a folder. Another process may take it for abandoned and remove it before it is locked; then
-    another is created."""
+    """Create and lock a folder.
+
+    Another process may take it for abandoned and remove it before it is locked; then another one is created.
+    """
     while True:
         scratch = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
         try:

@@ -53,8 +53,10 @@ def how_ended(code: int) -> str:
 
 
 def require_own_end(tool: str, code: int, said: str = "") -> None:
-    """Raise ToolDied if the tool, or according to its output `said` a part of it, was ended by a signal other than a
-    limit's."""
+    """Raise ToolDied if the tool, or a part of it, was ended by a signal other than a limit's.
+
+    The end of a part is read from the output `said`.
+    """
     if code < 0 and -code not in _SIGNALS_OF_LIMITS:
         how = how_ended(code)
         raise ToolDied(f"{tool} was ended by {how}", how)
@@ -96,8 +98,10 @@ def oom_kills() -> int:
 
 
 def why_unfit() -> str | None:
-    """Return what keeps this machine from running any task: files that cannot be written, processes that cannot be
-    started, a damaged compiler."""
+    """Return what keeps this machine from running any task, or None.
+
+    It may be files that cannot be written, processes that cannot be started, or a damaged compiler.
+    """
     if why := broken_compiler():
         return f"this machine failed: {why}"
     cache = user_cache_path("evoengine")

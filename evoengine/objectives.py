@@ -97,8 +97,10 @@ def objective_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple
 
 
 def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """Return a candidate's values for the sampler. Estimates by formula rank below all predictions and keep their
-    own order."""
+    """Return a candidate's values for the sampler.
+
+    Estimates by formula rank below all predictions and keep their own order.
+    """
     values, figure = objective_values(candidate, objectives), candidate.measurement
     if values is None or figure is None or not figure.by_formula:
         return values
@@ -106,10 +108,10 @@ def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...]
 
 
 def front(candidates: Iterable[A], objectives: Sequence[Objective]) -> list[A]:
-    """Return the Pareto front: the candidates that no other beats in one objective without losing in another, fastest
-    first.
+    """Return the Pareto front, fastest first.
 
-    Of candidates with equal values the first is kept.
+    These are the candidates that no other beats in one objective without losing in another. Of candidates with equal
+    values the first is kept.
     """
     first: dict[tuple[float, ...], A] = {}
     for candidate in candidates:

@@ -84,8 +84,11 @@ class Kind(StrEnum):
 
 
 def precedence(kind: Kind, by_formula: bool = False, sustained: bool = False) -> int:
-    """Return the rank of a figure's kind, smaller for more trusted: a candidate counts by the last of its figures of
-    the smallest. Estimates by formula follow predictions; figures of back-to-back runs follow the others."""
+    """Return the rank of a figure's kind, smaller for more trusted.
+
+    A candidate counts by the last of its figures of the smallest. Estimates by formula follow predictions; figures of
+    back-to-back runs follow the others.
+    """
     return 4 * tuple(Kind).index(kind) + 2 * by_formula + sustained
 
 
@@ -423,8 +426,10 @@ class Measurement:
 
     @property
     def rank_key(self) -> tuple[bool, float]:
-        """Return the sort key of comparable figures, smaller for better; estimates by formula follow all
-        predictions."""
+        """Return the sort key of comparable figures, smaller for better.
+
+        Estimates by formula follow all predictions.
+        """
         return self.by_formula, self.compared_us
 
     def comparable(self, other: Measurement) -> bool:

@@ -19,8 +19,7 @@ DIGITS = 4
 
 
 def plain(text: object) -> str:
-    r"""Return text on one line with an escape such as `\x1b`, `\n` or `\u202e` for each character that does not
-    print."""
+    r"""Return text on one line, with non-printing characters as escapes such as `\x1b`, `\n` or `\u202e`."""
     text = str(text)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 

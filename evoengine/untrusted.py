@@ -163,8 +163,10 @@ def printable(text: str, most: int = 200) -> str:
 
 
 def one_line(text: str, most: int = 1000) -> str:
-    """Return text as `printable` does, but keep the beginning and the end of a long one, since the remedy is at the
-    end."""
+    """Return text as `printable` does, but keep both the beginning and the end of a long one.
+
+    The remedy is at the end.
+    """
     half = most // 2
     shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
     return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"

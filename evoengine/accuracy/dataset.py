@@ -1,5 +1,7 @@
-"""Reads kernels with times that somebody measured on GPUs: a folder per kernel with kernel.cu or kernel.cubin,
-kernel.json, and a GPU.json or GPU.json.gz for each GPU. docs/accuracy-data.md has the format.
+"""Read kernels with times measured elsewhere on GPUs: a folder per kernel.
+
+A folder holds kernel.cu or kernel.cubin, kernel.json, and a GPU.json or GPU.json.gz for each GPU. docs/accuracy-data.md
+has the format.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Buffer:
     """numbers of an element, 2 of a float2"""
 
     def contents(self, config: Mapping[str, Any], most: int | None = PERIOD) -> np.ndarray:
-        """Its elements [n]; with `most`, no more than so many bytes of them, but for formulas."""
+        """Return the elements [n]; with `most`, at most so many bytes of them, formulas excepted."""
         elements, where = self.width * _size(self.elements, config), f"buffer {self.name}"
         if self.fill.startswith("expr:"):
             return _by_formula(self.fill, elements, self.dtype, where)
@@ -146,7 +148,7 @@ class RecordedKernel:
         return "".join(f"#define {knob} {_as_text(config[knob])}\n" for knob in self.knobs) + self.text
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
-        """Raises UsageError where a size is no integer above 0."""
+        """Return the launch geometry of a configuration. Raises UsageError where a size is no positive integer."""
         block, grid = (_three([_size(e, config) for e in of]) for of in (self.block, self.grid))
         if max(grid) > MAX_GRID or math.prod(block) > 1024:
             raise UsageError(f"{self.name}: a grid of {grid} blocks of {block} threads is more than a GPU takes")
@@ -187,7 +189,7 @@ class Recording:
 
 
 def find_kernels(folder: Path) -> list[Path]:
-    """The kernel folders in it, or itself if it is one; raises UsageError where there is none."""
+    """Return the kernel folders in `folder`, or itself if it is one. Raises UsageError where there is none."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds a folder with a kernel.json per kernel")
     found = sorted(p.parent for p in (*folder.glob("*/kernel.json"), *folder.glob("kernel.json")))
@@ -204,7 +206,7 @@ def find_recordings(folder: Path) -> list[Path]:
 
 
 def read_kernel(folder: Path) -> RecordedKernel:
-    """Raises UsageError naming the file and what in it is wrong."""
+    """Read a kernel's folder. Raises UsageError naming the file and what in it is wrong."""
     path = folder / "kernel.json"
     table = _json(path)
     where = str(path)
@@ -370,7 +372,10 @@ def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.nda
 
 
 def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
-    """Raises UsageError where nothing of the file can be used; a row that cannot be is left out, with the reason."""
+    """Read the times of one GPU; an unusable row is left out, and the reason is recorded.
+
+    Raises UsageError where nothing of the file can be used.
+    """
     table = _json(path)
     if table.get("unit", "us") != "us":
         raise UsageError(f"{path}: the unit is {table['unit']!r}; times must be in us")

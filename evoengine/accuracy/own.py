@@ -1,5 +1,7 @@
-"""A ledger's own figures and the model: measured candidates beside predictions, and predictions of an older model made
-again."""
+"""Compare a ledger's own figures with the model.
+
+Measured candidates are set beside predictions, and predictions of an older model are computed again.
+"""
 
 from __future__ import annotations
 

@@ -18,14 +18,15 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--repair", is_flag=True, help="Rebuild derived data: rankings, states, studies, indexes.")
+@click.option("--repair", is_flag=True, help="Rebuild derived data: rankings, states, studies, indexes, views.")
 @db_option
 def check(repair: bool, db: str | None) -> None:
     """Check the integrity of the whole ledger and report every fault.
 
     The check covers the checksum of every row, the SHA-256 of sources and binaries, references between rows, the
-    ranking, the states of runs, the Optuna study of each run, and missing tables, indexes and views; with SQLite also
-    the structure of the file. Other commands check only the rows they show, and the whole ledger if it is small.
+    ranking, the states of runs, the Optuna study of each run, and missing tables, columns, indexes and views; with
+    SQLite also the structure of the file and the queries of views. Other commands check only the rows they show, and
+    the whole ledger if it is small.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which

@@ -47,8 +47,10 @@ class TensorParameter:
 
 @dataclass(frozen=True, slots=True)
 class ConstantParameter:
-    """An input that the kernel reads in the `__constant__` variable of that name. It is none of the kernel's
-    parameters, and listed behind them."""
+    """An input that the kernel reads in the `__constant__` variable of that name.
+
+    It is not one of the kernel's parameters, and listed after them.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -100,8 +100,10 @@ def _function(name: str) -> Callable[..., int]:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a driver function. Raises CudaError if it fails, and MachineError if there is no driver or it lacks the
-    function."""
+    """Call a driver function.
+
+    Raises CudaError if it fails, and MachineError if there is no driver or it lacks the function.
+    """
     if code := _function(name)(*arguments):
         raise error_of(name, code)
 
@@ -115,8 +117,10 @@ def error_of(call: str, code: int) -> CudaError:
 
 
 def _quietly(name: str, handle: ctypes.c_void_p) -> None:
-    """Release a handle, ignoring failures: after a sticky error the driver refuses this too, and the process is
-    replaced."""
+    """Release a handle, ignoring failures.
+
+    After a sticky error the driver refuses this too, and the process is replaced.
+    """
     _function(name)(handle)
 
 
@@ -223,8 +227,10 @@ class Function:
         self._module, self._handle = module, handle
 
     def set_constant(self, name: str, data: bytes) -> None:
-        """Copy `data` to the start of the module's `__constant__` variable of that name, synchronously. Raises
-        CudaError."""
+        """Copy `data` to the start of the module's `__constant__` variable of that name, synchronously.
+
+        Raises CudaError.
+        """
         at, size = ctypes.c_uint64(), ctypes.c_size_t()
         call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), self._module.handle, name.encode())
         call("cuMemcpyHtoD_v2", at.value, data, min(len(data), size.value))
@@ -270,8 +276,10 @@ class Event(_Owned):
         return code == 0
 
     def elapsed_us(self, end: Event) -> float:
-        """Return the time in µs from this event to `end`, both completed. The driver's clock ticks about twice a
-        microsecond."""
+        """Return the time in µs from this event to `end`, both completed.
+
+        The driver's clock ticks about twice a microsecond.
+        """
         milliseconds = ctypes.c_float()
         call("cuEventElapsedTime", ctypes.byref(milliseconds), self.handle, end.handle)
         return milliseconds.value * 1e3

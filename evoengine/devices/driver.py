@@ -87,8 +87,10 @@ def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
 
 
 def supports_arch(device: GpuDevice, arch: str) -> bool:
-    """Return whether the GPU has that architecture. A binary for an older minor version would run, but it is not
-    what was tuned."""
+    """Return whether the GPU has that architecture.
+
+    A binary for an older minor version would run, but it is not what was tuned.
+    """
     return device.capability == int("".join(c for c in arch if c.isdigit()))
 
 

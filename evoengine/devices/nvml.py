@@ -93,8 +93,10 @@ def open_sensors(uuid: str) -> Sensors | str:
 
 
 def settings(uuid: str) -> dict[str, str]:
-    """Return the settings that a GPU's figures depend on, as far as NVML reports them: the power limit, in which
-    cards of one name differ, and whether MIG is on."""
+    """Return the settings that a GPU's figures depend on, as far as NVML reports them.
+
+    These are the power limit, in which cards of one name differ, and whether MIG is on.
+    """
     try:
         nvml = import_module("pynvml")
     except ImportError:

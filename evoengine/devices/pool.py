@@ -60,8 +60,10 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run by itself. An input without contents has the pool's, and an output is NaN until
-    it is written."""
+    """Some blocks of a launch, each run by itself.
+
+    An input without contents has the pool's, and an output is NaN until it is written.
+    """
 
     launch: Launch
     arguments: Sequence[BlockArgument]
@@ -108,8 +110,10 @@ def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[Block
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as
-    in emulator/runtime/pooled.cpp and sass/core/sparse.cpp."""
+    """Apply the finaliser of SplitMix64, as in emulator/runtime/pooled.cpp and sass/core/sparse.cpp.
+
+    See Steele, Lea, Flood, "Fast splittable pseudorandom number generators".
+    """
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ x >> np.uint64(31)

@@ -83,8 +83,10 @@ def solution_name(candidate: Candidate, target: Target) -> str:
 
 
 def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str, Any]:
-    """Return the Trace as JSON: the workload and its measurement on the GPU; without a measurement there is no
-    evaluation."""
+    """Return the Trace as JSON: the workload and its measurement on the GPU.
+
+    Without a measurement there is no evaluation.
+    """
     return {
         "definition": target.workload.name,
         "workload": {
@@ -98,8 +100,10 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
 
 
 def trace_files(candidate: Candidate, target: Target, echo: Callable[[str], None]) -> dict[str, bytes]:
-    """Return solution.json and trace.json for an exported folder. If the kernel cannot be a Solution, `echo` says
-    why."""
+    """Return solution.json and trace.json for an exported folder.
+
+    If the kernel cannot be a Solution, `echo` says why.
+    """
     try:
         contents = {
             "solution.json": solution(candidate, target),
@@ -198,8 +202,10 @@ def _host(candidate: Candidate, target: Target) -> str:
 def _passed(
     target: Target, tensors: Mapping[str, TensorParameter], constants: Mapping[str, ConstantParameter]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parameters of `run`, the Definition's inputs in order and then its outputs, and the input that each
-    constant holds."""
+    """Return the parameters of `run`, and the input that each constant holds.
+
+    The parameters are the Definition's inputs in order and then its outputs.
+    """
     workload = target.workload
     outputs = [name for name, parameter in tensors.items() if parameter.output]
     if isinstance(workload, FolderWorkload):
@@ -245,8 +251,10 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _attribute(entry: str, launch: Launch) -> str:
-    """Return the call that raises the limit of dynamic shared memory, which is 48 KB by default (CUDA C++
-    Programming Guide)."""
+    """Return the call that raises the limit of dynamic shared memory, by default 48 KB.
+
+    See the CUDA C++ Programming Guide.
+    """
     if launch.shared_bytes <= 48 << 10:
         return ""
     return f"    cudaFuncSetAttribute({entry}, cudaFuncAttributeMaxDynamicSharedMemorySize, {launch.shared_bytes});\n"

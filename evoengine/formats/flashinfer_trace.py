@@ -84,8 +84,10 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """Return the reference with a function `run`. If it defines another function, as FlashInfer's own dumps do,
-    `run` calls that."""
+    """Return the reference with a function `run`.
+
+    If it defines another function, as FlashInfer's own dumps do, `run` calls that.
+    """
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():
@@ -107,8 +109,10 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
 def _workloads(
     data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the axes and inputs of each line. Tensor files are not imported, and inputs without a description get a
-    default."""
+    """Return the axes and inputs of each line.
+
+    Tensor files are not imported, and inputs without a description get a default.
+    """
     var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
     scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]

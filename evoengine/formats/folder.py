@@ -75,8 +75,10 @@ def space_text(
 
 
 def _toml(value: int | float | bool | str) -> str:
-    """Return a TOML value. TOML reads JSON strings, except escaped characters beyond the basic plane, which are
-    written unescaped."""
+    """Return a TOML value.
+
+    TOML reads JSON strings, except escaped characters beyond the basic plane, which are written unescaped.
+    """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -115,8 +115,10 @@ class NaiveKernel:
 
 
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
-    """Return a correct kernel for `gemm` and `rmsnorm` with FlashInfer-Trace's tensors, and a skeleton for other
-    operations."""
+    """Return a correct kernel for `gemm` and `rmsnorm`, and a skeleton for other operations.
+
+    Its tensors are those of FlashInfer-Trace.
+    """
     operation = str(problem.get("op_type", "")).lower()
     if operation == "gemm" and (made := _gemm(problem)):
         return made
@@ -190,8 +192,10 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
-    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols]; eps is an input, or the reference's
-    literal."""
+    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols], or None.
+
+    eps is an input, or the reference's literal.
+    """
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     tensors = [item for item in inputs if item[1]]
     values = [item[0] for item in inputs if not item[1]]

@@ -25,8 +25,8 @@ from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.ranking import check_standings
 from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
-from evoengine.ledger.schema import missing_indexes
-from evoengine.ledger.views import VIEWS
+from evoengine.ledger.schema import missing_columns, missing_indexes
+from evoengine.ledger.views import damaged_views
 from evoengine.text import spans
 
 CHECKED_TRIALS = 2000
@@ -55,6 +55,8 @@ def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault
     for index in missing_indexes(session.connection()):
         assert index.table is not None  # it is one of a table's
         faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
+    for view, wrong in sorted(damaged_views(session.connection()).items()):
+        faults.append(Fault(f"the view {view} {wrong}", mended=True))
     stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
     for checked in CHECKED:
         stages[checked.__tablename__] = partial(_of_rows, row=checked)
@@ -103,15 +105,15 @@ def _stand_still(session: Session) -> None:
 
 
 def _missing(session: Session) -> Iterator[str]:
-    """Tables and views that are not there. Optuna makes its tables together, with the first study."""
+    """Tables and columns that are not there. Optuna makes its tables together, with the first study."""
     looked = inspect(session.connection())
-    tables, views = set(looked.get_table_names()), set(looked.get_view_names())
+    tables = set(looked.get_table_names())
     for name in sorted(Base.metadata.tables.keys() - tables):
         yield f"the table {name} is not there"
     for name in sorted(OPTUNA_TABLES - tables if OPTUNA_TABLES & tables else ()):
         yield f"the table {name} of Optuna's, which keeps the studies, is not there"
-    for name in sorted(VIEWS.keys() - views):
-        yield f"the view {name} is not there"
+    for column in missing_columns(session.connection()):
+        yield f"the column {column.name} of the table {column.table.name} is not there"
 
 
 def _of_file(session: Session) -> Iterator[str]:

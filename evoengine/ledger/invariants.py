@@ -34,6 +34,8 @@ _REFUTED = f"EXISTS (SELECT 1 FROM verdicts f WHERE f.id = ({_LAST_VERDICT}) AND
 _FIGURE = "EXISTS (SELECT 1 FROM measurements m WHERE m.candidate_id = c.id AND m.kind = c.outcome)"
 _OWN = "r.imported_from IS NULL"
 """what other tuners say of their kernels is theirs to prove"""
+_UNNAMED_DEVICES = "SELECT d.id FROM devices d WHERE NOT EXISTS (SELECT 1 FROM runs r WHERE r.device_id = d.id)"
+"""each is written with its first run and removed with its last, so that runs note which devices there are"""
 
 INVARIANTS = (
     Invariant(
@@ -74,7 +76,7 @@ INVARIANTS = (
 
 
 def violated(session: Session, trial: int | None = None) -> Iterator[str]:
-    """A sentence for each trial, or for that one, of which something does not hold."""
+    """A sentence for each trial and device, or for that trial, of which something does not hold."""
     of_one = "" if trial is None else " AND c.id = :trial"
     named = {} if trial is None else {"trial": trial}
     for invariant in INVARIANTS:
@@ -82,6 +84,9 @@ def violated(session: Session, trial: int | None = None) -> Iterator[str]:
         for number in session.scalars(text(f"{query} ORDER BY c.id"), named):
             yield f"trial {number} breaks what must hold: {invariant.holds}"
     yield from _without_origin(session, trial)
+    if trial is None:
+        for device in session.scalars(text(f"{_UNNAMED_DEVICES} ORDER BY d.id")):
+            yield f"device {device} breaks what must hold: a device is that of a run"
 
 
 def _without_origin(session: Session, trial: int | None) -> Iterator[str]:

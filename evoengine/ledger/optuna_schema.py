@@ -9,7 +9,20 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Table, column, delete, func, insert, inspect, select, table, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    MetaData,
+    Table,
+    column,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    table,
+    update,
+)
 
 from evoengine.errors import UsageError
 
@@ -79,6 +92,16 @@ def _installed_revisions() -> list[str]:
     storage = optuna.storages.RDBStorage("sqlite://")
     newest = storage.get_head_version()
     return [newest, *(revision for revision in storage.get_all_versions() if revision != newest)]
+
+
+def declared_tables() -> list[Table]:
+    """Return the tables with the columns and indexes that a new storage of the installed Optuna has, `VERSION_TABLE`
+    left out."""
+    # slow to import, and a database without studies does without
+    from optuna.storages._rdb import models
+
+    declared: MetaData = models.BaseModel.metadata
+    return declared.sorted_tables
 
 
 def study_prefix(run: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Set
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Column,
@@ -21,6 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models
+from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.optuna_schema import declared_tables
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.views import create_views, drop_views
 from evoengine.ledger.write_ahead_log import empty_log
@@ -52,12 +55,32 @@ def known_revisions() -> list[str]:
     return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
 
 
+def expected_tables(held: Set[str]) -> list[Table]:
+    """Return the ledger's tables and, if the database holds any of Optuna's, those as the Optuna installed declares
+    them."""
+    expected = models.Base.metadata.sorted_tables
+    return [*expected, *declared_tables()] if OPTUNA_TABLES & held else expected
+
+
+def missing_columns(connection: Connection) -> list[Column[Any]]:
+    """Return the columns that expected tables of the database do not have."""
+    looked = inspect(connection)
+    held = set(looked.get_table_names())
+    return [
+        column
+        for table in expected_tables(held)
+        if table.name in held
+        for column in table.columns
+        if column.name not in {found["name"] for found in looked.get_columns(table.name)}
+    ]
+
+
 def missing_indexes(connection: Connection) -> list[Index]:
-    """Return the indexes of the ledger's own tables that the database does not have, in the order of their names."""
+    """Return the indexes that expected tables, all of which are there, do not have, in the order of their names."""
     looked = inspect(connection)
     return [
         index
-        for table in models.Base.metadata.sorted_tables
+        for table in expected_tables(set(looked.get_table_names()))
         for index in sorted(table.indexes, key=lambda index: str(index.name))
         if index.name not in {found["name"] for found in looked.get_indexes(table.name)}
     ]

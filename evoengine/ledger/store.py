@@ -54,6 +54,7 @@ from evoengine.ledger.schema import missing_indexes
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.trials import TrialWriter, utc_now
+from evoengine.ledger.views import create_views, damaged_views, drop_views
 from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
@@ -315,6 +316,9 @@ class Ledger(TrialWriter, TrialLists):
         with self._writing() as session:
             for index in missing_indexes(session.connection()):
                 index.create(session.connection())
+            if damaged_views(session.connection()):
+                drop_views(session.connection())
+                create_views(session.connection())
             for row in of_one_death(session):
                 take_back(row)
                 rows = chains.spelt({CandidateRow.__tablename__: {row.id}})

@@ -4,7 +4,7 @@ was written."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
 MODEL = """CASE WHEN m.kind = 'estimated'
     THEN CASE WHEN coalesce({number:m.terms:predicted}, 0) <> 0 THEN 'machine code' ELSE 'formula' END END"""
@@ -95,8 +95,25 @@ VIEWS = {
 
 
 def create_views(connection: Connection) -> None:
-    for name, query in VIEWS.items():
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {_of_dialect(query, connection.dialect.name)}")
+    for name in VIEWS:
+        connection.exec_driver_sql(_creation(name, connection.dialect.name))
+
+
+def _creation(name: str, dialect: str) -> str:
+    return f"CREATE VIEW {name} AS {_of_dialect(VIEWS[name], dialect)}".rstrip()  # as SQLite keeps it
+
+
+def damaged_views(connection: Connection) -> dict[str, str]:
+    """Return the views that `create_views` has to make again → what is wrong with each.
+
+    PostgreSQL does not keep the text of a view, so there only missing ones are found.
+    """
+    found = {name: "is not there" for name in VIEWS.keys() - inspect(connection).get_view_names()}
+    if connection.dialect.name == "sqlite":
+        kept = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
+        changed = [name for name, sql in kept if name in VIEWS and sql != _creation(name, "sqlite")]
+        found |= dict.fromkeys(changed, "is not the one that this evoengine makes")
+    return found
 
 
 def drop_views(connection: Connection) -> None:

@@ -43,10 +43,10 @@ def export(
     candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Path]:  # fmt: skip
-    """Write kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
-    SHA256SUMS; return their paths.
+    """Write an export and return its paths.
 
-    Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
+    It has kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
+    SHA256SUMS. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
     return write_folder(folder, export_files(candidate, target, grids=grids, beside=beside))
 
@@ -55,8 +55,10 @@ def export_files(
     candidate: Candidate, target: Target, *, grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> dict[str, bytes]:  # fmt: skip
-    """Return the files of an export without their checksums. `grids` holds the grids for GPUs with other numbers of
-    SMs, if the launch depends on it."""
+    """Return the files of an export without their checksums.
+
+    `grids` holds the grids for GPUs with other numbers of SMs, if the launch depends on it.
+    """
     source, binary = _compiled(candidate)
     described = describe(candidate, target, grids)
     module = str(described["module"])
@@ -86,8 +88,10 @@ def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
 
 
 def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyType({})) -> dict[str, object]:
-    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
-    claims."""
+    """Return launch geometry, resources, verdict and provenance.
+
+    They are all that it takes to run the kernel and to check its claims.
+    """
     source, binary = _compiled(candidate)
     run = _what_runs(candidate, target, grids)
     return {

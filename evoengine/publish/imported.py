@@ -109,8 +109,10 @@ _fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def require_sound(whole: RunHistory) -> None:
-    """Raise TypeError or ValueError with a sentence if a part has the wrong type, is out of range or contradicts
-    another."""
+    """Raise TypeError or ValueError with a sentence if a part of the run is invalid.
+
+    It may have the wrong type, be out of range or contradict another part.
+    """
     _conforms(whole, RunHistory)
     _require(whole.run, "the run")
     _require_board(whole.run)
@@ -132,8 +134,10 @@ def require_sound(whole: RunHistory) -> None:
 
 
 def mark_suspect(whole: RunHistory, target: Target) -> RunHistory:
-    """Return the run with every figure marked that exceeds the target GPU's limits. A candidate ranked by such a
-    figure becomes suspect."""
+    """Return the run with every figure marked that exceeds the target GPU's limits.
+
+    A candidate ranked by such a figure becomes suspect.
+    """
     return replace(whole, dossiers=[_marked(dossier, target) for dossier in whole.dossiers])
 
 

@@ -12,10 +12,10 @@ from evoengine.errors import UsageError
 
 
 def write_whole(file: Path, parts: Iterable[str]) -> None:
-    """Write UTF-8 text beside `file` and rename it in one step, so that a killed process leaves the old file. Missing
-    folders are created.
+    """Write UTF-8 text beside `file` and rename it in one step, so that a killed process leaves the old file.
 
-    Raises UsageError if it cannot be written, or if the name is that of a folder or a device.
+    Missing folders are created. Raises UsageError if it cannot be written, or if the name is that of a folder or a
+    device.
     """
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():

@@ -38,17 +38,17 @@ RUN_SELDOM = frozenset((
     "shared_races", "tensor_copy", "transaction_barriers",
 ))  # fmt: skip
 """sources of which little runs for each instruction of each warp: more optimisation made no search faster
-(benchmarks/NOTES.md)"""
+(benchmarks/notes/first-search.md)"""
 
 _ERROR = re.compile("error|undefined reference")
 
 
 @cache
 def build() -> Path:
-    """Return the library, building it if the cache does not have it. If several processes call this at once, one of
-    them builds.
+    """Return the library, building it if the cache does not have it.
 
-    Raises MachineError if the compiler is missing or too old, or if the cache cannot be written.
+    If several processes call this at once, one of them builds. Raises MachineError if the compiler is missing or too
+    old, or if the cache cannot be written.
     """
     built = _place()
     try:
@@ -100,8 +100,10 @@ def _build(scratch: Path, library: Path) -> None:
 
 
 def _groups() -> list[list[Path]]:
-    """Return the sources of each compilation unit: frequently executed ones in groups of similar size, then the
-    others."""
+    """Return the sources of each compilation unit.
+
+    Frequently executed sources form groups of similar size; the last group has the others.
+    """
     groups: list[list[Path]] = [[] for _ in range(UNITS)]
     for source in sorted(CORE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path)):
         often = min(groups[:-1], key=lambda group: sum(path.stat().st_size for path in group))

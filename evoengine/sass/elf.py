@@ -65,7 +65,7 @@ class Relocation(NamedTuple):
 
 
 def header(image: bytes) -> Header:
-    """Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
+    """Read the file header. Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
     if not image.startswith(_MAGIC):
         raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}")
     abi, flags, program_bytes, programs, section_bytes, count, names = _unpack(_HEADER, image, 0, "header")
@@ -99,7 +99,7 @@ def symbols(found: list[Section]) -> list[Symbol]:
 
 
 def relocations(found: list[Section], name: str) -> Iterator[Relocation]:
-    """Those of the section of that name."""
+    """Yield the relocations of the section of that name."""
     for section in found:
         if section.kind == _RELA_KIND and section.name == f".rela{name}":
             for offset, kind, symbol, addend in _RELA.iter_unpack(_whole_rows(section.data, _RELA)):

@@ -25,7 +25,7 @@ from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
-MODEL_VERSION = 3
+MODEL_VERSION = 4
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
@@ -53,8 +53,10 @@ class Unpredictable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Clocks of a whole launch, and microseconds at `ghz`: `time_us`, within the error of the kernel's class from
-    `low_us` to `high_us`."""
+    """Clocks of a whole launch, and microseconds at `ghz`.
+
+    `time_us` lies, within the error of the kernel's class, from `low_us` to `high_us`.
+    """
 
     time_us: float
     low_us: float
@@ -169,9 +171,13 @@ def _stop(c: Context, limit: int) -> int:
 
 
 def _chosen(c: Context, limit: int) -> list[int]:
-    """Clusters of the SM's that are timed: all, or as many as the limit allows, spread over its list."""
+    """Return the SM's clusters that are timed: all, or as many as the limit allows, spread over its list.
+
+    What is left out are whole rounds of resident clusters, so that as many run together at the end as of all.
+    """
     given = list(c.share.clusters)
-    fits = max(2 * c.resident, int(limit / max(1.0, c.work.mean))) if limit else len(given)
+    fits = int(limit / max(1.0, c.work.mean)) if limit else len(given)
+    fits = max(2 * c.resident + len(given) % c.resident, fits - (fits - len(given)) % c.resident)
     if fits >= len(given):
         return given
     if c.work.alike:
@@ -180,10 +186,11 @@ def _chosen(c: Context, limit: int) -> list[int]:
 
 
 def _rest(c: Context, timed: Timed, chosen: int) -> float:
-    """Clocks for what of the SM's work was not timed, at the rate of what was.
+    """Return the clocks of that part of the SM's work which was not timed, at the rate of the timed part.
 
-    Work is clocks of tensor cores, and sectors stored, which tell the ends of tiles: warps that poll a barrier issue as
-    many instructions as they wait. Where a kernel has no use for tensor cores, it is instructions.
+    Work is counted in clocks of tensor cores and in stored sectors, which mark the ends of tiles, since warps that poll
+    a barrier issue instructions for as long as they wait. For a kernel without tensor-core work it is counted in
+    instructions.
     """
     given = list(c.share.clusters)
     lengths = c.work.instructions
@@ -207,8 +214,11 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
 
 
 def _rates_of(timed: Timed, names: Sequence[str], full: int, together: int) -> dict[str, float]:
-    """Clocks for each unit of work: least squares over the notes between the warm-up and the time from which on fewer
-    clusters than fit are left, the `full`-th's end; all notes where that leaves too few."""
+    """Return the clocks for each unit of work, by least squares over the notes of the steady state.
+
+    It lasts from the end of the warm-up to the end of the `full`-th cluster, after which fewer clusters are left than
+    fit. All notes are used where that leaves too few.
+    """
     notes = timed.progress
     main = notes[names[0]]
     steady = (main >= WARM_UP * main[-1]) & (notes["ended"] <= full * together)

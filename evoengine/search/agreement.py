@@ -16,8 +16,10 @@ SHORT_LIST = 10
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One candidate's last estimate, a prediction before one by formula, beside its last measurement, both in
-    TFLOPS."""
+    """One candidate's last estimate beside its last measurement, both in TFLOPS.
+
+    A prediction takes precedence over an estimate by formula.
+    """
 
     trial: int
     problem: str

@@ -213,8 +213,10 @@ class Coordinator:
         return s.seconds is None or progress.spent + progress.elapsed + reserved <= s.seconds
 
     def _seconds_to_finish(self) -> float:
-        """Return the seconds that finishing the gate for what is shown may take, by those that were judged whole, or by
-        the short cases before there are any."""
+        """Return the seconds that finishing the gate for the displayed candidates may take.
+
+        They are estimated from candidates that were judged completely, or from the short cases before there are any.
+        """
         short = TIMES_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
         each = statistics.mean(self._seconds_whole) if self._seconds_whole else short
         return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
@@ -244,8 +246,10 @@ class Coordinator:
         return self._may_start()
 
     def _render_some(self) -> list[tuple[Proposal, Rendered | Rejection]]:
-        """Render the next proposals before the ledger is written: a template may take long, and other processes
-        write meanwhile."""
+        """Render the next proposals before the ledger is written.
+
+        A template may take long, and other processes write meanwhile.
+        """
         some: list[tuple[Proposal, Rendered | Rejection]] = []
         while len(some) < AT_ONCE and self._may_start(len(some)) and not self._must_predict_first():
             proposal = self._proposer.propose()

@@ -82,10 +82,9 @@ TURNS = Turns()
 def judged(
     attempt: Callable[[AbstractContextManager[None]], Answer | Rejection | Death],
 ) -> Answer | Rejection:
-    """Return the task's answer, or a Rejection as `crashed` once its worker has died ALONE times with nothing beside
-    it.
+    """Return the task's answer, or a Rejection once its worker has died ALONE times with nothing beside it.
 
-    `attempt` runs the task once within the turn that it is given.
+    The Rejection is `crashed`. `attempt` runs the task once within the turn that it is given.
     """
     deaths: list[tuple[Death, bool]] = []
     while True:

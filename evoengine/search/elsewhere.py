@@ -12,8 +12,10 @@ LOOK_SECONDS = 0.5
 
 
 class Elsewhere:
-    """Gives a future for each trial of another search; it comes to its end when that trial is not under way any more,
-    whether it ended or its search was killed."""
+    """Futures for trials of other searches.
+
+    A future completes when its trial is no longer in flight, because it ended or its search was killed.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

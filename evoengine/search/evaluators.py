@@ -197,8 +197,10 @@ class CpuEvaluator(Evaluator):
     """Gates by executor and emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, target: Target, build: FirstBuild | None = None) -> None:
-        """Create an evaluator that submits nothing to the workers before `build` has ended; None if nothing needs to
-        be built."""
+        """Create an evaluator that submits nothing to the workers before `build` has ended.
+
+        None if nothing needs to be built.
+        """
         self._target, self._build = target, build
 
     def opening(self) -> str:
@@ -246,8 +248,10 @@ def one_runner(limits: WorkerLimits) -> Workers:
 
 
 class GpuEvaluator(Evaluator):
-    """Gates and times in the runner process of one GPU, or of several of a kind, each candidate beside the best so far
-    and the fastest baseline."""
+    """Gates and times in the runner process of one GPU, or of several of a kind.
+
+    Each candidate is timed beside the best so far and the fastest baseline.
+    """
 
     def __init__(
         self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = tasks, seconds: float | None = None,
@@ -273,8 +277,10 @@ class GpuEvaluator(Evaluator):
         self._scaled: Baseline | None = None
 
     def baselines(self) -> Future[list[Baseline] | Rejection]:
-        """Time every baseline that supports the problem; the fastest is timed beside every candidate. One that
-        crashes or hangs is left out."""
+        """Time every baseline that supports the problem; the fastest is timed beside every candidate.
+
+        One that crashes or hangs is left out.
+        """
         failed: list[str] = []
 
         def without(rejection: Rejection) -> TaskArguments | None:
@@ -294,8 +300,7 @@ class GpuEvaluator(Evaluator):
         return "gating and timing the first candidates" if timed else "timing the baselines"
 
     def _fastest(self) -> Baseline:
-        """Return the fastest baseline with its long-run time, which is the common scale of all figures of the
-        search."""
+        """Return the fastest baseline with its long-run time, the common scale of all figures of the search."""
         if self._scaled is None:
             assert self._baselines is not None  # they are asked for before the first candidate
             fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
@@ -348,8 +353,10 @@ def make_evaluator(
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
     runners: Callable[[WorkerLimits], Workers] = one_runner, build: FirstBuild | None = None,
 ) -> Evaluator:  # fmt: skip
-    """Return the evaluator for the GPU if there is one to time on, else for executor and emulator once their `build`
-    has ended."""
+    """Return the evaluator for the GPU if there is one to time on.
+
+    Otherwise it is that of executor and emulator, which waits for their `build`.
+    """
     if device is None:
         return CpuEvaluator(target, build)
     return GpuEvaluator(target, device, seed, long_run_us=long_run_us, runners=runners)

@@ -71,8 +71,10 @@ def templates_digest(setting: Setting) -> str:
 
 
 def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, Any]:
-    """Return everything that all evaluations of a search depend on. `predicted` states whether times come from
-    machine code."""
+    """Return everything that all evaluations of a search depend on.
+
+    `predicted` states whether times come from machine code.
+    """
     libraries = {name: version(name) for name in LIBRARIES}
     return {
         "device": [device.name, device.arch],
@@ -102,8 +104,10 @@ class Identity:
         })  # fmt: skip
 
     def key(self, source: Source, config: Config, plans: Plans) -> str:
-        """Return the key of a claim as SHA-256 in hexadecimal. Of the configuration it covers the launches, the cost
-        and the parameters of each case."""
+        """Return the key of a claim as SHA-256 in hexadecimal.
+
+        Of the configuration it covers the launches, the cost and the parameters of each case.
+        """
         space, target = self._setting.space, self._setting.target
         cases = [*plans.short, *plans.long, *plans.full]
         of_this = {

@@ -1,5 +1,8 @@
-"""Worker processes that leave nothing behind (kept_process.py), and are `multiprocessing`'s spawned processes in all
-else. What a pool needs of a context is here; what the keeper says of a worker takes the place of waitpid(2)."""
+"""Worker processes that leave nothing behind (kept_process.py).
+
+In all else they are `multiprocessing`'s spawned processes. What a pool needs of a context is here; what the keeper
+reports of a worker replaces waitpid(2).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,10 @@ QUIET = "ignore:resource_tracker"
 
 
 def start_tracker() -> None:
-    """Start multiprocessing's resource tracker, which removes the semaphores of a killed program, so that it prints
-    nothing to the program's stderr."""
+    """Start multiprocessing's resource tracker without output to the program's stderr.
+
+    It removes the semaphores of a killed program.
+    """
     sys.warnoptions.append(QUIET)
     try:
         resource_tracker.ensure_running()

@@ -158,8 +158,10 @@ class Lookahead:
 
 
 def _answer(future: Future[Answer | Rejection], kind: type[Answer]) -> Answer | None:
-    """Return the answer, or None if the task failed in any way. Faults of the machine are reported by the candidates
-    themselves."""
+    """Return the answer, or None if the task failed in any way.
+
+    Faults of the machine are reported by the candidates themselves.
+    """
     try:
         answer = future.result()
     except EvoengineError:

@@ -16,8 +16,10 @@ OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
 
 
 def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first; ties keep their
-    order. One that cannot be compared comes last."""
+    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first.
+
+    Ties keep their order. One that cannot be compared comes last.
+    """
     kernel = problem.partition(":")[0]
     alike = [other for other in others if other[0].partition(":")[0] == kernel]
     return sorted(alike, key=lambda other: distance(problem, other[0]) + _between(gpu, other[1]))

@@ -14,8 +14,10 @@ RANKS = 100
 
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
-    """Return the best valid configurations of the nearest other problems and GPUs, latest first among equals,
-    without start points."""
+    """Return the best valid configurations of the nearest other problems and GPUs, without start points.
+
+    Among equally near ones the latest comes first.
+    """
     here = (str(setting.target.problem), setting.target.gpu.key)
     others = dict.fromkeys((r.problem, r.gpu) for r in reversed(ledger.runs()) if (r.problem, r.gpu) != here)
     found: dict[str, Config] = {}

@@ -55,8 +55,10 @@ class Pipeline:
     fill: Fill = fill
 
     def render(self, candidate: Proposed) -> Rendered | Rejection:
-        """Render a candidate. Returns a Rejection if the template fails; raises MachineError if the templates are
-        gone."""
+        """Render a candidate.
+
+        Returns a Rejection if the template fails. Raises MachineError if the templates are gone.
+        """
         try:
             source = render(self.target, self.space, candidate.config, self.templates, self.fill)
         except UsageError as error:

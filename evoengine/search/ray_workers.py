@@ -93,8 +93,10 @@ class RayWorkers:
         self, size: int, limits: WorkerLimits, echo: Callable[[str], None], options: ActorOptions, label: str = "",
         binaries: SentBinaries | None = None,
     ) -> None:  # fmt: skip
-        """Create workers. `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine
-        cluster status`."""
+        """Create workers.
+
+        `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine cluster status`.
+        """
         self.size = size
         self.seconds_busy = 0.0
         self.seconds_starting = 0.0
@@ -124,8 +126,10 @@ class RayWorkers:
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
-        """Submit a task as WorkerPool.submit does. A task whose actor was lost runs again on another, at most
-        RETRIES times."""
+        """Submit a task as WorkerPool.submit does.
+
+        A task whose actor was lost runs again on another, at most RETRIES times.
+        """
         seconds = self._limits.seconds if seconds is None else seconds
         return self._threads.submit(self._run, task, args, died, gives, again, seconds)
 

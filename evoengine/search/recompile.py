@@ -13,11 +13,11 @@ from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
-    """Return the trial with its cubin if it was compiled. An imported trial is compiled for its GPU, and the binary is
-    stored.
+    """Return the trial with its cubin if it was compiled.
 
-    Returns a Rejection if its source does not compile. Raises MachineError if this machine has no compiler, UsageError
-    if the GPU is unknown or the stored data is damaged.
+    An imported trial is compiled for its GPU, and the binary is stored. Returns a Rejection if its source does not
+    compile. Raises MachineError if this machine has no compiler, UsageError if the GPU is unknown or the stored data is
+    damaged.
     """
     candidate = ledger.candidate(trial, with_cubin=True)
     if candidate.source is None or candidate.binary is None or candidate.binary.cubin:

@@ -121,8 +121,10 @@ class RecordedSpace:
         return [self.decode(row) for row in self.rows[changed == 1]]
 
     def encode(self, config: Config) -> np.ndarray:
-        """Return the positions in the knobs' domains, int16 [knobs], -1 for an absent knob. Raises UsageError for an
-        unknown value."""
+        """Return the positions in the knobs' domains, int16 [knobs], -1 for an absent knob.
+
+        Raises UsageError for an unknown value.
+        """
         return np.array([_index(knob, config, self.path) for knob in self.knobs], np.int16)
 
     def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]:
@@ -200,8 +202,10 @@ class _Entry:
 def _entries(
     content: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
-    """Return the domain of each knob if the format states it, the samples' unit in ms, and the entries, None for
-    estimates."""
+    """Return the domains of knobs, the samples' unit in ms, and the entries.
+
+    The domains are None where the format does not state them, and so is the entry of an estimate.
+    """
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
@@ -231,10 +235,9 @@ def _cache_entry(entry: Any, path: Path) -> _Entry:
 
 
 def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
-    """Return an entry of T4 results. It succeeded if its `invalidity` is "correct"; its `time` counts, or an objective
-    in a unit of time.
+    """Return an entry of T4 results, or None for an estimate, which evoengine also called `time` once.
 
-    Returns None for an estimate, which evoengine also called `time` once.
+    It succeeded if its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
@@ -309,8 +312,10 @@ def _require_all(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
 
 
 def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
-    """Require that the presence of a knob follows from the knobs before it; otherwise no configuration could be
-    proposed."""
+    """Require that the presence of a knob follows from the knobs before it.
+
+    Otherwise no configuration could be proposed.
+    """
     for column in np.flatnonzero(np.any(rows < 0, axis=0)).tolist():
         _, group = np.unique(rows[:, :column], axis=0, return_inverse=True)
         having = np.bincount(group, rows[:, column] >= 0)

@@ -40,10 +40,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON, or a truncated log, which is closed after its last complete entry; return None if the text is
-    neither.
+    """Parse JSON, or a truncated log, which is closed after its last complete entry.
 
-    Raises ValueError for JSON with invalid content.
+    Return None if the text is neither. Raises ValueError for JSON with invalid content.
     """
     text = text.rstrip().rstrip(",")
     try:

@@ -1,5 +1,7 @@
-"""A search on a recorded space: what would have been compiled and timed is looked up. For benchmarks and
-demonstrations."""
+"""A search on a recorded space, for benchmarks and demonstrations.
+
+What would have been compiled and timed is looked up.
+"""
 
 from __future__ import annotations
 

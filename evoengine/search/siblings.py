@@ -13,8 +13,10 @@ MOST = 20_000
 
 
 def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
-    """Return the prior from the sibling GPU that measured most configurations of the space; empty if none measured
-    enough."""
+    """Return the prior from the sibling GPU that measured most configurations of the space.
+
+    It is empty if none measured enough.
+    """
     others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
     siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
     found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])

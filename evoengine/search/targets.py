@@ -57,8 +57,10 @@ def _workload(problem: str, definition: str | None) -> AnyWorkload:
 
 
 def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
-    """Return the space of each candidate's run from the text in the ledger, because a binary belongs to the launch
-    rules under which it was compiled."""
+    """Return the space of each candidate's run from the text in the ledger.
+
+    A binary belongs to the launch rules under which it was compiled.
+    """
     wanted = {c.run for c in candidates}
     spaces: dict[int, SearchSpace] = {}
     by_text: dict[str, SearchSpace] = {}

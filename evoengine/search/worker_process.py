@@ -71,8 +71,10 @@ class Failure:
 
 
 def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
-    """Initialise a worker: ignore Ctrl-C, which the coordinator handles, and set the current environment, since the
-    fork server has an older one."""
+    """Initialise a worker: ignore Ctrl-C, which the coordinator handles, and set the environment and limits.
+
+    The fork server has an older environment.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = {"TMPDIR": os.environ["TMPDIR"]}
     tempfile.tempdir = None

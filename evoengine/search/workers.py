@@ -1,8 +1,10 @@
-"""Processes in which candidates are compiled and run. One may die, hang, flood its output or answer nonsense; its task
-then runs again (deaths.py) or ends with a reason, a new process takes its place, and nothing else is lost.
+"""Processes in which candidates are compiled and run.
+
+One may die, hang, flood its output or return garbage. Its task then runs again (deaths.py) or ends with a reason, a new
+process takes its place, and nothing else is lost.
 
 Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end. The
-processes are forked from one that has imported torch and the stages and done nothing else: a new one is there in
+processes are forked from one that has imported torch and the stages and done nothing else: a new one starts in
 milliseconds, where importing takes two seconds of a core.
 """
 
@@ -159,8 +161,10 @@ class _Worker:
         return Death(found.death, found.reason, round(time.monotonic() - start, 1), killed)
 
     def _machine_fault(self, failure: Failure, killed: int) -> str | None:
-        """Return why the machine, not the task, is at fault for a lost process; `killed` counts the kernel's OOM
-        kills."""
+        """Return why the machine, not the task, is at fault for a lost process, or None.
+
+        `killed` counts the kernel's OOM kills.
+        """
         if failure.death == "SIGKILL" and killed:
             return "this machine has no memory left: the kernel ended a worker process; fewer --jobs need less"
         return None if failure.late else why_unfit()
@@ -192,8 +196,10 @@ class _Worker:
                 return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
 
     def _too_late(self, seconds: float) -> Failure:
-        """Return the failure for a task beyond its time limit. A process that was stopped by a signal did not reach
-        the limit itself."""
+        """Return the failure for a task beyond its time limit.
+
+        A process that was stopped by a signal did not reach the limit itself.
+        """
         late = f"no end after {seconds:g} s"
         if self._processes.stopped:
             return Failure(f"{late}, and the worker process was stopped", late=True, death="stopped by a signal")
@@ -247,8 +253,10 @@ class WorkerPool:
         return worker
 
     def _new_with_patience(self) -> _Worker:
-        """Start a worker with retries, so that a short shortage of processes does not end a long search. Raises
-        MachineError."""
+        """Start a worker with retries, so that a short shortage of processes does not end a long search.
+
+        Raises MachineError.
+        """
         for tries in range(1, STARTS):
             try:
                 return self._new()
@@ -315,8 +323,10 @@ class WorkerPool:
     def _call(
         self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float
     ) -> tuple[_Worker, object]:
-        """Run a task on a worker. A worker that is killed while idle or starting has not run it, so another takes
-        it."""
+        """Run a task on a worker.
+
+        A worker that is killed while idle or starting has not run it, so another takes it.
+        """
         for starts in range(STARTS):
             try:
                 return worker, self._timed(worker, task, args, seconds)

@@ -44,7 +44,7 @@ class Family:
         self.constraints += self._device_limits()
 
     def has(self, expression: Expression) -> bool:
-        """Whether every let that the expression needs is defined for this family."""
+        """Return whether every let that the expression needs is defined for this family."""
         return not self._depends_on(expression) & self._foreign
 
     def _depends_on(self, expression: Expression) -> set[str]:
@@ -101,24 +101,24 @@ class Family:
         return Scope({**(self.variables if variables is None else variables), **config}, self.lets, config)
 
     def columns(self, coded: Mapping[str, Any], length: int) -> Columns:
-        """The same for many configurations at once: every knob but the family as a `Coded` column [length]."""
+        """Return the scope of many configurations at once: each knob but the family an `EncodedColumn` [length]."""
         knobs = [k.name for k in self.knobs]
         return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
 
     def knobs_reached(self, *expressions: Expression | None) -> set[str]:
-        """The knobs the expressions depend on, themselves or by way of lets."""
+        """Return the knobs on which the expressions depend, directly or through lets."""
         names = set().union(*(self._depends_on(e) for e in expressions if e))
         return names & self._knob_names
 
     def knobs_named(self, expression: Expression) -> set[str]:
-        """The knobs that stand in the expression itself: a constraint does not apply where one of them is inactive."""
+        """Return the knobs that the expression itself names; a constraint does not apply where one is inactive."""
         return set(expression.names & self._knob_names)
 
     def is_active(self, knob: Knob, scope: Scope) -> bool:
         return knob.when is None or self.holds(knob.when, scope)
 
     def holds(self, when: Expression, scope: Scope) -> bool:
-        """A `when` holds where it is true; not where deciding it, from left to right, needs an inactive knob."""
+        """Return whether a `when` is true; False where evaluating it from left to right needs an inactive knob."""
         try:
             return self.has(when) and bool(when.evaluate(scope))
         except Undefined:
@@ -133,12 +133,12 @@ class Family:
         return {k.name: found[k.name] for k in self.knobs if k.name in found}
 
     def missing_knob(self, config: Config) -> str | None:
-        """The first knob that is active and absent."""
+        """Return the first active knob that the configuration lacks, or None."""
         scope = self.scope(config)
         return next((k.name for k in self.knobs if k.name not in config and self.is_active(k, scope)), None)
 
     def why_invalid(self, config: Config) -> str | None:
-        """Why the configuration is none of this family's valid ones; None where it is one."""
+        """Return why the configuration is not a valid one of this family; None where it is."""
         for name in config:
             if name not in self._knob_names:
                 return f"{name} is no knob of this space"
@@ -159,7 +159,10 @@ class Family:
         return all(n in scope for n in self.knobs_named(constraint.expr)) and not constraint.expr.evaluate(scope)
 
     def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
-        """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
+        """Return the launch geometry of a configuration.
+
+        Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer.
+        """
         return _launch(self.launch_rule, self.scope(config, variables))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
@@ -167,12 +170,15 @@ class Family:
         return {name: float(rule.evaluate(scope)) for name, rule in self.cost_rules.items()}
 
     def check_costs(self, columns: Columns) -> None:
-        """Raises UsageError for the first configuration in which a cost figure has no value."""
+        """Raise UsageError for the first configuration in which a cost figure has no value."""
         for rule in self.cost_rules.values():
             rule.evaluate_arrays(columns)
 
     def doubtful_launches(self, columns: Columns) -> np.ndarray:
-        """The rows for which `launch` may raise: all where it does, and all of a column that mixes in decimals."""
+        """Return the rows for which `launch` may raise.
+
+        These are all for which it does, and all rows of a column that has any decimals.
+        """
         doubtful = np.zeros(columns.length, bool)
         for rule in self.launch_rule.kernels:
             for expression, least in (*((e, 1) for e in (*rule.block, *rule.grid)), (rule.shared, 0)):

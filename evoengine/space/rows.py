@@ -118,7 +118,10 @@ class Enumerator:
             self.due[max((i for i, k in enumerate(self.walk) if k.name in needed), default=0)].append(constraint)
 
     def enumerate(self) -> Enumeration:
-        """Raises UsageError where the space is too large to hold."""
+        """Return all valid configurations of the family.
+
+        Raises UsageError where the space is too large to hold.
+        """
         index = self.knobs[0].index(self.family.name)
         parts: list[Rows] = []
         valid = 0
@@ -151,7 +154,10 @@ class Enumerator:
             yield from self._descend(self._expanded(some, knob), level + 1)
 
     def _refuse_certain_excess(self, rows: int, level: int) -> None:
-        """At once where nothing removes any of what these rows become: looking at it all would take minutes."""
+        """Raise UsageError at once where no later rule removes anything from too many rows.
+
+        Enumerating them all would take minutes.
+        """
         later = self.walk[level + 1 :] + self.free
         if any(knob.when for knob in later) or any(self.due[level + 1 :]):
             return
@@ -195,7 +201,7 @@ class Enumerator:
         return rows if keep.all() else _taken(rows, np.flatnonzero(keep))
 
     def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        """The rows on which every knob that stands in the expression is active."""
+        """Return those of the rows `among` in which every knob named in the expression is active."""
         for name in sorted(self.family.knobs_named(expression) - {"family"}):
             column = rows[name]
             among = among[column[among] >= 0]
@@ -229,9 +235,9 @@ class Enumerator:
         )
 
     def combinations(self) -> int:
-        """Combinations before constraints, a conditional knob counting once where it is inactive.
+        """Return the number of combinations before constraints; an inactive conditional knob counts as one value.
 
-        Only knobs that some `when` depends on are enumerated; the others multiply.
+        Only knobs on which some `when` depends are enumerated; the others multiply.
         """
         deciders = self.family.knobs_reached(*(k.when for k in self.knobs))
         rows: Rows = {"family": np.zeros(1, np.int8)}
@@ -248,8 +254,11 @@ class Enumerator:
 
 
 def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct settings of these knobs, so that a rule is evaluated once for each: where in `among` each setting
-    comes first, in order, and which of these settings each row has."""
+    """Return the distinct settings of these knobs, so that a rule is evaluated once for each.
+
+    The result is the position in `among` at which each setting first occurs [settings], in ascending order, and the
+    number of each row's setting [rows].
+    """
     setting, count = np.zeros(len(among), np.int64), 1
     for knob in knobs:
         if count * (len(knob.values) + 1) > MOST_NUMBERED:
@@ -273,8 +282,10 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
 
 
 def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[Rows, Columns]:
-    """Return the first valid row of each setting of the knobs that launch and costs depend on, and the same as columns
-    that expressions can be evaluated on."""
+    """Return the first valid row of each setting of the knobs on which launch and costs depend.
+
+    The second result holds the same rows as columns on which expressions can be evaluated.
+    """
     reached = family.knobs_reached(*family.launch_rule.expressions, *family.cost_rules.values())
     rows, knobs = enumeration.multiplied(reached), family.knobs[1:]
     numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
@@ -284,7 +295,10 @@ def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[Rows, 
 
 
 def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each active row all values of a knob, the others -1: positions in the domain, and which row each is of."""
+    """Give each active row all values of a knob, and each other row -1.
+
+    Returns positions in the domain, and the row to which each belongs.
+    """
     if active.all():
         return np.tile(np.arange(values), len(active)), np.repeat(np.arange(len(active)), values)
     counts = np.where(active, values, 1)
@@ -295,7 +309,7 @@ def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _taken(rows: Rows, places: np.ndarray) -> Rows:
-    """These rows, in this order. Taking by place is many times quicker than repeating by counts or masking."""
+    """Return these rows, in this order. `take` is many times faster than repeating by counts or masking."""
     return {name: column.take(places) for name, column in rows.items()}
 
 

@@ -46,8 +46,10 @@ class CoverageLog:
                 self._visited.add(Cell("votes", f"at {site}, false"))
 
     def result(self) -> Coverage | None:
-        """Return the coverage; None of a workload without cells, and where some need a count that the device does not
-        keep."""
+        """Return the coverage.
+
+        None for a workload without cells, and where some need a count that the device does not keep.
+        """
         return coverage_of(self._cells, self._visited) if self._counted and self._cells else None
 
 

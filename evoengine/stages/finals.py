@@ -117,8 +117,7 @@ def run_finals(
 
 
 def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:
-    """Return the fastest by the median of times normalised within their round: each over the geometric mean of the
-    round's.
+    """Return the fastest by the median of its times, each divided by the geometric mean of its round.
 
     All must have the same number of samples.
     """

@@ -1,5 +1,7 @@
-"""A process that launches one candidate once at full size, for a profiler or sanitizer to look at; takes a pickled
-job."""
+"""A process that launches one candidate once at full size, under a profiler or sanitizer.
+
+It takes a pickled job.
+"""
 
 from __future__ import annotations
 

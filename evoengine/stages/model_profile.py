@@ -42,8 +42,10 @@ COUNTS = {
 
 
 def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
-    """Return the model's profile. Raises Unpredictable if the model cannot read the binary, as `predict_binary`
-    does."""
+    """Return the model's profile.
+
+    Raises Unpredictable if the model cannot read the binary, as `predict_binary` does.
+    """
     listed = replace(contender, binary=_with_listing(contender.binary))
     prediction = predict_binary(target, listed)
     figures = dict(_of_launch(prediction, listed, target.gpu))

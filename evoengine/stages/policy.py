@@ -1,5 +1,7 @@
-"""How the kernels of a problem are timed: chosen once for all of its contenders, as figures of unlike policies are
-never compared. The clock carries it out."""
+"""How the kernels of a problem are timed; the clock carries it out.
+
+A policy is chosen once for all of its contenders, as figures of different policies are never compared.
+"""
 
 from __future__ import annotations
 

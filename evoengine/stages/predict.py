@@ -72,8 +72,7 @@ def _why_unbuilt() -> str | None:
 
 
 def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Estimated:
-    """Return the figure for the whole problem, by the model if it can read the binary, else by the formula from
-    `cost`."""
+    """Return the figure for the whole problem: by the model if it reads the binary, else by formula from `cost`."""
     try:
         prediction = predict_binary(target, contender)
     except Unpredictable as reason:

@@ -60,10 +60,10 @@ class ToolFailed(Exception):
 
 
 def profile(target: Target, contender: CompiledCandidate, device: str, uuid: str | None) -> Profile:
-    """Return the profile by counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip if they
-    are not available.
+    """Return the profile by counters on the GPU `uuid`, with the sanitizers' output.
 
-    `device` names what is profiled; None for `uuid` means that there is no GPU here.
+    It is by the model of the chip if they are not available. `device` names what is profiled; None for `uuid` means
+    that there is no GPU here.
     """
     if uuid is None:
         return profile_without_gpu(target, contender)
@@ -92,10 +92,9 @@ def read_counters(target: Target, contender: CompiledCandidate, uuid: str) -> di
 
 
 def _known(metrics: Iterable[str], uuid: str) -> list[str]:
-    """Return the metrics that ncu supports on this GPU, since an unknown one makes it fail; all of them if it lists
-    none.
+    """Return the metrics that ncu supports on this GPU, since an unknown one makes it fail.
 
-    `--query-metrics` lists them by their first part, before `.avg` and the like.
+    All are returned if it lists none. `--query-metrics` lists them by their first part, before `.avg` and the like.
     """
     done = _tool(NCU, ("--query-metrics",), uuid)
     listed = {line.split()[0] for line in done.stdout.splitlines() if "__" in line.partition(" ")[0]}

@@ -36,11 +36,11 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
 
 
 def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
-    """Return why the binary of that source is not worth running, or None. With `timed`, spills and slow main loops of
-    wgmma are left to the measurement.
+    """Return why the binary of that source is not worth running, or None.
 
-    `cost` is the space's: its `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its
-    `producer_warpgroups` how many warpgroups release registers for the others.
+    With `timed`, spills and slow main loops of wgmma are left to the measurement. `cost` is the space's: its
+    `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its `producer_warpgroups` how many
+    warpgroups release registers for the others.
     """
     for entry, launch in source.launch.kernels(source.entry):
         if why := _screen_resources(binary.of_kernel(entry), launch, gpu):

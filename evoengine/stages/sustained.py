@@ -35,8 +35,11 @@ class Sustained:
 
 
 def sustained_policy(policy: Policy) -> Policy:
-    """Return the policy of a sustained figure beside one of `policy`. Nothing flushes the L2 between successive
-    launches, and blocks last longer than any batch, so that their length is not part of the policy."""
+    """Return the policy of a sustained figure beside one of `policy`.
+
+    Nothing flushes the L2 between successive launches, and blocks last longer than any batch, so that their length is
+    not part of the policy.
+    """
     return replace(policy, l2=L2.WARM, clocks=Clocks.SUSTAINED, batch=1)
 
 

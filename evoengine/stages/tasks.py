@@ -154,8 +154,10 @@ def measure_task(
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
-    """Time the library's own kernels on the GPU, other than those in `without`; a Rejection names one that crashed
-    or hung."""
+    """Time the library's own kernels on the GPU, other than those in `without`.
+
+    A Rejection names one that crashed or hung.
+    """
     from evoengine.stages.measure import BaselineFailed, baselines
 
     try:

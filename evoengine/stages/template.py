@@ -46,8 +46,11 @@ class Template(NamedTuple):
 
 
 def fill(template: Template) -> str:
-    """Render the kernel's text. Raises UsageError naming file and line if a template is missing or at fault, or if
-    the text exceeds MOST_BYTES; OSError if a file cannot be read."""
+    """Render the kernel's text.
+
+    Raises UsageError naming file and line if a template is missing or at fault, or if the text exceeds MOST_BYTES;
+    OSError if a file cannot be read.
+    """
     plain = template.folders.own / f"{template.family}.cu"
     if not plain.is_file():
         return _fill(template)

@@ -231,8 +231,10 @@ def compare(
 def bounds(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
-    """Return the bounds of each output, that on its largest error first. `errors` and `expected` are float64 [...,
-    rows, columns]."""
+    """Return the bounds of each output, that on its largest error first.
+
+    `errors` and `expected` are float64 [..., rows, columns].
+    """
     tensors, tolerance = workload.tensors(), workload.tolerance
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
@@ -256,8 +258,10 @@ def _rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:
-    """Return the error that the share `matched` of all elements must not exceed, relative to the allowed error at
-    that element."""
+    """Return the error that the share `matched` of all elements must not exceed.
+
+    It is relative to the allowed error at that element.
+    """
     allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * expected.abs()
     excess = (error.abs() - allowed).flatten()
     rank = min(excess.numel(), max(1, int(np.ceil(tolerance.matched * excess.numel()))))
@@ -302,8 +306,7 @@ def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
-    """Return how much too large the outputs are as a whole, relative to their size: the slope of the errors over the
-    outputs.
+    """Return the outputs' common relative error: the slope of the errors over the outputs.
 
     The sum over a row's columns is one sample. Rounding errors of different rows are independent, so that their sum
     scatters by the square root of the sum of squares.

@@ -80,8 +80,10 @@ def described(gpu: Gpu) -> dict[str, Any] | None:
 
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
-    """Raise UsageError if the ledger has other limits under the GPU's name, because figures of both would be ranked
-    together."""
+    """Raise UsageError if the ledger has other limits under the GPU's name.
+
+    Figures of both would be ranked together.
+    """
     if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
         return
     own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))

@@ -35,8 +35,11 @@ class Cluster:
 
 
 def write_files(folder: Path, names: tuple[str, ...], cluster: Cluster) -> list[Path]:
-    """Write the files of that names and return their paths. Raises UsageError, with nothing written, where one is there
-    already or cannot be written, or where the image is none."""
+    """Write the files of these names and return their paths.
+
+    Raises UsageError, with nothing written, where one exists already or cannot be written, or where the image is
+    malformed.
+    """
     if cluster.image is not None and not IMAGE.match(cluster.image):
         raise UsageError(f"--image {cluster.image!r} is no container image: write REGISTRY/evoengine:TAG")
     texts = {folder / name: text_of(name, cluster) for name in names}

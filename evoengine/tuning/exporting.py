@@ -129,8 +129,10 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
-    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space. Loaders of built-in
-    workloads have their own rule."""
+    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space.
+
+    Loaders of built-in workloads have their own rule.
+    """
     if target.workload.loader():
         return {}
     try:

@@ -56,8 +56,10 @@ class GpuFinder:
 
 
 class Fleet:
-    """The place of one search on a cluster that this process is connected to. `share` is its part of the CPUs;
-    `timeout` is how long it waits for a GPU of a kind that no node has."""
+    """The place of one search on a cluster to which this process is connected.
+
+    `share` is its part of the CPUs; `timeout` is how long it waits for a GPU of a kind that no node has.
+    """
 
     def __init__(self, echo: Echo, timeout: float | None = None, share: float = 1.0, finder: GpuFinder | None = None):
         self._echo, self._timeout, self._share = echo, timeout, share

@@ -37,10 +37,10 @@ def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
 
 
 def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list[Path], Sequence[str]]:
-    """Return the files written, and a sentence for each gemm that was left out. If a file exists with other contents,
-    nothing is written.
+    """Write the files and return them, with a sentence for each gemm that was left out.
 
-    Raises NothingFound, and UsageError if a file is in the way or cannot be written.
+    If a file exists with other contents, nothing is written. Raises NothingFound, and UsageError if a file is in the
+    way or cannot be written.
     """
     with open_ledger(db, create=False) as ledger:
         made = find_fused_moe(ledger, gpu)

@@ -151,8 +151,11 @@ def connected(address: str) -> Iterator[None]:
 
 @contextmanager
 def _watched_raylet() -> Iterator[None]:
-    """Raise MachineError in the main thread when this machine's raylet dies, and end the process with its exit code
-    where that has no effect for UNWIND_SECONDS. Ray itself says nothing, and calls into it wait."""
+    """Raise MachineError in the main thread when this machine's raylet dies.
+
+    End the process with its exit code where that has no effect for UNWIND_SECONDS. Ray itself reports nothing, and
+    calls into it block.
+    """
     process = _raylet()
     if process is None:
         yield
@@ -174,8 +177,10 @@ def _watched_raylet() -> Iterator[None]:
 
 
 def _raylet() -> int | None:
-    """Return a descriptor (pidfd_open(2)) of the raylet that this process is connected to; None where Ray's client
-    (ray://) reaches the cluster without one."""
+    """Return a descriptor (pidfd_open(2)) of the raylet to which this process is connected.
+
+    None where Ray's client (ray://) reaches the cluster without one.
+    """
     node = import_module("ray._private.worker").global_worker.node
     if node is None:
         return None
@@ -187,8 +192,11 @@ def _raylet() -> int | None:
 
 
 def _watch(process: int, left: int, handled: bool) -> None:
-    """Watch the raylet behind the descriptor `process`. If it dies, signal the main thread if `handled`, and end the
-    process after UNWIND_SECONDS. Return when `left` becomes readable, that is, when the cluster is left."""
+    """Watch the raylet behind the descriptor `process`.
+
+    If it dies, signal the main thread if `handled`, and end the process after UNWIND_SECONDS. Return when `left`
+    becomes readable, that is, when the cluster is left.
+    """
     if left in select.select([process, left], [], [])[0]:
         return
     if handled:
@@ -232,8 +240,10 @@ def _why_not_connected(address: str, error: Exception) -> str:
 
 
 def _be_quiet() -> None:
-    """Suppress Ray's messages on nodes and actors: they go to stdout, which is for results; a search reports them
-    itself."""
+    """Suppress Ray's messages on nodes and actors.
+
+    They go to stdout, which is for results; a search reports them itself.
+    """
     worker = import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
         vars(worker)["print_to_stdstream"] = lambda data, ignore_prefix: None
@@ -249,8 +259,10 @@ def gpu_resources() -> dict[str, float]:
 
 
 def gpus_of(resources: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of GPUs by kind from a node's resources. Ray must know of the GPUs too, because it assigns
-    them."""
+    """Return the number of GPUs by kind from a node's resources.
+
+    Ray must know of the GPUs too, because it assigns them.
+    """
     own = {name.removeprefix(GPU): int(n) for name, n in resources.items() if name.startswith(GPU) and n >= 1}
     return own if sum(own.values()) <= resources.get("GPU", 0) else {}
 
@@ -268,8 +280,10 @@ def living_nodes() -> list[Node]:
 
 
 def survey() -> list[Node]:
-    """Return every living node that can take work, with what it has. Raises MachineError if a node does not answer
-    in time."""
+    """Return every living node that can take work, with what it has.
+
+    Raises MachineError if a node does not answer in time.
+    """
     ray = import_ray()
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [node for node in living_nodes() if node.cpus or node.gpus]

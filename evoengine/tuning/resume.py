@@ -145,10 +145,9 @@ def begin(
     ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
     definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
 ) -> Begun:  # fmt: skip
-    """Continue the run named by `resume`, or the last interrupted one of the same command; otherwise create a run with
-    `seed`.
+    """Continue the run named by `resume`, or the last interrupted one of the same command.
 
-    Raises UsageError if the named run cannot continue.
+    Otherwise create a run with `seed`. Raises UsageError if the named run cannot continue.
     """
     here = {run.id for run in ledger.runs() if (run.problem, run.gpu) == (asked.problem, asked.gpu)}
     ledger.await_killed(here.__contains__, echo)

@@ -217,8 +217,10 @@ class Search:
         on_change: Callable[[Progress], None] = lambda progress: None,
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> SearchResult:
-        """Run the search. `on_change` is called after every event and about ten times a second, `on_trial` with each
-        trial that ended."""
+        """Run the search.
+
+        `on_change` is called after every event and about ten times a second, `on_trial` with each trial that ended.
+        """
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:

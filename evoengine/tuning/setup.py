@@ -65,10 +65,10 @@ def require_name(workload: AnyWorkload, problem: str) -> None:
 
 
 def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
-    """Return the target: a problem given as text, or the example of the workload in the folder `kernel`, or of the
-    default workload.
+    """Return the target of a search.
 
-    A folder's workload is registered under its name. Raises UsageError.
+    The problem is given as text, or it is the example of the workload in the folder `kernel`, or of the default
+    workload. A folder's workload is registered under its name. Raises UsageError.
     """
     if problem == "":
         raise UsageError("the problem is an empty text; evoengine problems lists those that can be named")
@@ -206,8 +206,10 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
 
 
 def require_driver(driver: str, parts: Mapping[str, str]) -> None:
-    """Raise MachineError if the driver cannot run these parts, each given with the CUDA version that it was built
-    for."""
+    """Raise MachineError if the driver cannot run these parts.
+
+    Each is given with the CUDA version for which it was built.
+    """
     if why := cuda_mismatch(driver, parts):
         raise MachineError(f"{why}; --device emulator works without")
 

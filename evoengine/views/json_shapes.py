@@ -17,8 +17,10 @@ from evoengine.workloads.base import AnyWorkload
 
 
 def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object]:
-    """Return the JSON of one trial. Fields are null if the candidate did not reach that stage; `figure` has the
-    samples and the terms."""
+    """Return the JSON of one trial.
+
+    Fields are null if the candidate did not reach that stage; `figure` has the samples and the terms.
+    """
     source, binary, figure = candidate.source, candidate.binary, candidate.measurement
     return candidate.to_json() | {
         "launch": source and {**asdict(source.launch), "entry": source.entry, "block": source.launch.block},
@@ -48,8 +50,10 @@ def _verdict(verdict: Verdict | None) -> dict[str, object] | None:
 def gpu_json(
     gpu: Gpu, fitting: Sequence[Fitting], unmodelled: str | None, compiled: Sequence[int] | None
 ) -> dict[str, Any]:
-    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s. `compiles` is null without a
-    compiler."""
+    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s.
+
+    `compiles` is null without a compiler.
+    """
     fields = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
     return fields | {
         "families": {f.workload: list(f.families) for f in fitting},

@@ -123,12 +123,16 @@ class Tensors(ABC, Generic[P]):
 
     @abstractmethod
     def own_dtype(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return the outputs of a straightforward implementation in the kernel's own dtypes, whose error is the
-        gate's measure."""
+        """Return the outputs of a straightforward implementation in the kernel's own dtypes.
+
+        Its error is the gate's measure.
+        """
 
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return the best result of a right kernel: float32 throughout, rounded where it must be. For `independent`
-        draws."""
+        """Return the best result of a correct kernel: float32 throughout, rounded where it must be.
+
+        It is used for `independent` draws.
+        """
         raise NotImplementedError
 
     def shown(self, case: Case[P], drawn: Drawn) -> frozenset[Cell]:
@@ -140,18 +144,24 @@ class Tensors(ABC, Generic[P]):
         return ()
 
     def baseline(self, name: str, problem: P, inputs: Inputs) -> Callable[[], object]:
-        """Return a call of that implementation. The call raises RuntimeError if the library does not support the
-        problem."""
+        """Return a call of that implementation.
+
+        The call raises RuntimeError if the library does not support the problem.
+        """
         raise NotImplementedError
 
     def library(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return all outputs of a whole problem by a library, with which each row of a candidate's output is
-        compared on a GPU."""
+        """Return all outputs of a whole problem computed by a library.
+
+        Each row of a candidate's output is compared with them on a GPU.
+        """
         return self.own_dtype(problem, inputs)
 
     def samples(self, problem: P, inputs: Inputs, seed: int) -> Sequence[Sample[P]]:
-        """Return the part of a whole problem that is compared in float64 on a GPU; all of it unless that takes too
-        long."""
+        """Return the parts of a whole problem that are compared in float64 on a GPU.
+
+        That is all of it unless it takes too long.
+        """
         return (Sample(problem, inputs, lambda outputs: outputs),)
 
     def check_bytes(self, problem: P) -> int:
@@ -232,8 +242,10 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def parse(self, text: str) -> P:
-        """Parse a problem, which may begin with `NAME:`. Raises UsageError naming the part that is wrong and what
-        would be right."""
+        """Parse a problem, which may begin with `NAME:`.
+
+        Raises UsageError naming the part that is wrong and what would be right.
+        """
 
     @abstractmethod
     def flops(self, problem: P) -> float:
@@ -245,13 +257,17 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def cases(self, problem: P, config: Config) -> tuple[Case[P], ...]:
-        """Return the gate's cases: small problems that share the compile-time part of `problem`, chosen against the
-        config's tiles."""
+        """Return the gate's cases: small problems chosen against the config's tiles.
+
+        They share the compile-time part of `problem`.
+        """
 
     @abstractmethod
     def parameters(self, problem: P, config: Config) -> tuple[Parameter, ...]:
-        """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps. The
-        tensors are the same for every config, also an empty one."""
+        """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps.
+
+        The tensors are the same for every config, also an empty one.
+        """
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
@@ -262,8 +278,10 @@ class Workload(ABC, Generic[P]):
         """Return the half that imports torch."""
 
     def cells(self, problem: P, config: Config) -> frozenset[Cell]:
-        """Return what a kernel of the configuration may do unlike elsewhere, all of which the gate's cases must visit;
-        nothing where that is not known."""
+        """Return the distinct behaviours of a kernel of this configuration, which the gate's cases must all visit.
+
+        Empty where they are not known.
+        """
         return frozenset()
 
     def visited(self, case: Case[P], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:

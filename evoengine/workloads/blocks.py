@@ -16,8 +16,10 @@ _ALIASES = (1 << 8, 1 << 16)
 
 
 def chosen_blocks(grid: Grid, seed: int, drawn: int = DRAWN, step: int = 1) -> list[int]:
-    """Return numbers of blocks, x running fastest, in whole clusters of `step`: the last, the first, the last along
-    each axis, those that an index of 8 or 16 bits takes for the last, the one in the middle, and `drawn` by seed.
+    """Return numbers of blocks, x running fastest, in whole clusters of `step`.
+
+    These are the last, the first, the last along each axis, those that an index truncated to 8 or 16 bits confuses with
+    the last, the one in the middle, and `drawn` by seed.
     """
     x, y, _ = grid
     total = prod(grid)

@@ -30,16 +30,18 @@ class Cell(NamedTuple):
 
 
 def own_tail(length: int, tile: int, unit: int = 1) -> int:
-    """Return what a length leaves for its last tile, or about a third of a tile, in whole units, where that is
-    nothing."""
+    """Return the remainder that a length leaves for its last tile.
+
+    Where there is none, return about a third of a tile in whole units.
+    """
     return length % tile or -(-(tile // 3 + 1) // unit) * unit
 
 
 def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = NEAR) -> Iterator[Cell]:
-    """Yield the cells of an axis that is cut into tiles: a length that ends with one, up to `near` units before or
-    behind its end, and with the problem's own tail; and a single unit.
+    """Yield the cells of an axis that is cut into tiles.
 
-    `unit`: what lengths are multiples of. Remainders that a tile does not have are none.
+    They are lengths that end with a tile, up to `near` units before or behind its end, or with the problem's own tail;
+    and a single unit. Lengths are multiples of `unit`. Remainders that a tile cannot have are no cells.
     """
     yield Cell(axis, "one alone")
     for away in range(-near, near + 1):

@@ -19,8 +19,11 @@ PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends")
 
 @dataclass(frozen=True)
 class Axis:
-    """A size. `value` where it is constant, `expression` where it follows from others; neither where a problem gives
-    it."""
+    """A size.
+
+    It has a `value` where it is constant, an `expression` where it follows from others, and neither where a problem
+    states it.
+    """
 
     name: str
     value: int | None = None
@@ -114,7 +117,10 @@ class Definition:
         return tuple(axis.name for axis in self.axes if axis.is_var)
 
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
-        """Every axis' value from those of the var axes. Raises UsageError where one is no positive int32."""
+        """Return the value of every axis, given those of the var axes.
+
+        Raises UsageError where one is no positive int32.
+        """
         known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
         derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
         while derived:
@@ -167,13 +173,13 @@ class FolderProblem:
 
 
 def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Raises UsageError where a size is no positive integer."""
+    """Return the shape of an item. Raises UsageError where a size is no positive integer."""
     axes = problem.axes
     return tuple(whole(size, axes) for size in item.shape or ())
 
 
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
-    """Whether a constraint holds; one that needs a name without a value is none."""
+    """Return whether a constraint holds; True where it needs a name without a value."""
     try:
         return bool(constraint.evaluate(values))
     except Undefined:

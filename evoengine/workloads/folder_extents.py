@@ -75,8 +75,10 @@ def input_bytes(definition: Definition, problem: FolderProblem) -> int:
 def own_extents(
     definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
 ) -> Iterator[Extent]:
-    """Yield for each free axis the smallest valid problem that has its own length there, or the longest affordable one
-    that leaves the same remainders."""
+    """Yield for each free axis the smallest valid problem that has its own length there.
+
+    Where that is not affordable, it is the longest affordable one that leaves the same remainders.
+    """
     for axis in free_axes(definition):
         own = problem.axes[axis]
         for length in (own, *shorter_lengths(own)):
@@ -114,8 +116,10 @@ def smallest_with(
 def attempt(
     given: Mapping[str, int], definition: Definition, movable: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the problem of these sizes, with the movable axes set that a constraint `axis == expression` fixes; None
-    where there is none."""
+    """Return the problem of these sizes, or None where it is invalid.
+
+    Movable axes that a constraint `axis == expression` fixes are set first.
+    """
     try:
         problem = problem_of(with_equalities(definition, given, movable))
     except UsageError:
@@ -153,8 +157,10 @@ def cut_until(
     problem_of: Problems,
     first: Collection[str] = (),
 ) -> FolderProblem | None:
-    """Return the problem with axes shortened until it fits, those of `first` before others and the longest before
-    shorter ones, with the remainders that it leaves; None where no shorter one is valid."""
+    """Return the problem with axes shortened until it fits, keeping their remainders.
+
+    Axes of `first` are shortened before others, and the longest first. None where no shorter problem is valid.
+    """
     found = problem
     while not fits(found):
         shorter = next(_shortened(definition, found, rules, problem_of, first), None)

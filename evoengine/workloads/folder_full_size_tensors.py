@@ -51,8 +51,11 @@ class FolderFullSize(FullSize[FolderFullCase]):
         self._tensors = FolderTensors(definition)
 
     def draw_blocks(self, case: FolderFullCase, launch: Launch, seed: int) -> BlockLaunch | None:
-        """Return what to run; None where the reference cannot be compared with at that size, or where it can at the
-        whole one's and the case is a part of it."""
+        """Return the blocks to run.
+
+        None where the reference is not affordable at that size, or where it is affordable at the whole one's and the
+        case is a part of it.
+        """
         can_whole = self._can_be_judged(case, case.whole)
         if (case.part is not None) == can_whole:
             return None
@@ -128,8 +131,10 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return independent_axes(self._definition, case.small)
 
     def _can_be_judged(self, case: FolderFullCase, problem: FolderProblem) -> bool:
-        """Return whether there is memory for what must be drawn, and the reference is affordable, on the whole problem
-        or on one place of it."""
+        """Return whether the drawn inputs fit in memory and the reference is affordable.
+
+        The reference runs on the whole problem or on a single place of it.
+        """
         if self._drawn_bytes(problem) > REAL_BYTES:
             return False
         if affordable(self._definition, problem):

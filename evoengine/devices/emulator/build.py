@@ -112,8 +112,11 @@ def _used_again(executable: Path) -> bool:
 
 
 def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
-    """Build a kernel. If it fails, build an empty kernel to find out whether the machine is at fault; if that
-    succeeds, try once more."""
+    """Build a kernel, and tell a fault of the kernel from one of the machine.
+
+    If it fails, an empty kernel is built to find out whether the machine is at fault; if that succeeds, the kernel is
+    tried once more.
+    """
     try:
         _build_at(source, arch, executable)
     except _NoPlaceNamed as failure:
@@ -220,8 +223,10 @@ def _compile(arguments: list[str], unit: str, entry: str, seconds: float | None 
 
 @cache
 def _version() -> str:
-    """Return what an executable depends on besides its source: the compiler, the CPU it targets and the emulator's
-    own files."""
+    """Return what an executable depends on besides its source.
+
+    That is the compiler, the CPU it targets and the emulator's own files.
+    """
     digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
     for path in sorted([*(f for f in INCLUDE.rglob("*") if f.is_file()), *RUNTIME.iterdir(), *here.glob("*.py")]):

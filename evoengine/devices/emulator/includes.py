@@ -30,8 +30,10 @@ def knows_header(name: str) -> bool:
 
 
 def for_host(text: str) -> str:
-    """Return the text with includes for the host compiler: headers that the emulator provides are removed, cuda/std
-    becomes the host's."""
+    """Return the text with includes for the host compiler.
+
+    Headers that the emulator provides are removed; cuda/std becomes the host's.
+    """
     return LINE.sub(_for_host, text)
 
 

@@ -94,10 +94,9 @@ def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: fl
 def run(
     executable: Path, entry: str, launch: Launch, arguments: Arguments, seed: int, timeout: float
 ) -> dict[str, np.ndarray]:
-    """Launch a kernel once; return every tensor argument by name. Outputs hold their previous contents before the
-    launch.
+    """Launch a kernel once; return every tensor argument by name.
 
-    Raises as `run_rounds` does.
+    Outputs hold their previous contents before the launch. Raises as `run_rounds` does.
     """
     rounds = [[KernelCall(entry, launch, arguments)]]
     return dict(_run_all(executable, rounds, seed, timeout, None).tensors[0])
@@ -318,8 +317,10 @@ def _array(output: bytes, argument: TensorArgument, position: int) -> np.ndarray
 
 
 def _holding(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]:
-    """Return, for each output, a mask [elements] of the elements that consist of that byte alone; outputs without
-    any are left out."""
+    """Return, for each output, a mask [elements] of the elements that consist of that byte alone.
+
+    Outputs without any are left out.
+    """
     outputs = {a.name for call in calls for a in call.arguments if isinstance(a, TensorArgument) and a.output}
     found = {}
     for name in sorted(outputs):

@@ -121,8 +121,10 @@ def _is_of(figure: Measurement, sort: ComparisonKey) -> bool:
 
 
 def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
-    """Return the knobs with the largest effect on the logarithm of the time: the share of its variance between their
-    values, times the share of trials that have the knob."""
+    """Return the knobs with the largest effect on the logarithm of the time.
+
+    The effect is the share of its variance between their values, times the share of trials that have the knob.
+    """
     logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for config, us in tried:
         for knob, value in config.items():

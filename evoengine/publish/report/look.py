@@ -52,8 +52,10 @@ class Look:
 
 
 def shown(text: object, longest: int = LONGEST) -> str:
-    """Escape text from the ledger for a chart: Plotly interprets tags as formatting and links, and decodes `&lt;`
-    and `&amp;`."""
+    """Escape text from the ledger for a chart.
+
+    Plotly interprets tags as formatting and links, and decodes `&lt;` and `&amp;`.
+    """
     line = plain(text)
     return html.escape(line if len(line) <= longest else f"{line[: longest - 1]}…", quote=False)
 

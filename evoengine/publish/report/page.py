@@ -183,8 +183,10 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _json(charts: Mapping[str, Any]) -> str:
-    r"""Return JSON in ASCII with <, > and & as \u003c and so on, so that nothing in it ends the script or begins a
-    comment."""
+    r"""Return JSON in ASCII with <, > and & as \u003c and so on.
+
+    Thus nothing in it ends the script or begins a comment.
+    """
     text = json.dumps(_rounded(charts), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,5 +1,7 @@
-"""Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no
-Optuna."""
+"""The samplers, which propose configurations.
+
+The names are separate from the factories, so that --help imports no Optuna.
+"""
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"

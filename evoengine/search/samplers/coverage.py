@@ -40,11 +40,10 @@ class Coverage:
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
     def pair_coverage(self) -> np.ndarray:
-        """Return for each row [n] the minimum over its pairs of values of: trials with that pair / trials if they were
-        spread evenly.
+        """Return for each row [n] the least coverage of its pairs of values.
 
-        It is below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without
-        pairs.
+        A pair's coverage is the number of trials with it, divided by the number if trials were spread evenly. It is
+        below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without pairs.
         """
         even = self._tried.sum(1, keepdims=True) * self._share
         ratio = (self._tried + PRIOR) / (even + PRIOR)

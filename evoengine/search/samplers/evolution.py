@@ -83,7 +83,8 @@ class EvolutionSampler(BaseSampler):
 
     def _turn_to(self, study: Study | None) -> None:
         """Replace the state of one study by that of another, which its trials determine."""
-        whose = (study._storage, study._study_id) if study is not None else None
+        # a study has no public identity
+        whose = (study._storage, study._study_id) if study is not None else None  # noqa: SLF001
         if whose is None or whose != self._whose:
             self._whose: tuple[BaseStorage, int] | None = whose
             self._common = IntersectionSearchSpace()
@@ -91,8 +92,10 @@ class EvolutionSampler(BaseSampler):
             self._search: _Search | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the lock, which cannot be pickled, so that a study can continue in another
-        process."""
+        """Return the state without the lock, which cannot be pickled.
+
+        Thus a study can continue in another process.
+        """
         return {name: getattr(self, name) for name in ("_space", "_prior", "_independent", "_rng")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,7 +127,8 @@ class EvolutionSampler(BaseSampler):
             self._search.read(study)
             config, operator, parents = self._search.propose(trial.number)
         for key, value in (("operator", operator), ("parents", parents)):
-            study._storage.set_trial_user_attr(trial._trial_id, key, value)
+            # as Optuna's own samplers do: `trial` is a copy
+            study._storage.set_trial_user_attr(trial._trial_id, key, value)  # noqa: SLF001
             trial.set_user_attr(key, value)
         return config
 
@@ -186,8 +190,7 @@ class _Search:
                 self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
-        """Return a new configuration for the trial, the operator that it corresponds to, and the numbers of its
-        parents."""
+        """Return a new configuration for the trial, its operator, and the numbers of its parents."""
         row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
@@ -213,8 +216,10 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        """Return whether enough trials succeeded; once the prior is dropped, only those that it did not choose
-        count."""
+        """Return whether enough trials succeeded.
+
+        Once the prior is dropped, only those that it did not choose count.
+        """
         through = {place for place, value in enumerate(self._values) if value > -np.inf}
         return len(through - self._led if self._dropped else through) >= MIN_COMPLETED
 
@@ -323,11 +328,11 @@ class _Search:
 
 
 def scores(values: np.ndarray) -> np.ndarray:
-    """Return targets for the surrogate from values [n], where greater is better: normal scores, drawn towards the
-    logarithms.
+    """Return targets for the surrogate from values [n], where greater is better.
 
-    Ranks exaggerate small differences; logarithms alone let a few outliers decide. Zero and infinite values keep their
-    normal scores, and so do all values if the others differ in sign.
+    They are normal scores, drawn towards the logarithms: ranks exaggerate small differences, and logarithms alone let a
+    few outliers decide. Zero and infinite values keep their normal scores, and so do all values if the others differ in
+    sign.
     """
     worth, every = normal_scores(values), logarithms(values)
     plain = ~np.isnan(every)
@@ -341,8 +346,10 @@ def scores(values: np.ndarray) -> np.ndarray:
 
 
 def logarithms(values: np.ndarray) -> np.ndarray:
-    """Return logarithms of values [n] that grow with them; NaN for zero and infinite values, and for all if the
-    others differ in sign."""
+    """Return logarithms of values [n] that grow with them.
+
+    They are NaN for zero and infinite values, and for all if the others differ in sign.
+    """
     found = np.full(len(values), np.nan)
     plain = np.isfinite(values) & (values != 0)
     of = values[plain]
@@ -360,8 +367,10 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 
 
 def fronts(vectors: np.ndarray) -> np.ndarray:
-    """Return the Pareto front of each row [n, objectives], 0 for the best, where greater is better (Deb et al.
-    2002)."""
+    """Return the number of each row's Pareto front [n], 0 for the best, where greater is better.
+
+    `vectors` is [n, objectives]. See Deb et al. 2002.
+    """
     no_worse = np.all(vectors[:, None] >= vectors[None], axis=-1)
     dominates: np.ndarray = no_worse & np.any(vectors[:, None] > vectors[None], axis=-1)
     found, left = np.zeros(len(vectors), int), np.ones(len(vectors), bool)
@@ -373,8 +382,10 @@ def fronts(vectors: np.ndarray) -> np.ndarray:
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
-    """Return the expected improvement of a normal variable over `best`, where greater is better (Jones, Schonlau &
-    Welch 1998)."""
+    """Return the expected improvement of a normal variable over `best`, where greater is better.
+
+    See Jones, Schonlau & Welch 1998.
+    """
     z = (mean - best) / deviation
     expected: np.ndarray = deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
     return expected

@@ -139,8 +139,10 @@ class _Line:
 
 
 def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covariance: np.ndarray, scale: float) -> _Line:
-    """Fit of [n] = basis [n, k] · coefficients + a Gaussian process of `covariance` times a square that is near
-    scale²."""
+    """Fit of [n] = basis [n, k] · coefficients + a Gaussian process.
+
+    Its covariance is `covariance` times a square that is near scale².
+    """
     n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected

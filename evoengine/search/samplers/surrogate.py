@@ -123,15 +123,19 @@ class Surrogate:
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
     def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
-        """Return the covariance of one-hot rows, noise included, in double precision, without which it is not always
-        positive definite."""
+        """Return the covariance of one-hot rows, noise included.
+
+        In single precision it is not always positive definite, so it is float64.
+        """
         covariance: np.ndarray = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
         covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
     def _log_kernels(self, hyper: np.ndarray) -> np.ndarray:
-        """Return [positions, positions] of all knobs, one block per knob, so that the sum for two rows is a matrix
-        product."""
+        """Return the logarithms of all knobs' kernels [positions, positions], one block per knob.
+
+        The sum for two rows is then a matrix product.
+        """
         blocks = np.zeros((self._starts[-1],) * 2)
         for start, distance, length in zip(self._starts, self._distances, np.exp(hyper), strict=False):
             scaled = np.sqrt(3) * distance / length
@@ -161,8 +165,10 @@ def _prior_width(knob: Knob) -> float:
 
 
 def _distances(knob: Knob) -> np.ndarray:
-    """Return distances between positions [positions + 1, positions + 1], 1 from end to end of an ordered domain;
-    inactive comes last."""
+    """Return distances between positions [positions + 1, positions + 1]; inactive comes last.
+
+    An ordered domain has distance 1 from end to end.
+    """
     n = min(len(knob.values), MOST_POSITIONS)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:

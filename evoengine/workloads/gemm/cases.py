@@ -1,5 +1,7 @@
-"""The gate's cases for a matrix product: small problems set against a configuration's tiles, and the problem's own
-extents."""
+"""The gate's cases for a matrix product.
+
+They are small problems set against a configuration's tiles, and the problem's own extents.
+"""
 
 from __future__ import annotations
 

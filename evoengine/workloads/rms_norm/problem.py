@@ -42,7 +42,7 @@ class RmsNormProblem:
         return f"rms_norm:rows{self.rows},hidden{self.hidden},{self.dtype}"
 
     def variables(self) -> dict[str, Value]:
-        """The names that a space's expressions and templates may use, with their values."""
+        """Return the names that a space's expressions and templates may use, with their values."""
         return {
             "rows": self.rows,
             "hidden": self.hidden,
@@ -52,6 +52,9 @@ class RmsNormProblem:
 
 
 def parse_problem(text: str) -> RmsNormProblem:
-    """Reads `rows4096,hidden4096,bf16`. Raises UsageError naming the part that is wrong and what would be right."""
+    """Parse `rows4096,hidden4096,bf16`.
+
+    Raises UsageError naming the part that is wrong and what would be right.
+    """
     sizes, words = read_parts(text, EXAMPLE, {"rows": "rows", "hidden": "hidden"}, {"dtype": DTYPES})
     return RmsNormProblem(sizes["rows"], sizes["hidden"], words["dtype"])
