@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from evoengine.ledger.overview import Overview
-from evoengine.ledger.times import Sort
+from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
 from evoengine.publish.report.look import (
     Section,
@@ -108,16 +108,16 @@ def pairs(overview: Overview) -> Section:
     return Section(name, title, text, made)
 
 
-def _leading(overview: Overview, by_sort: Mapping[Sort, object]) -> Sort | None:
+def _leading(overview: Overview, by_sort: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
     """Return the sort of figures by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
     own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
     return next(iter([*own, *by_sort]), None)
 
 
-def _is_of(figure: Measurement, sort: Sort) -> bool:
+def _is_of(figure: Measurement, sort: ComparisonKey) -> bool:
     model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
-    return Sort(figure.kind, model, figure.device, figure.policy) == sort
+    return ComparisonKey(figure.kind, model, figure.device, figure.policy) == sort
 
 
 def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
