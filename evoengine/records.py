@@ -76,11 +76,20 @@ class Outcome(StrEnum):
 
 
 class Kind(StrEnum):
-    """Where a figure comes from. Kinds are never compared with one another."""
+    """Where a figure comes from, most trusted first. Kinds are never compared with one another."""
 
     MEASURED = "measured"
     RECORDED = "recorded"
     ESTIMATED = "estimated"
+
+
+def precedence(kind: Kind, by_formula: bool = False, sustained: bool = False) -> int:
+    """Return the rank of a figure's kind, smaller for more trusted.
+
+    A candidate counts by the last of its figures of the smallest. Estimates by formula follow predictions; figures of
+    back-to-back runs follow the others.
+    """
+    return 4 * tuple(Kind).index(kind) + 2 * by_formula + sustained
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +374,11 @@ class Policy:
     batch: int = 1
     """launches that were timed together; 0 where it is unknown"""
 
+    @property
+    def is_sustained(self) -> bool:
+        """Return whether the kernel ran back to back."""
+        return self.clocks is Clocks.SUSTAINED
+
     def __str__(self) -> str:
         if self == UNKNOWN_POLICY:
             return "policy unknown"
@@ -410,6 +424,10 @@ class Measurement:
         return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     @property
+    def precedence(self) -> int:
+        return precedence(self.kind, self.by_formula, self.is_sustained)
+
+    @property
     def rank_key(self) -> tuple[bool, float]:
         """Return the sort key of comparable figures, smaller for better.
 
@@ -422,7 +440,7 @@ class Measurement:
 
     @property
     def is_sustained(self) -> bool:
-        return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+        return self.policy is not None and self.policy.is_sustained
 
 
 @dataclass(frozen=True, slots=True)

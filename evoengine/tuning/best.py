@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.figures import RankedApart
+from evoengine.ledger.ranking import RankedApart
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.records import Candidate, Measurement, listed

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from evoengine.ledger.overview import Overview
-from evoengine.ledger.times import Sort
+from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
 from evoengine.publish.report.speed_charts import sorted_times
 from evoengine.publish.report.style import (
@@ -116,16 +116,16 @@ def pairs(overview: Overview) -> Section:
     return Section(name, title, text, made)
 
 
-def _leading(overview: Overview, by_sort: Mapping[Sort, object]) -> Sort | None:
+def _leading(overview: Overview, by_sort: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
     """Return the sort of figures by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
     own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
     return next(iter([*own, *by_sort]), None)
 
 
-def _is_of(figure: Measurement, sort: Sort) -> bool:
+def _is_of(figure: Measurement, sort: ComparisonKey) -> bool:
     model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
-    return Sort(figure.kind, model, figure.device, figure.policy) == sort
+    return ComparisonKey(figure.kind, model, figure.device, figure.policy) == sort
 
 
 def _most_influential(tried: Sequence[tuple[Config, float]]) -> list[str]:

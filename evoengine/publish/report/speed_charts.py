@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from evoengine.ledger.overview import Overview
-from evoengine.ledger.times import Sort, Timed
+from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.publish.report.style import (
     PEAK_COLOUR,
     PLAIN,
@@ -75,13 +75,14 @@ def rate_of(times: Sequence[Timed]) -> Rate:
     return Rate(first.tflops * first.us * 1e6)
 
 
-def sorted_times(overview: Overview) -> dict[Sort, list[Timed]]:
+def sorted_times(overview: Overview) -> dict[ComparisonKey, list[Timed]]:
     """Return, for each sort, the last figure of every trial in the order of trials, without back-to-back runs."""
-    last: dict[Sort, dict[int, Timed]] = {}
+    last: dict[ComparisonKey, dict[int, Timed]] = {}
     for timed in overview.times:
-        if not timed.sort.is_sustained:
-            last.setdefault(timed.sort, {})[timed.trial] = timed
-    return {sort: [last[sort][n] for n in sorted(last[sort])] for sort in sorted(last, key=Sort.trust)}
+        if not timed.key.is_sustained:
+            last.setdefault(timed.key, {})[timed.trial] = timed
+    in_order = sorted(last, key=lambda sort: sort.precedence)
+    return {sort: [last[sort][n] for n in sorted(last[sort])] for sort in in_order}
 
 
 # ── convergence ─────────────────────────────────────────────────────────────────────────────────────────────────────

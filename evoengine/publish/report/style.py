@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evoengine.ledger.times import Sort
+from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Outcome
 from evoengine.terms import FORMULA
 from evoengine.text import plain
@@ -70,17 +70,17 @@ def category_axis(texts: Sequence[object], **more: Any) -> dict[str, Any]:
     return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
 
 
-def kind_name(sort: Sort) -> str:
+def kind_name(sort: ComparisonKey) -> str:
     """Return the name of a sort of figures: measured, recorded, predicted, by formula."""
     if sort.kind is Kind.ESTIMATED:
         return "by formula" if sort.model == FORMULA else "predicted"
     return str(sort.kind)
 
 
-def styles(sorts: Iterable[Sort]) -> dict[Sort, Style]:
+def styles(sorts: Iterable[ComparisonKey]) -> dict[ComparisonKey, Style]:
     """Return a name, a colour and a shape for each sort; those of one kind are similar."""
-    of_kind: dict[str, list[Sort]] = {}
-    for sort in sorted(set(sorts), key=Sort.trust):
+    of_kind: dict[str, list[ComparisonKey]] = {}
+    for sort in sorted(set(sorts), key=lambda sort: sort.precedence):
         of_kind.setdefault(kind_name(sort), []).append(sort)
     found = {}
     for kind, alike in of_kind.items():
@@ -91,7 +91,7 @@ def styles(sorts: Iterable[Sort]) -> dict[Sort, Style]:
     return found
 
 
-def device_and_policy(sort: Sort) -> str:
+def device_and_policy(sort: ComparisonKey) -> str:
     """Return the device and the policy."""
     return f"{sort.device}; {sort.policy}" if sort.policy else sort.device
 
