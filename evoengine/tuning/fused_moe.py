@@ -1,4 +1,4 @@
-"""What a ledger knows of products on a GPU, in the layout of vLLM's and SGLang's fused MoE kernel."""
+"""Export a ledger's best matrix products on a GPU in the layout of vLLM's and SGLang's fused MoE kernel."""
 
 from __future__ import annotations
 

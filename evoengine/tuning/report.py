@@ -1,4 +1,4 @@
-"""What a ledger knows of a problem on a GPU, as an HTML page that needs nothing else."""
+"""Write what a ledger knows of a problem on a GPU as a self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which run a search goes on with: the one that is named, or the last of the same command that was cut short.
+"""Choose the run that a search resumes: the one that is named, or the last interrupted one of the same command.
 
-What makes a run the same is all that decides what it proposes and what its figures mean: problem, GPU, space,
-templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's own gate and model.
+Runs are the same if everything agrees that determines their proposals and the meaning of their figures: problem, GPU,
+space, templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's gate and model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from evoengine.tuning.setup import Echo
 
 INTERRUPTED = "interrupted"
 STOPPED = "stopped: "
-"""begins the status of a run that an error of the machine ended"""
+"""prefix of the status of a run that an error of the machine ended"""
 ENVIRONMENT = ("device", "driver", "libraries", "compiler", "gate", "model", "predicted")
-"""conditions that a kernel's evaluation depends on"""
+"""conditions on which a kernel's evaluation depends"""
 CONDITION_REASONS = {
     "templates": "the templates have changed",
     "code": "evoengine's gate or model has changed",
@@ -29,22 +29,22 @@ CONDITION_REASONS = {
     "model": "the model of predicted times has another version",
     "predicted": "times can be predicted from machine code in one of the two only",
 }
-"""of conditions whose values say nothing to a person"""
+"""sentences for conditions whose values mean nothing to the user"""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRun:
-    """A run of this process, new or one that goes on."""
+    """The run of this process, new or resumed."""
 
     run: int
     seed: int
     spent: float = 0.0
-    """seconds that it took before"""
+    """seconds that earlier processes of the run took"""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What a search is asked for, as far as a run that goes on must be the same."""
+    """The settings of a search that must agree with those of a resumed run."""
 
     problem: str
     gpu: str
@@ -55,7 +55,7 @@ class SearchRequest:
     trials: int
     seconds: float | None
     seed: int | None
-    """None where any is right"""
+    """None where any seed will do"""
     conditions: Mapping[str, Any]
 
     def differences(self, run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""A search as one call, for programs."""
+"""A search as one function call, for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tune(
     echo: Echo = silent,
     **unknown: Never,
 ) -> SearchResult:
-    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
+    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions describes the options.
 
     A program that calls this must be importable: candidates run in processes of their own, which import its main module
     (`if __name__ == "__main__":`); one on standard input is not imported. Raises UsageError, MachineError.
