@@ -26,7 +26,7 @@ def make_folder(name: str, source: str | None, reference: Path | None = None, en
     require_name(name, "the folder", "a kernel")
     if source is None:
         if reference or entry:
-            raise UsageError("--reference and --entry say something of an imported file; give it with --from")
+            raise UsageError("--reference and --entry apply to an imported file; name one with --from")
         return starter(name)
     made = _imported(name, source, reference, entry)
     # parse it, so that invalid content is reported before anything is written

@@ -31,8 +31,8 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
     with tempfile.TemporaryFile() as notes:  # nameless, so that nothing is left if this process is killed
         said, late = _run([sys.executable, str(RUNNER), kind, str(script.resolve())], notes.fileno(), seconds)
         if not os.fstat(notes.fileno()).st_size:
-            why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
-            raise UsageError(f"{script} did not come to what there is to import: {why}")
+            why = f"it did not end after {seconds:g} s" if late else said or "it ended without a message"
+            raise UsageError(f"{script} described no kernel to import: {why}")
         try:
             text = read_limited_text(Path(f"/proc/self/fd/{notes.fileno()}"), MAX_NOTES)
             found: list[dict[str, Any]] = parse_json(text)

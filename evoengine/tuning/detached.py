@@ -129,7 +129,7 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
             max_concurrency=4,
         )
         actor = made.remote(name, own, sys.argv, finder)
-        echo("beginning on the cluster")
+        echo("starting on the cluster")
         if error := _begun(actor):
             ray.kill(actor)
             raise error

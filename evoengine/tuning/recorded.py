@@ -33,7 +33,7 @@ class RecordedSearch:
         if options.objective and len(parse_objectives(options.objective)) > 1:
             why = "a recorded file is searched by its times alone; leave --objective out"
             raise UsageError(f"--objective {options.objective}: {why}")
-        on_stage("reading what was recorded")
+        on_stage("reading the recorded file")
         if options.resume is not None:
             options = complete_from_run(options)
         self._file = Path(options.device.removeprefix(RECORDED))

@@ -112,12 +112,12 @@ def named_run(ledger: Ledger, number: int) -> Run:
     if found is None and number:
         raise UsageError(f"the ledger has no run {number}: {listed}")
     if found is None:
-        raise UsageError(f"the ledger holds no search that can go on: {listed}")
+        raise UsageError(f"the ledger holds no search that can be resumed: {listed}")
     if found.imported_from is not None:
         raise UsageError(f"run {found.id} was imported, and nothing can be added to it: {listed}")
     if found.conditions is None:
         why = "it is of an older evoengine, or no search"
-        raise UsageError(f"run {found.id} cannot go on ({why}); search without --resume begins a new one")
+        raise UsageError(f"run {found.id} cannot be resumed ({why}); search without --resume begins a new one")
     return found
 
 
@@ -125,7 +125,7 @@ def require_same(run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
         begins = "search without --resume begins a new run, which takes over what is known"
-        raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
+        raise UsageError(f"run {run.id} cannot be resumed: {'; '.join(found)}. {begins}")
 
 
 def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
@@ -168,7 +168,7 @@ def begin(
     spent = ledger.resume_run(found.id, asked.trials, asked.seconds) if found else None
     if found is not None and spent is not None:
         done = ledger.done(found.id)
-        echo(f"going on with run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
+        echo(f"resuming run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
         return ActiveRun(found.id, found.seed, spent)
     if found is not None and resume is not None:
         wait = "wait until it has ended, or, where it was killed on another machine, for a minute"

@@ -275,7 +275,7 @@ class Search:
         on_trial: Callable[[Candidate], None] | None,
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
-        self._on_stage("looking at what the knobs change")
+        self._on_stage("checking which knobs change kernels")
         _announce(s, self._choice, self._timing, unpredictable, ledger.place, run, self._echo)
         if others := concurrent_searches(ledger, run):
             self._echo(others)
@@ -371,7 +371,7 @@ def concurrent_searches(ledger: Ledger, run: int) -> str | None:
     if not others:
         return None
     named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
-    return f"{named} at the same problem: each kernel is evaluated by one of them, and the others wait for it"
+    return f"{named} searching the same problem: each kernel is evaluated by one of them, and the others wait for it"
 
 
 def _same_target(one: Run, other: Run) -> bool:

@@ -51,7 +51,7 @@ def tune(
     options = {name: value for name, value in locals().items() if name not in ("echo", "unknown")}
     if unknown:
         known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
+        raise UsageError(f"tune has no parameter {', '.join(sorted(unknown))}; it takes {known}{near}")
     return prepare(SearchOptions(**checked(SearchOptions, options)), echo).run()
 
 

@@ -251,9 +251,9 @@ def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
 @pytest.mark.parametrize(
     "text, complaint",
     {
-        "raise RuntimeError('no data here')": "did not come to what there is to import: RuntimeError: no data here",
-        "import kernel_tuner": "it ended without a word",
-        "import os; os.kill(os.getpid(), 9)": "it ended without a word",
+        "raise RuntimeError('no data here')": "described no kernel to import: RuntimeError: no data here",
+        "import kernel_tuner": "it ended without a message",
+        "import os; os.kill(os.getpid(), 9)": "it ended without a message",
         "def broken(:": "SyntaxError",
     }.items(),
 )

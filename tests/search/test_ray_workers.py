@@ -75,7 +75,7 @@ def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the
         with pytest.raises(MachineError, match="no node of the cluster is left to run on: .*No space left on device"):
             run(pool, faulty_device.machine_says, errno.ENOSPC)
     assert not os.path.exists(f"/proc/{worker}")
-    assert len([line for line in said if "is taken out, the others go on" in line]) == 1
+    assert len([line for line in said if "is excluded, the others continue" in line]) == 1
 
 
 def note_and_wait(folder):
