@@ -1,4 +1,4 @@
-"""Where the files beside the package lie, in a checkout and in an installed evoengine alike."""
+"""Find the files beside the package, in a checkout as in an installed evoengine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _CARRIED = _PACKAGE / "_assets"
-"""where a wheel has them (see tool.hatch in pyproject.toml); a checkout has no such folder"""
+"""their folder in a wheel (see tool.hatch in pyproject.toml); a checkout has none"""
 
 
 def asset(name: str) -> Path:
