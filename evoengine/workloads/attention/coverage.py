@@ -37,14 +37,14 @@ BLOCKS = (
     "several, with unlike numbers of tiles of rows",
     "several tiles of rows of several heads and batch entries",
 )
-"""what persistent blocks go through"""
+"""kinds of blocks of a persistent kernel"""
 DIAGONAL = (
     "the last key that a row sees takes all weight",
     "the first key that a row does not see would take all weight",
 )
 ALL_HEADS = "heads of all batch entries"
 ALIKE = 2000
-"""weights that are alike in a row, over which errors of 16 bits add up"""
+"""number of equal weights in a row over which errors of 16 bits accumulate"""
 
 
 def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:

@@ -21,7 +21,7 @@ from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
 from evoengine.workloads.gemm.problem import GemmProblem
 
 ALIKE = 2000
-"""products that are alike, over whose sum errors of 16 bits add up"""
+"""number of equal products over whose sum errors of 16 bits accumulate"""
 TOGETHER = {
     "a single element": "one row and one column of C, of one product",
     "a column": "one column and several tiles of rows",
