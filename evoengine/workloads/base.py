@@ -2,7 +2,7 @@
 
 A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's
 parameters. `Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both
-travel to those processes by pickle.
+are pickled for those processes.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
         raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
     if len(parts) == total:
         missing = size - len(np.unique(np.concatenate(parts)))
-        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # of integers poison may be a value
+        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # the poison is a valid integer
             raise WrongBlock(f"{missing} of {size} elements of {item.name} were written by no block")
         return
     most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))

@@ -1,7 +1,7 @@
 """Cases at full size for a folder's kernel: blocks of the problem itself, each run by itself.
 
-What blocks write is compared with the reference of the whole problem, or of a few places along axes that do not
-concern one another. Where neither is affordable the problem is cut.
+Stores of blocks are compared with the reference of the whole problem, or of a few places along independent axes. Where
+neither is affordable the problem is shortened.
 """
 
 from __future__ import annotations

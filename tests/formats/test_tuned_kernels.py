@@ -295,7 +295,7 @@ def test_what_a_script_has_started_does_not_outlive_it_in_whatever_session_it_is
     """It would go on with the rights of whoever only wanted to read a file."""
     script, pid = tmp_path / "tune.py", tmp_path / "pid"
     script.write_text(DAEMON.format(pid=str(pid), environment=environment))
-    with pytest.raises(UsageError, match="without a word"):
+    with pytest.raises(UsageError, match="without a message"):
         run_script("kernel-tuner", script, seconds=60)
     assert not lives(pid)
 

@@ -80,7 +80,7 @@ def visited(case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) ->
     if whole is None or not {"tile_m", "tile_n"} <= config.keys():
         return frozenset()
     tile_m, tile_n, stages = int(config["tile_m"]), int(config["tile_n"]), int(config.get("stages", 1))
-    # what a stripe does counts where all tiles have rows in it
+    # a stripe's visits count only where all tiles have rows in it
     stripes = _stripes((p.seq_q - 1) % tile_m + 1)
     found = {
         *visited_remainders("rows", p.seq_q, tile_m, whole.seq_q),
