@@ -1,7 +1,7 @@
 """Asks an Optuna sampler for configurations until one is valid and new, and tells it what became of each.
 
 The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. What is worth keeping is
-projected into the ledger's file when a candidate is finished (`evoengine.ledger.study`).
+projected into the ledger's file when a candidate is finished (`evoengine.ledger.optuna.study`).
 """
 
 from __future__ import annotations
