@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from evoengine.errors import UsageError
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers

@@ -14,10 +14,10 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind, listed
