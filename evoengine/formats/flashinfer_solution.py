@@ -1,4 +1,4 @@
-"""A candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
+"""Export a candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
 
 The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then
 outputs. Its launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
@@ -30,7 +30,7 @@ FILE = "kernel.cu"
 _TYPES = {
     "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
     "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 _ON_DEVICE = "cudaMemcpyDeviceToDevice"
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
@@ -196,7 +196,7 @@ def _host(candidate: Candidate, target: Target) -> str:
             for entry, launch in launches
         ),
         freed="".join(f"    cudaFreeAsync({p.name}, stream);\n" for p in scratch),
-    )  # fmt: skip
+    )
 
 
 def _passed(
@@ -218,7 +218,7 @@ def _passed(
 
 
 def _allocated(scratch: ScratchParameter) -> str:
-    """Return statements that allocate scratch memory in the order of the stream, and zero it where that is asked."""
+    """Return statements that allocate scratch memory in stream order, and zero it if it must be."""
     kind, name, size = _TYPES[scratch.dtype], scratch.name, scratch.bytes
     allocated = f"    {kind}* {name};\n    cudaMallocAsync(reinterpret_cast<void**>(&{name}), {size}, stream);\n"
     return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed

@@ -22,7 +22,7 @@ class Knob:
     values: tuple[Value, ...]
     when: Expression | None = None
     default: Value | None = None
-    """what it has in start points that do not name it; None where each must"""
+    """its value in start points that do not name it; None where each must name it"""
 
     @cached_property
     def ordinal(self) -> bool:
@@ -59,7 +59,7 @@ class LaunchRule:
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
     then: tuple[tuple[str, LaunchRule], ...] = ()
-    """kernels behind this one, in stream order: entry, and its rule"""
+    """further kernels in stream order: entry, and its rule"""
 
     @property
     def kernels(self) -> tuple[LaunchRule, ...]:
@@ -84,13 +84,13 @@ class Definition:
     launch: Mapping[str, LaunchRule]
     cost: Mapping[str, Mapping[str, Expression]]
     starts: tuple[tuple[str, Mapping[str, Value]], ...]
-    """where each stands, and the knobs that it names: the others have their defaults"""
+    """the place of each, and the knobs that it names; the others have their defaults"""
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def impossible(self, gpu: Mapping[str, Value]) -> dict[str, str]:
+    def impossible_families(self, gpu: Mapping[str, Value]) -> dict[str, str]:
         """Return the families that no problem can have on a GPU of these variables (`gpu.NAME`), with reasons.
 
         Families that only the sizes of a problem or a knob rule out are not among them; SearchSpace finds those.
@@ -106,7 +106,7 @@ class Definition:
                     found.setdefault(family, rule.why)
         return found
 
-    def only(self, families: Sequence[str]) -> Definition:
+    def restricted_to(self, families: Sequence[str]) -> Definition:
         """Return the definition restricted to these families, in the file's order.
 
         Raises UsageError where the file has no such family.

@@ -1,4 +1,4 @@
-"""The small expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
+"""The expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
 
 An expression holds names, `gpu.NAME`, numbers, text, arithmetic, comparison chains, and/or/not, `in` with a literal
 list, `a if c else b`, and calls of ceil_div, round_up, min and max. Nothing else gets past `Expression.parse`.
@@ -49,7 +49,7 @@ _GLOBALS: dict[str, Any] = {"__builtins__": {}, **CALLS, "**": _power, "truth()"
 
 
 class Undefined(UsageError):
-    """An expression needs a name that has no value: mostly a knob that is inactive."""
+    """An expression needs a name that has no value, mostly an inactive knob."""
 
 
 class Scope(dict[str, Any]):
@@ -151,15 +151,15 @@ def _columns(mapping: Mapping[str, Any]) -> arrays.Columns:
 
 
 class _Forbidden(Exception):
-    """What an expression does that it may not, as the end of a sentence."""
+    """A construct that expressions may not use, described as the end of a sentence."""
 
 
-# A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
-_MOST_KEPT = 4096
+# A space file is read again for each problem and GPU, with the same texts and so the same trees.
+_MAX_CACHED = 4096
 _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _parsed(text: str) -> ast.expr:
     """Return the checked tree, shared by all callers and never modified.
 
@@ -175,7 +175,7 @@ def _parsed(text: str) -> ast.expr:
     return _checked(tree)
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _names(tree: ast.expr) -> frozenset[str]:
     return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - CALLS.keys()
 
@@ -321,7 +321,7 @@ def _called(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _compile(tree: ast.expr) -> CodeType:
     guarded = _ForScalars().visit(tree)
     return compile(ast.fix_missing_locations(ast.Expression(guarded)), "<expression>", "eval")
