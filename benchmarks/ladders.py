@@ -5,9 +5,10 @@
 
 CHECKOUT is a working copy of siboehm/SGEMM_CUDA, sonnyli/flash_attention_from_scratch or
 waynehacking8/blackwell-tensorcore-kernels at the commit that the times in --data (siboehm_a6000.csv, sonnyli_fa2.csv,
-wayne_ncu_cycles.csv) name; another commit is refused. Of the last see benchmarks/h100_gemm.py. The kernels are compiled as
-they stand by nvcc, as their authors did: NVRTC keeps arrays of kernels 8 to 16 of the second ladder in local memory, where
-nvcc spills 16 to 56 bytes of registers, as the published machine code does. --nvcc holds it, INCLUDE CUTLASS's headers:
+wayne_ncu_cycles.csv) name; another commit is refused. Of the last see benchmarks/h100_gemm.py. The kernels are compiled
+as they stand by nvcc, as their authors did: NVRTC keeps arrays of kernels 8 to 16 of the second ladder in local memory,
+where nvcc spills 16 to 56 bytes of registers, as the published machine code does. --nvcc holds it, INCLUDE CUTLASS's
+headers:
 
     pip install --target DIR nvidia-cuda-nvcc nvidia-nvvm \\
         nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl

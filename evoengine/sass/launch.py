@@ -38,8 +38,8 @@ REGISTERS_PER_BLOCK = 65536
 
 # Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
 # the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
-# sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z, and the reciprocals of these, and at 0x198
-# the generic address of the parameters, from which those of tensor maps are made.
+# sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z, and the reciprocals of these, and at
+# 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQI")
 _CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198

@@ -83,8 +83,9 @@ def traffic_of(
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    The share of the surveyed blocks that do counts that block, too. Of more blocks, more load the same as far as they do
-    not load more: where all read one row of B, all of a wave do; a stencil's blocks have as many neighbours as before.
+    The share of the surveyed blocks that do counts that block, too. The number grows with the wave as far as what its
+    blocks touch does not: where all read one row of B, all of a wave do; a stencil's blocks have as many neighbours in
+    any wave.
     """
     others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1)
     half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
@@ -129,7 +130,7 @@ def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return the power of the number of blocks that the bytes they touch follow, 0…1; 1 where half of them touch none."""
+    """Return the power, 0…1, by which touched bytes grow with the blocks; 1 where half of them touch none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 
