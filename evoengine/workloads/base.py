@@ -63,6 +63,8 @@ class Case(Generic[P]):
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
     """whether it is asked only of candidates that may rank, as it takes longer than the others"""
+    once: bool = False
+    """whether one of the judges without a GPU suffices, as the text and the machine code made of it fail it alike"""
     part: str | None = None
     """how much of the problem's own extent it has, where that is too large for the time there is"""
     whole: P | None = None
