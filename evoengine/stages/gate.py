@@ -4,8 +4,8 @@ The executor runs its machine code, with the registers, addresses and descriptor
 runs its source text, and names source lines. The executor comes first, for every candidate of an architecture that it
 can read. A candidate is judged in two steps: the short cases by one judge, and, where it may rank, the rest by both:
 long cases, and blocks of the problem itself. The blocks, and cases that one judge suffices for, are run as machine
-code, which is the cheaper road, and by the emulator where the executor cannot judge. What is ranked near the top has passed both judges; where one cannot judge,
-the other judges alone, and the verdict says so.
+code, which is the cheaper road, and by the emulator where the executor cannot judge. What is ranked near the top has
+passed both judges; where one cannot judge, the other judges alone, and the verdict says so.
 """
 
 from __future__ import annotations
