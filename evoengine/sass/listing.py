@@ -23,6 +23,7 @@ from evoengine.sass import elf
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
 OPTIONS = ("-c", "-hex", "-ndf")
+NO_TOOL = "nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm"
 SECONDS = 60
 """a listing takes a third of one, however short, so those of this machine are kept"""
 KEPT = 4096
@@ -35,6 +36,9 @@ _LINE = re.compile(
 )
 _LABEL_OR_ADDRESS = re.compile(r"^(?:(?P<label>\.L_\w+):|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)", re.MULTILINE)
 _NEXT_SECTION = "\n//--"
+_FRAME_OR_ADDRESS = re.compile(
+    r'^(?:\s*//## File "(?P<file>[^"\n]*)", line (?P<line>\d+)|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)', re.MULTILINE
+)
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
 
 
@@ -73,7 +77,7 @@ def disassemble(cubin: bytes, entry: str = "") -> str:
     only = ("-fun", str(_index_of(cubin, entry))) if entry else ()
     tool = disassembler()
     if tool is None:
-        raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
+        raise MachineError(NO_TOOL)
     try:
         folder = cache_folder("listings")
     except MachineError:  # as of a home that is read-only: it makes listings quicker, and nothing else needs it here
@@ -113,6 +117,29 @@ def _read_kept(kept: Path) -> str:
     listing = zlib.decompress(kept.read_bytes()).decode()
     os.utime(kept)
     return listing
+
+
+def line_table(cubin: bytes, entry: str) -> dict[int, list[tuple[str, int]]]:
+    """Return the source lines of each instruction of a kernel compiled with `-lineinfo`, by its address.
+
+    They are (file name, line) of the innermost function first, then of the calls that it was inlined through. Raises as
+    `disassemble` does.
+    """
+    tool = disassembler()
+    if tool is None:
+        raise MachineError(NO_TOOL)
+    found: dict[int, list[tuple[str, int]]] = {}
+    frames: list[tuple[str, int]] = []
+    complete = False
+    for match in _FRAME_OR_ADDRESS.finditer(_printed(tool, cubin, ("-gi", "-fun", str(_index_of(cubin, entry))))):
+        if match["address"]:
+            found[int(match["address"], 16)] = frames
+            complete = True
+            continue
+        frames = [] if complete else frames
+        frames = [*frames, (os.path.basename(match["file"]), int(match["line"]))]
+        complete = False
+    return found
 
 
 def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:

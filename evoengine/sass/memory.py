@@ -46,7 +46,7 @@ def traffic_of(
     asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
-    loaders = np.maximum(1.0, _share_of_loaders(t) * wave)
+    loaders = _loaders(t, surveyed, wave)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -80,10 +80,19 @@ def traffic_of(
     return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
 
 
-def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return, for each allocation, the share of a wave's blocks that load what one block loads.
+def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
+    """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    Of one that no block reaches at its beginning it is taken from the others, if as much is loaded of it as of them.
+    The share of the surveyed blocks that do counts that block, too; the share of the others is extrapolated without it.
+    """
+    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1) / max(1, surveyed - 1)
+    return np.asarray(1 + others * (wave - 1))
+
+
+def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the share of the surveyed blocks that load what one of them loads, of each allocation.
+
+    If no block reaches an allocation at its beginning and as much is loaded of it as of the others, theirs is taken.
     """
     of_each, loaded = touched["in_whole"], touched["whole_loaded"]
     reached = (touched["loaded"] > 0) & (loaded > 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
@@ -59,6 +60,14 @@ def compile_source(source: Source, arch: str) -> Binary:
     return _compile(source, arch)
 
 
+def compile_with_lines(source: Source, arch: str) -> bytes:
+    """Return the cubin of a source with a line table, whose instructions are those of `compile_source`.
+
+    Raises CompileFailed and MachineError.
+    """
+    return _to_cubin(source, (*options(arch).split(), "-lineinfo"))[0]
+
+
 def _require_working(arch: str) -> None:
     """Raise MachineError if not even an empty kernel compiles."""
     probe = '#include <cuda_fp16.h>\nextern "C" __global__ void probe() {}\n'
@@ -68,28 +77,31 @@ def _require_working(arch: str) -> None:
         raise MachineError(f"not even an empty kernel can be compiled: {error}") from error
 
 
-def _compile(source: Source, arch: str) -> Binary:
+def _to_cubin(source: Source, flags: Sequence[str]) -> tuple[bytes, str]:
+    """Return the cubin, and the compiler's log."""
     api = nvrtc()
-    start = time.perf_counter()
     headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
     program = api.createProgram(source.text, f"{source.entry}.cu", *headers)
     try:
         includes = tuple(f"-I{folder}" for folder in include_folders())
         try:
             with memory_for(COMPILE_BYTES):
-                api.compileProgram(program, (*options(arch).split(), *includes))
+                api.compileProgram(program, (*flags, *includes))
         except api.NVRTCError as error:
             log = api.getProgramLog(program)
             first = _ERROR.search(log)
             in_text = first is not None and first[1] in (None, f"{source.entry}.cu")
             kind = CompileFailed if in_text else _NotInText
             raise kind(_first_error(log) or str(error)) from None
-        log = api.getProgramLog(program)
-        image = api.getCUBIN(program)
+        return whole_image(api.getCUBIN(program)), api.getProgramLog(program)
     finally:
         api.destroyProgram(program)
+
+
+def _compile(source: Source, arch: str) -> Binary:
+    start = time.perf_counter()
     try:
-        cubin = whole_image(image)
+        cubin, log = _to_cubin(source, options(arch).split())
         entries = [entry for entry, _ in source.launch.kernels(source.entry)]
         for entry in entries:
             require_entry(cubin, entry)
