@@ -76,11 +76,20 @@ class Outcome(StrEnum):
 
 
 class Kind(StrEnum):
-    """Where a figure comes from. Kinds are never compared with one another."""
+    """Where a figure comes from, most trusted first. Kinds are never compared with one another."""
 
     MEASURED = "measured"
     RECORDED = "recorded"
     ESTIMATED = "estimated"
+
+
+def precedence(kind: Kind, by_formula: bool = False, sustained: bool = False) -> int:
+    """Return the rank of a figure's kind, smaller for more trusted.
+
+    A candidate counts by the last of its figures of the smallest. Estimates by formula follow predictions; figures of
+    back-to-back runs follow the others.
+    """
+    return 4 * tuple(Kind).index(kind) + 2 * by_formula + sustained
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +199,12 @@ class Binary:
         if other is None:
             return self
         return replace(
-            self, registers=other.registers, spill_bytes=other.spill_bytes, stack_bytes=other.stack_bytes,
+            self,
+            registers=other.registers,
+            spill_bytes=other.spill_bytes,
+            stack_bytes=other.stack_bytes,
             shared_bytes=other.shared_bytes,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +374,11 @@ class Policy:
     batch: int = 1
     """launches that were timed together; 0 where it is unknown"""
 
+    @property
+    def is_sustained(self) -> bool:
+        """Return whether the kernel ran back to back."""
+        return self.clocks is Clocks.SUSTAINED
+
     def __str__(self) -> str:
         if self == UNKNOWN_POLICY:
             return "policy unknown"
@@ -407,6 +424,10 @@ class Measurement:
         return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     @property
+    def precedence(self) -> int:
+        return precedence(self.kind, self.by_formula, self.is_sustained)
+
+    @property
     def rank_key(self) -> tuple[bool, float]:
         """Return the sort key of comparable figures, smaller for better.
 
@@ -419,7 +440,7 @@ class Measurement:
 
     @property
     def is_sustained(self) -> bool:
-        return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+        return self.policy is not None and self.policy.is_sustained
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,29 +562,43 @@ class Candidate:
         """Return the public JSON of a candidate. Scripts depend on the field names."""
         source, binary, figure = self.source, self.binary, self.measurement
         return {
-            "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
-            "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
-            "created_at": utc(self.created_at), "finished_at": utc(self.finished_at),
+            "trial": self.trial,
+            "run": self.run,
+            "problem": self.problem,
+            "gpu": self.gpu,
+            "config": dict(self.config),
+            "outcome": str(self.outcome) if self.outcome else None,
+            "reason": self.reason,
+            "device": self.device,
+            "created_at": utc(self.created_at),
+            "finished_at": utc(self.finished_at),
             "imported_from": self.imported_from,
             "source_sha256": source.sha256 if source else None,
-            "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
-            "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,
+            "registers": binary.registers if binary else None,
+            "spill_bytes": binary.spill_bytes if binary else None,
+            "shared_bytes": self.shared_bytes,
+            "occupancy": self.occupancy,
             "compile_ms": binary.compile_ms if binary else None,
-            "correct": self.correct, "gate_version": self.gate_version,
+            "correct": self.correct,
+            "gate_version": self.gate_version,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
             "max_abs_error": max((v.max_error for v in self.verdicts if v.max_error is not None), default=None),
-            "tflops": figure.tflops if figure else None, "tflops_kind": str(figure.kind) if figure else None,
+            "tflops": figure.tflops if figure else None,
+            "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
-            "samples": len(figure.samples_us) if figure else None, "taken_at": utc(figure.taken_at) if figure else None,
+            "samples": len(figure.samples_us) if figure else None,
+            "taken_at": utc(figure.taken_at) if figure else None,
             "peak_percent": peak_percent(figure.terms, figure.compared_us) if figure else None,
             **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
             **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
-            "parents": list(self.parents), "operator": self.operator,
-            "retry_of": self.retry_of, "taken_from": self.taken_from,
-        }  # fmt: skip
+            "parents": list(self.parents),
+            "operator": self.operator,
+            "retry_of": self.retry_of,
+            "taken_from": self.taken_from,
+        }
 
 
 REPR_CANDIDATES = 10

@@ -114,7 +114,7 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
     from evoengine.cli.csv_output import csv_lines
     from evoengine.cli.display import say
-    from evoengine.publish.whole_file import write_whole
+    from evoengine.publish.atomic_file import write_atomically
 
     lines = csv_lines(ledger.whole(trials), ledger.knobs_of(trials))
     if file == STDOUT:
@@ -123,7 +123,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
         return
     if file.resolve() == Path(ledger.place).resolve():
         raise UsageError(f"{file} is the ledger itself; name another file for the CSV")
-    write_whole(file, lines)
+    write_atomically(file, lines)
     say(f"wrote {len(trials):,} trials to {file}")
 
 

@@ -134,21 +134,24 @@ _MOVE = "UPDATE chains SET links = ?, sum = ? WHERE run_id = ?"
 
 
 def append(connection: Connection, run: int, what: str, rows: str) -> None:
-    """Add a link to the chain of a run. Every transaction does, so the driver is given the statements as they are."""
+    """Add a link to the chain of a run."""
     is_sqlite = connection.dialect.name == "sqlite"
-
-    def execute(statement: str, *values: object) -> CursorResult[Any]:
-        return connection.exec_driver_sql(statement if is_sqlite else statement.replace("?", "%s"), values)
-
     locked = _END if is_sqlite else f"{_END} FOR UPDATE"  # SQLite's transaction has the write lock from its beginning
-    end: Any = execute(locked, run).one_or_none()
+    end: Any = execute(connection, locked, run).one_or_none()
     if end is None:
-        execute(_BEGIN, run)
-        end = execute(locked, run).one()
+        execute(connection, _BEGIN, run)
+        end = execute(connection, locked, run).one()
     number, at = end[0] + 1, datetime.now(UTC)
     total = link_sum(end[1], run, number, what, rows, at)
-    execute(_LINK, run, number, what, rows, at.strftime(TIME) if is_sqlite else at, total)
-    execute(_MOVE, number, total, run)
+    execute(connection, _LINK, run, number, what, rows, at.strftime(TIME) if is_sqlite else at, total)
+    execute(connection, _MOVE, number, total, run)
+
+
+def execute(connection: Connection, statement: str, *values: object) -> CursorResult[Any]:
+    """Give the driver a statement as it is, with a ? for each value: for what every trial needs, as composing one takes
+    longer than its execution."""
+    as_stated = statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+    return connection.exec_driver_sql(as_stated, values)
 
 
 def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datetime) -> str:

@@ -22,10 +22,10 @@ from evoengine.ledger.invariants import violated
 from evoengine.ledger.listing import BATCH
 from evoengine.ledger.models import Base, BaselineRow, CandidateRow, MachineCodeRow, RunRow, SourceRow
 from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.ranking import check_standings
 from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
 from evoengine.ledger.schema import missing_columns, missing_indexes
-from evoengine.ledger.standings import check_standings
 from evoengine.ledger.views import damaged_views
 from evoengine.text import spans
 

@@ -36,7 +36,7 @@ class Condition(Protocol):
         """The knobs that it reads."""
         ...
 
-    def picks(self, config: Config) -> bool: ...
+    def matches(self, config: Config) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Last:
 
 class TrialLists(Reader):
     """The part of a Ledger that finds trials and puts them beside each other. Raises as a Ledger does, and what
-    `Condition.picks` raises."""
+    `Condition.matches` raises."""
 
     def matching(self, wanted: Wanted) -> list[int]:
         """All of them, in the order of their numbers."""
@@ -154,7 +154,7 @@ class TrialLists(Reader):
                 of_batch = of_batch.where(CandidateRow.id < last)
             with self._reading() as session:
                 rows = session.execute(of_batch.order_by(CandidateRow.id.desc()).limit(BATCH)).all()
-                picked = [condition.picks(config) for config in _configs(rows)]
+                picked = [condition.matches(config) for config in _configs(rows)]
             yield from (row[0] for row, is_picked in zip(rows, picked, strict=True) if is_picked)
             if len(rows) < BATCH:
                 return

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session, joinedload
 from evoengine.ledger.effects import Effects, read_effects
 from evoengine.ledger.listing import Reading, Trial, read_trials
 from evoengine.ledger.models import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
+from evoengine.ledger.ranking import Timed, read_times
 from evoengine.ledger.rows import from_json_number, numbers_from_json, to_baseline, to_run
 from evoengine.ledger.runs import PENDING, Run
-from evoengine.ledger.times import Timed, read_times
 from evoengine.records import EXECUTOR, Baseline, Candidate, Kind
 
 MOST_TRIALS = 20_000

@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import chains
-from evoengine.ledger.figures import read_order
 from evoengine.ledger.models import BinaryRow, CandidateRow, MachineCodeRow, RunRow, SourceRow
+from evoengine.ledger.ranking import read_order
 from evoengine.ledger.runs import RUNNING
 
 BATCH = 500

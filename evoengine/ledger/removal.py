@@ -26,6 +26,7 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.optuna_schema import delete_studies
+from evoengine.ledger.ranking import count_all_finals
 from evoengine.ledger.runs import RUNNING
 
 OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
@@ -48,6 +49,7 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
     for owned in OF_RUN:
         session.execute(delete(owned).where(owned.run_id.in_(runs)))
     session.execute(delete(RunRow).where(RunRow.id.in_(runs)))
+    count_all_finals(session.connection())
     chains.remove(session, runs, trials)
     for run in runs:
         delete_studies(session.connection(), run)

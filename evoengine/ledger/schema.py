@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from evoengine.ledger import models, service_models
 from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna_schema import declared_tables
-from evoengine.ledger.standings import rebuild
+from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.views import create_views, drop_views
 from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.paths import asset

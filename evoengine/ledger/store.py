@@ -40,6 +40,7 @@ from evoengine.ledger.models import (
 )
 from evoengine.ledger.patience import patient
 from evoengine.ledger.pruning import Pruned, prune
+from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.reclaim import end_unfinished, of_one_death, take_back
 from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
@@ -50,7 +51,6 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
 from evoengine.ledger.schema import missing_indexes
-from evoengine.ledger.standings import rebuild
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.trials import TrialWriter, utc_now

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, joinedload
 
-from evoengine.ledger.figures import read_order
 from evoengine.ledger.listing import Trial, read_trials
 from evoengine.ledger.models import CandidateRow, RunRow
+from evoengine.ledger.ranking import read_order
 from evoengine.ledger.rows import to_run
 from evoengine.ledger.runs import Run
 from evoengine.records import Outcome

@@ -9,6 +9,11 @@ from sqlalchemy import Connection, inspect
 MODEL = """CASE WHEN m.kind = 'estimated'
     THEN CASE WHEN coalesce({number:m.terms:predicted}, 0) <> 0 THEN 'machine code' ELSE 'formula' END END"""
 
+PRECEDENCE = """
+    CASE f.kind WHEN 'measured' THEN CASE WHEN {text:f.policy:clocks} = 'sustained' THEN 1 ELSE 0 END
+      WHEN 'recorded' THEN 4 ELSE CASE WHEN coalesce({number:f.terms:predicted}, 0) <> 0 THEN 8 ELSE 10 END END"""
+"""as `evoengine.records.precedence`"""
+
 TRIAL_FIGURES = """
 SELECT m.id AS figure, c.id AS trial, c.run_id AS run, c.problem, c.gpu, coalesce(c.outcome, 'pending') AS outcome,
   m.kind, {model} AS model, m.device, {text:m.policy:launch} AS launch, {text:m.policy:l2} AS l2,
@@ -30,84 +35,27 @@ JOIN runs r ON r.id = c.run_id
 LEFT JOIN binaries b ON b.id = c.binary_id
 LEFT JOIN measurements m ON m.id = (
   SELECT f.id FROM measurements f WHERE f.candidate_id = c.id
-  ORDER BY CASE f.kind WHEN 'measured' THEN 0 WHEN 'recorded' THEN 1 ELSE 2 END,
-    CASE WHEN f.kind = 'estimated' AND coalesce({number:f.terms:predicted}, 0) = 0 THEN 1 ELSE 0 END,
-    CASE WHEN {text:f.policy:clocks} = 'sustained' THEN 1 ELSE 0 END, f.id DESC
+  ORDER BY {precedence}, f.id DESC
   LIMIT 1)
 """
 
 BEST_TRIALS = """
-WITH held AS (
-  SELECT s.candidate_id AS trial, s.run_id AS run, k.problem, k.gpu, coalesce(c.source_sha256, c.config_key) AS kernel,
-    s.figure_id AS figure, 1e6 / s.us AS speed,
-    CASE WHEN s.is_final = 1 THEN {number:m.terms:place} END AS final_place,
-    CASE WHEN s.is_final = 1 THEN {number:m.terms:final_of_run} END AS final_of_run,
-    CASE k.kind WHEN 'measured' THEN 0 WHEN 'recorded' THEN 1 ELSE 2 END AS by_kind, k.by_formula AS by_model,
-    CASE WHEN {text:m.policy:clocks} = 'sustained' THEN 1 ELSE 0 END AS by_clocks, k.id AS figures
+WITH ranked AS (
+  SELECT s.*, k.problem, k.gpu, k.precedence, max(s.figure_id) OVER (PARTITION BY s.ranking_id) AS last_figure,
+    row_number() OVER (
+      PARTITION BY s.ranking_id, coalesce(c.source_sha256, c.config_key)
+      ORDER BY s.counted_us, s.place, s.us, s.candidate_id) AS of_kernel
   FROM standings s JOIN rankings k ON k.id = s.ranking_id JOIN candidates c ON c.id = s.candidate_id
-  JOIN measurements m ON m.id = s.figure_id
-), last_finals AS (
-  SELECT problem, gpu, figures, CASE WHEN final_of_run < 0 THEN run ELSE 0 END AS of_run,
-    max(final_of_run) AS final_of_run
-  FROM held WHERE final_place IS NOT NULL
-  GROUP BY problem, gpu, figures, CASE WHEN final_of_run < 0 THEN run ELSE 0 END
-), brought AS (
-  SELECT h.trial, h.problem, h.gpu, h.figures, h.run, h.figure, h.speed,
-    max(h.speed) OVER (PARTITION BY h.problem, h.gpu, h.figures, h.run ORDER BY h.final_place DESC) AS won,
-    row_number() OVER (PARTITION BY h.problem, h.gpu, h.figures, h.run ORDER BY h.final_place DESC) AS from_last
-  FROM held h JOIN last_finals l ON l.of_run = h.run AND l.final_of_run = h.final_of_run AND l.figures = h.figures
-    AND l.problem = h.problem AND l.gpu = h.gpu
-  WHERE h.final_place IS NOT NULL
-), brought_finals AS (
-  SELECT problem, gpu, figures, run, min(figure) AS began, max(CASE WHEN from_last = 1 THEN speed END) AS slowest
-  FROM brought GROUP BY problem, gpu, figures, run
-), after_brought AS (
-  SELECT h.*, b.won AS brought_won, CASE WHEN b.won IS NOT NULL THEN b.won
-      WHEN h.figure < f.began AND h.speed > f.slowest THEN f.slowest ELSE h.speed END AS counted_speed
-  FROM held h LEFT JOIN brought b ON b.trial = h.trial
-  LEFT JOIN brought_finals f ON f.problem = h.problem AND f.gpu = h.gpu AND f.figures = h.figures AND f.run = h.run
-), own AS (
-  SELECT h.trial, h.problem, h.gpu, h.figures, h.figure, h.counted_speed,
-    max(h.counted_speed) OVER (PARTITION BY h.problem, h.gpu, h.figures ORDER BY h.final_place DESC) AS won,
-    row_number() OVER (PARTITION BY h.problem, h.gpu, h.figures ORDER BY h.final_place DESC) AS from_last
-  FROM after_brought h JOIN last_finals l ON l.of_run = 0 AND l.final_of_run = h.final_of_run
-    AND l.figures = h.figures AND l.problem = h.problem AND l.gpu = h.gpu
-  WHERE h.final_place IS NOT NULL
-), own_finals AS (
-  SELECT problem, gpu, figures, min(figure) AS began, max(CASE WHEN from_last = 1 THEN counted_speed END) AS slowest
-  FROM own GROUP BY problem, gpu, figures
-), placed AS (
-  SELECT h.*, CASE WHEN o.won IS NOT NULL THEN o.won
-      WHEN h.figure < f.began AND h.counted_speed > f.slowest THEN f.slowest ELSE h.counted_speed END AS last_speed,
-    CASE WHEN o.won IS NOT NULL THEN h.final_place
-      WHEN h.figure < f.began AND h.counted_speed > f.slowest THEN 1e9
-      WHEN h.brought_won IS NOT NULL THEN h.final_place ELSE 1e9 END AS won_place
-  FROM after_brought h LEFT JOIN own o ON o.trial = h.trial
-  LEFT JOIN own_finals f ON f.problem = h.problem AND f.gpu = h.gpu AND f.figures = h.figures
-), last_figures AS (
-  SELECT problem, gpu, figures, by_kind, by_model, by_clocks, max(figure) AS last_figure
-  FROM held GROUP BY problem, gpu, figures, by_kind, by_model, by_clocks
-), preferences AS (
-  SELECT problem, gpu, figures, row_number() OVER (
-    PARTITION BY problem, gpu ORDER BY by_kind, by_model, by_clocks, last_figure DESC) AS preference
-  FROM last_figures
-), firsts AS (
-  SELECT * FROM (
-    SELECT placed.*, row_number() OVER (
-      PARTITION BY problem, gpu, figures, kernel
-      ORDER BY last_speed DESC, won_place, speed DESC, trial) AS of_kernel
-    FROM placed) kernels
-  WHERE of_kernel = 1
 )
-SELECT o.problem, o.gpu, p.preference,
+SELECT r.problem, r.gpu,
+  dense_rank() OVER (PARTITION BY r.problem, r.gpu ORDER BY r.precedence, r.last_figure DESC) AS preference,
   row_number() OVER (
-    PARTITION BY o.problem, o.gpu, o.figures
-    ORDER BY o.last_speed DESC, o.won_place, o.speed DESC, o.trial) AS place,
-  o.trial, o.run, m.kind, {model} AS model, m.device, {text:m.policy:launch} AS launch, {text:m.policy:l2} AS l2,
-  {text:m.policy:clocks} AS clocks, {number:m.policy:batch} AS batch,
-  coalesce(m.normalised_us, m.median_us) AS compared_us, m.median_us, m.tflops, m.vs_baseline, o.figure
-FROM firsts o JOIN preferences p ON p.problem = o.problem AND p.gpu = o.gpu AND p.figures = o.figures
-JOIN measurements m ON m.id = o.figure
+    PARTITION BY r.ranking_id ORDER BY r.counted_us, r.place, r.us, r.candidate_id) AS place,
+  r.candidate_id AS trial, r.run_id AS run, m.kind, {model} AS model, m.device, {text:m.policy:launch} AS launch,
+  {text:m.policy:l2} AS l2, {text:m.policy:clocks} AS clocks, {number:m.policy:batch} AS batch,
+  r.us AS compared_us, m.median_us, m.tflops, m.vs_baseline, r.figure_id AS figure
+FROM ranked r JOIN measurements m ON m.id = r.figure_id
+WHERE r.of_kernel = 1
 """
 
 RUN_SUMMARIES = """
@@ -189,5 +137,5 @@ def _of_dialect(query: str, dialect: str) -> str:
         value = f"({column} ->> '{name}')"
         return value if kind == "text" else f"CAST({value} AS double precision)"
 
-    first, *parts = query.replace("{model}", MODEL).split("{")
+    first, *parts = query.replace("{model}", MODEL).replace("{precedence}", PRECEDENCE).split("{")
     return first + "".join(f"{taken(inner)}{rest}" for inner, _, rest in (part.partition("}") for part in parts))

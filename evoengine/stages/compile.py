@@ -29,6 +29,7 @@ _WARNING = re.compile(r"ptxas\s+(?:warning|info)\s*:\s*(.*\(C75\d\d\).*|.*)")
 
 COMPILE_BYTES = 2 << 30
 """of memory that a compilation may take, beside what its worker has"""
+_UNDEFINED, _WORD = re.compile(r'identifier "(\w+)" is undefined'), re.compile(r"\w+")
 _ERROR = re.compile(r"^(?:(\S.*)\(\d+\): error: |ptxas error\s*:)", re.MULTILINE)
 
 
@@ -167,7 +168,11 @@ def _warnings(log: str) -> list[str]:
 
 
 def _first_error(log: str) -> str | None:
-    return next((line.strip() for line in log.splitlines() if "error" in line.lower()), None)
+    """Return the first error, with the header to include if the name it misses is one of the C library's."""
+    error = next((line.strip() for line in log.splitlines() if "error" in line.lower()), None)
+    missing = _UNDEFINED.search(error or "")
+    header = missing and next((name for name, text in C_HEADERS.items() if missing[1] in _WORD.findall(text)), None)
+    return f"{error}; #include <{header}>, which NVRTC does not include by itself" if header else error
 
 
 def require_entry(cubin: bytes, entry: str) -> None:

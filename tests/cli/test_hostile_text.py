@@ -20,7 +20,7 @@ from evoengine.cli.show import show
 from evoengine.cli.tables import Column, Table
 from evoengine.ledger import chains
 from evoengine.ledger.models import Base
-from evoengine.ledger.standings import rebuild
+from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import study_note
 from evoengine.lineage import effects

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -154,6 +155,19 @@ def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, 
         assert optuna.load_study(study_name=projection.name, storage=storage).best_value == 42.0
         assert differences(ledger, Base.metadata) == []
         storage.engine.dispose()
+
+
+def test_finals_count_as_they_are_recorded(database):
+    first, second = ({"final_of_run": 1.0, "place": place} for place in (1.0, 2.0))
+    with open_ledger(database, create=True) as ledger:
+        run = start_run(ledger)
+        alone, slow, fast = (
+            add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), name=str(tflops)) for tflops in (9.0, 7.0, 8.0)
+        )
+        for trial, terms in ((slow, first), (fast, second)):
+            ledger.record_measurement(trial, replace(a_figure(8.5, Kind.MEASURED), terms=terms))
+            check_ranking(ledger)
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, 3)] == [slow, fast, alone]
 
 
 def test_views_show_what_commands_show(database):
