@@ -63,12 +63,12 @@ class Case(Generic[P]):
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
     """whether it is run only for candidates that may be ranked, since it takes longer than the others"""
-    once: bool = False
-    """whether one of the judges without a GPU suffices, as the text and the machine code made of it fail it alike"""
     part: str | None = None
     """the part of the problem's own extent that it covers, where all of it would take too long"""
     whole: P | None = None
     """the problem that is tuned, where its cells are known"""
+    once: bool = False
+    """whether one of the judges without a GPU suffices, as the text and the machine code made of it fail it alike"""
 
 
 AnyCase = Case[Any]
