@@ -24,10 +24,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from evoengine.gpu import find_gpu
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,

@@ -15,7 +15,7 @@ from evoengine.ledger.runs import PENDING
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
-    from evoengine.ledger.history import Wanted
+    from evoengine.ledger.lists import Wanted
     from evoengine.ledger.store import Ledger
 
 ENDINGS = (*map(str, Outcome), PENDING)
@@ -59,7 +59,7 @@ def history(
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
-    from evoengine.ledger.history import Wanted
+    from evoengine.ledger.lists import Wanted
     from evoengine.space.where import Where
 
     if all_of_them and limit:

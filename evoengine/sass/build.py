@@ -28,7 +28,7 @@ from evoengine.machine import machine_error
 
 CORE = Path(__file__).with_name("core")
 KEPT = 16
-"""libraries kept; beyond it a build removes those that were used longest ago"""
+"""limit of cached libraries; a build removes the least recently used beyond it"""
 FLAGS = ("-std=c++20", "-fPIC", "-w")
 OFTEN, SELDOM = ("-O3",), ("-Og", "-ffp-contract=off")
 """flags of the two units, which are compiled side by side in about the same time; each more would cost a second for its

@@ -25,8 +25,8 @@ from benchmarks import instant, torture
 from evoengine import kept_process
 from evoengine.errors import EvoengineError
 from evoengine.ledger import heartbeat
+from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
