@@ -29,7 +29,7 @@ class Pool:
     def read(self, argument: int, start: int, stop: int) -> np.ndarray:
         """Return bytes `start` to `stop` of a pooled tensor, uint8; `argument` is its number among the launch's."""
         first = start // PAGE
-        contents = self.pages[self._chosen(argument, np.arange(first, -(-stop // PAGE)))].reshape(-1)
+        contents: np.ndarray = self.pages[self._chosen(argument, np.arange(first, -(-stop // PAGE)))].reshape(-1)
         return contents[start - first * PAGE : stop - first * PAGE]
 
     def read_rows(self, argument: int, starts: np.ndarray, length: int) -> np.ndarray:
@@ -49,7 +49,8 @@ class Pool:
     def _chosen(self, argument: int, numbers: np.ndarray) -> np.ndarray:
         """Return which of `pages` each page of a pooled tensor is, in the shape of `numbers`."""
         mixed = _mixed(numbers.astype(np.uint64) ^ np.uint64((argument + 1) << 48))
-        return (mixed % np.uint64(len(self.pages))).astype(np.intp)
+        chosen: np.ndarray = mixed % np.uint64(len(self.pages))
+        return chosen.astype(np.intp)
 
 
 @dataclass(frozen=True, slots=True)
