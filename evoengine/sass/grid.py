@@ -1,4 +1,4 @@
-"""The blocks of a launch: their order, how long each is, and which of them one SM gets.
+"""The blocks of a launch: their order, the length of each, and those that one SM gets.
 
 Everything counts clusters, of one block where a kernel has no clusters.
 """
@@ -198,7 +198,7 @@ def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the SM that ends last gets: clusters in order, and their instructions over those of the mean SM."""
+    """The clusters of the SM that ends last, in order, and their instructions over those of the mean SM."""
 
     clusters: Sequence[int]
     excess: float

@@ -17,11 +17,11 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
-"""warp instructions of all clusters of which the beginnings are surveyed"""
+"""warp instructions, over all clusters, within which their beginnings are surveyed"""
 MOST = 128
-"""clusters that are surveyed, next to one another in the order of the launch"""
+"""number of surveyed clusters, adjacent in launch order"""
 WHOLE = 100_000
-"""warp instructions of the cluster that is surveyed for longer than its beginning"""
+"""warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
 SECTOR = 32
