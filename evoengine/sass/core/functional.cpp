@@ -3,6 +3,8 @@
 //
 // Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
 // between in the rest. Order finds races whatever was drawn; what it cannot see may show in the results.
+//
+// What runs once for a launch or a cluster is `cold`: a third of this file's compilation would go into making it fast.
 #include "functional.h"
 
 #include <algorithm>
@@ -110,6 +112,7 @@ struct Functional : Machine {
   }
 };
 
+[[gnu::cold]]
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
@@ -183,6 +186,7 @@ bool run_round(Functional& machine, Resident& r) {
   }
 }
 
+[[gnu::cold]]
 Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   Resident r;
   r.cluster = make_cluster(machine, first);
@@ -211,6 +215,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
+[[gnu::cold]]
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
   const u32 (&grid)[3] = machine.launch.grid;
   for (const auto& [site, count] : machine.counted.counts) {
@@ -224,6 +229,7 @@ void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to
 
 // Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one
 // more begins: another block may be what they wait for.
+[[gnu::cold]]
 void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
   std::vector<Resident> residents;
   size_t begun = 0, room = world && world->talks ? 2 + machine.random.below(MOST_RESIDENT - 1) : 1;
@@ -252,6 +258,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   }
 }
 
+[[gnu::cold]]
 void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
              const std::vector<u8>* banks, u64 seed) {
   machine.program = &program;
@@ -262,6 +269,7 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
 }
 
 // Marks in `written` the bytes that the launch has stored to.
+[[gnu::cold]]
 void mark_written(const Allocation& a) {
   const Shadow& shadow = *a.shadow;
   for (size_t word = 0; word < shadow.writer.size(); word++)
@@ -271,6 +279,7 @@ void mark_written(const Allocation& a) {
 }
 
 // Appends what one block touched of sparse allocations.
+[[gnu::cold]]
 void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
   auto put = [&](const auto& value) {
     const u8* bytes = reinterpret_cast<const u8*>(&value);
@@ -291,6 +300,7 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
 
 }  // namespace
 
+[[gnu::cold]]
 void require_declared_barriers(const Program& program, const Launch& launch) {
   auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
     char at[32];
@@ -308,6 +318,7 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   }
 }
 
+[[gnu::cold]]
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, bool lone) {
   Functional machine;
@@ -325,6 +336,7 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   }
 }
 
+[[gnu::cold]]
 std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
                          const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit) {
   Functional machine;
@@ -347,6 +359,7 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   return visited;
 }
 
+[[gnu::cold]]
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                            const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
   std::vector<u8> traces;
