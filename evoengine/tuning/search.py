@@ -222,7 +222,7 @@ class Search:
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
-                ledger.patience = Patience(self._echo)
+                ledger.database.patience = Patience(self._echo)
                 # a search on a GPU needs no judge, and waits for the build only to know whether it can predict
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
