@@ -272,14 +272,16 @@ void check_barrier(Block& block, int index) {
   if (Order* order = block.cluster->order) Order::pass(order->barrier(block.rank, u32(index)));
 }
 
+u32 lanes_to_execute(const Warp& w, const Instruction& i) {
+  if (i.guard == PT && !i.guard_negated) return w.active;
+  const u32 guard = i.guard_uniform ? (w.up[i.guard] ? ALL : 0) : w.p[i.guard];
+  return w.active & (i.guard_negated ? ~guard : guard);
+}
+
 Step step(Context& c) {
   Warp& w = c.warp;
   const Instruction& i = c.machine.program->code[w.pc];
-  u32 lanes = w.active;
-  if (i.guard != PT || i.guard_negated) {
-    u32 guard = i.guard_uniform ? (w.up[i.guard] ? ALL : 0) : w.p[i.guard];
-    lanes &= i.guard_negated ? ~guard : guard;
-  }
+  const u32 lanes = lanes_to_execute(w, i);
   c.lanes = lanes;
   c.access.space = Access::Space::None;
   c.jumping = c.finished = 0;

@@ -90,6 +90,7 @@ struct Instruction {
 
   u8 strength = 0;              // of an access to memory: BLOCK_STRONG, GPU_STRONG
   bool optimistic = false;      // a load whose value is only compared, by an atomic behind it
+  bool changes_global = false;  // stores to global memory, or changes it by an atomic
   bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
   Visit visit = Visit::None;
   u32 products = 1;             // of a matrix product: those of 8 × 8 × 4 that a warp forms
@@ -418,6 +419,9 @@ std::unique_ptr<Cluster> make_cluster(Machine&, u64 first);
 
 // True while the warp's wait is not over; clears it when it is.
 bool is_waiting(Machine&, Warp&);
+
+// The warp's active lanes whose guard is true, for the instruction at `pc`.
+u32 lanes_to_execute(const Warp&, const Instruction&);
 
 // Runs one instruction of the warp's next group of lanes. Throws Fault. `context.access` says what it touched.
 Step step(Context&);
