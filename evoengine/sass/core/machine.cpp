@@ -121,8 +121,11 @@ bool is_waiting(Machine& machine, Warp& w) {
     case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
   }
   if (waits) return true;
-  Order* order = w.block->cluster->order;
-  if (order && w.wait.kind == Wait::Kind::Barrier) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
+  if (w.wait.kind == Wait::Kind::Barrier) {
+    const NamedBarrier& b = w.block->barriers[w.wait.index];
+    w.reduction = w.reduced == Reduced::Count ? b.counted : w.reduced == Reduced::Or ? b.counted > 0 : b.counted == b.arrived_before;
+    if (Order* order = w.block->cluster->order) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
+  }
   w.wait = Wait{};
   return false;
 }
@@ -266,7 +269,9 @@ void check_barrier(Block& block, int index) {
   if (!expected)
     for (const Warp& w : block.warps) expected += __builtin_popcount(w.alive);
   if (barrier.arrived < expected) return;
-  barrier.arrived = 0;
+  barrier.counted = barrier.true_ones;
+  barrier.arrived_before = barrier.arrived;
+  barrier.arrived = barrier.true_ones = 0;
   barrier.expected = 0;
   barrier.generation++;
   if (Order* order = block.cluster->order) Order::pass(order->barrier(block.rank, u32(index)));

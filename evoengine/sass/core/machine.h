@@ -269,6 +269,8 @@ struct Groups {
   }
 };
 
+enum class Reduced : u8 { Count, And, Or };  // of a predicate, by BAR.RED
+
 struct Warp {
   Lanes r[256];
   u32 u[64];
@@ -302,6 +304,8 @@ struct Warp {
   u32 sync_mask[LANES] = {};   // the lanes that each lane meets at WARPSYNC
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
+  Reduced reduced = Reduced::Count;  // by the last BAR.RED
+  u32 reduction = 0;                 // what that found, for B2R
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
   u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
@@ -312,6 +316,8 @@ struct NamedBarrier {
   u32 arrived = 0;      // threads
   u32 expected = 0;     // 0: all threads of the block that have not exited
   u32 generation = 0;
+  u32 true_ones = 0;    // BAR.RED: of the threads that have arrived
+  u32 counted = 0, arrived_before = 0;  // of those that passed last: true ones, all
 };
 
 struct Block {
