@@ -5,7 +5,7 @@ BIN := .venv/bin
 # more than there are cores: tests wait for processes of their own a third of the time
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, 3 * os.cpu_count() // 2))')
 
-.PHONY: search test test-all lint gpu clean
+.PHONY: search test test-all lint docs gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
@@ -25,6 +25,10 @@ lint: .venv/linters
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# the documentation as a site: build/site/index.html
+docs: .venv/writers
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet
+
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py --no-tests
 
@@ -38,5 +42,9 @@ gpu: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lint]'
 	touch $@
 
+.venv/writers: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv dist
+	rm -rf .venv build dist

@@ -4,9 +4,9 @@
 
 Each ledger is a copy of a frozen one with one drawn damage: a bit of the file, a value, an infinity, a row deleted or
 inserted, an object dropped, or the text of the schema. Seven commands read it. A damage is silent where `db check`
-finds nothing and the contents differ from those of the undamaged copy. Optuna's tables are no part of the ledger: they
-are made from it. Rows are inserted where they belong to a run. The exit code is 1 if a command ended with a traceback
-or a damage was silent.
+finds nothing and the contents differ from those of the undamaged copy. Rows are changed, deleted and inserted in the
+ledger's own tables, as those of Optuna are made from them, and inserted where they belong to a run. The exit code is 1
+if a command ended with a traceback or a damage was silent.
 """
 
 from __future__ import annotations
@@ -35,12 +35,6 @@ COMMANDS = (
     ("best", "--gpu", "h100", "--export"),
 )  # fmt: skip
 OF_A_RUN = ("candidates", "measurements", "verdicts", "runs")
-OF_OPTUNA = ", ".join(
-    f"'{name}'" for name in
-    """studies study_directions study_system_attributes study_user_attributes trials trial_heartbeats
-    trial_intermediate_values trial_params trial_system_attributes trial_user_attributes trial_values version_info
-    alembic_version""".split()
-)  # fmt: skip
 KINDS = ("byte", "value", "infinity", "deleted", "inserted", "dropped", "schema")
 
 
@@ -108,19 +102,15 @@ def _change(ledger: sqlite3.Connection, kind: str, draw: random.Random) -> str |
     if kind == "dropped":
         what, name = draw.choice(ledger.execute(
             "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view', 'index') AND sql IS NOT NULL "
-            f"AND name NOT LIKE 'sqlite%' AND tbl_name NOT IN ({OF_OPTUNA})"
+            "AND name NOT LIKE 'sqlite%'"
         ).fetchall())  # fmt: skip
         statement = f'DROP {what} "{name}"'
     elif kind == "schema":
-        name = draw.choice(
-            ledger.execute(
-                f"SELECT name FROM sqlite_master WHERE sql IS NOT NULL AND tbl_name NOT IN ({OF_OPTUNA})"
-            ).fetchall()
-        )[0]
+        name = draw.choice(ledger.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL").fetchall())[0]
         ledger.execute("PRAGMA writable_schema = ON")
         statement = f"UPDATE sqlite_master SET sql = substr(sql, 1, length(sql) - 7) || 'x' WHERE name = '{name}'"
     else:
-        table = draw.choice(OF_A_RUN if kind == "inserted" else (*OF_A_RUN, "sources", "binaries", "devices"))
+        table = draw.choice((*OF_A_RUN, "devices", *(() if kind == "inserted" else ("sources", "binaries"))))
         rows = [row for (row,) in ledger.execute(f'SELECT rowid FROM "{table}"')]
         columns = [(each[1], each[2]) for each in ledger.execute(f'PRAGMA table_info("{table}")')]
         row, (column, of) = draw.choice(rows), draw.choice(columns)

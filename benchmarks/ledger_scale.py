@@ -41,6 +41,7 @@ from evoengine.ledger import chains
 from evoengine.ledger.checksums import checked_columns, row_checksum
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.models import (
+    UNPLACED,
     Base,
     BaselineRow,
     BinaryRow,
@@ -53,7 +54,7 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.standings import rebuild
+from evoengine.ledger.ranking import rebuild
 from evoengine.records import Config, Outcome, config_key
 
 GPU = "h100"
@@ -289,8 +290,10 @@ def _repeat(connection: sqlite3.Connection, copy: int, offset: int, count: int) 
             f"FROM {row.__tablename__} WHERE {trial} <= {count}{once}"
         )
     connection.execute(
-        "INSERT INTO standings (candidate_id, ranking_id, run_id, figure_id, us, is_final) "
-        "SELECT m.candidate_id, s.ranking_id, s.run_id, m.id, coalesce(m.normalised_us, m.median_us), 0 "
+        "INSERT INTO standings (candidate_id, ranking_id, run_id, figure_id, us, counted_us, place, run_counted_us, "
+        "run_place) SELECT m.candidate_id, s.ranking_id, s.run_id, m.id, "
+        f"{', '.join(['coalesce(m.normalised_us, m.median_us)'] * 2)}, {UNPLACED}, "
+        f"coalesce(m.normalised_us, m.median_us), {UNPLACED} "
         f"FROM measurements m JOIN standings s ON s.candidate_id = m.candidate_id - {offset} "
         f"WHERE m.candidate_id BETWEEN {offset + 1} AND {offset + count}"
     )

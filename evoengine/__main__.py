@@ -1,4 +1,4 @@
-"""`evoengine` and `python -m evoengine`. Little is imported before Ctrl-C is dealt with."""
+"""The entry point of `evoengine` and `python -m evoengine`. Little is imported before Ctrl-C is handled."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line; ends the process with its exit code."""
+    """Run the command line and exit with its code."""
     import signal
 
     sys.unraisablehook = _unraisable
-    # the sampler's matrices are small: more threads make it slower, and take cores from what compiles
+    # the sampler's matrices are small: more threads would slow it down and take cores from the compilers
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from evoengine.cli.main import main
 
         code = main()
-        # what Python does at its end says nothing to anybody who is tired of waiting for it
+        # a Ctrl-C during Python's own shutdown ends the process at once, without a traceback
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Ends the process by a Ctrl-C that came in a finalizer, which Python would report and forget."""
+    """End the process on a Ctrl-C raised in a finalizer, which Python would report and ignore."""
     if unraisable.exc_type is KeyboardInterrupt:
         os._exit(INTERRUPTED)
     sys.__unraisablehook__(unraisable)

@@ -1,4 +1,4 @@
-"""Where NVIDIA's files lie: its wheels for Python first, then a CUDA toolkit."""
+"""Find NVIDIA's files: in its Python wheels first, then in a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @cache
 def disassembler() -> str | None:
-    """nvdisasm's path, or None: without it machine code can be run on a GPU and not be read."""
+    """Return nvdisasm's path, or None: without it machine code can run on a GPU but cannot be read."""
     for folder in wheel_folders():
         tool = folder / "bin" / "nvdisasm"
         if tool.is_file():
@@ -22,7 +22,7 @@ def disassembler() -> str | None:
 
 
 _WHEELS = ("cu13", "cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
-"""the first of the CUDA 13 wheels, the others of those for CUDA 12"""
+"""the first is the folder of the CUDA 13 wheels, the others are of those for CUDA 12"""
 
 
 def wheel_folders() -> list[Path]:
@@ -32,10 +32,7 @@ def wheel_folders() -> list[Path]:
 
 
 def broken_compiler() -> str | None:
-    """Which file of NVRTC cannot be read or is not whole; None where all are, or none is here.
-
-    The system's loader maps a library that was cut short, and whatever process uses it then is ended by SIGBUS.
-    """
+    """Return which file of NVRTC is unreadable or incomplete; None where all are whole, or NVRTC is absent."""
     folders = [*(folder / "lib" for folder in wheel_folders()), toolkit() / "lib64"]
     libraries = next((found for folder in folders if (found := sorted(folder.glob("libnvrtc*.so*")))), [])
     for library in libraries:
@@ -51,7 +48,7 @@ def broken_compiler() -> str | None:
 
 
 def _bytes_to_load(library: Path) -> int:
-    """Where the last segment of a 64-bit ELF file ends; raises ValueError or struct.error where it is none."""
+    """Return where the last segment of a 64-bit ELF file ends. Raises ValueError or struct.error if it is none."""
     with library.open("rb") as file:
         header = file.read(64)
         if not header.startswith(b"\x7fELF\x02\x01"):

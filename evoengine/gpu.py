@@ -1,4 +1,4 @@
-"""On what a kernel runs: limits and peak rates of a GPU, by name, from gpus.toml."""
+"""Limits and peak rates of GPUs by name, from gpus.toml."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 
 AUTO = "auto"
-"""asks for the GPU of this machine"""
+"""stands for the GPU of this machine"""
 DEFAULT = "h100"
-"""what is tuned for where this machine has no GPU"""
+"""the target where this machine has no GPU"""
 WARP = 32
 REGISTER_UNIT = 256
-"""registers are handed to a warp in units of this many (CUDA occupancy calculator, sm_70 and later)"""
+"""granularity of register allocation to a warp (CUDA occupancy calculator, sm_70 and later)"""
 SUB_CORES = 4
 """partitions of an SM, each with a quarter of its registers (CUDA occupancy calculator: warp allocation granularity)"""
 SHARED_RESERVED = 1024
@@ -51,15 +51,11 @@ class Gpu:
         return SHARED_RESERVED if self.capability >= 80 else 0
 
     def variables(self) -> dict[str, int | float | str]:
-        """The names that a space's expressions may use, as `gpu.NAME`."""
+        """Return the names that a space's expressions may use, as `gpu.NAME`, with their values."""
         return {f"gpu.{f.name}": getattr(self, f.name) for f in fields(self)} | {"gpu.capability": self.capability}
 
     def blocks_resident(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Blocks that fit on one SM at once, 0 where none does.
-
-        `registers` are per thread, `shared_bytes` static plus dynamic per block. Allocation rules: CUDA occupancy
-        calculator.
-        """
+        """Return how many blocks fit on one SM at once, 0 where none does."""
         warps = -(-threads // WARP)
         per_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
         limits = [self.blocks_per_sm, self.threads_per_sm // (warps * WARP)]
@@ -71,7 +67,7 @@ class Gpu:
         return min(limits)
 
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> float:
-        """Resident warps over the most an SM holds, 0…1."""
+        """Return the resident warps over the maximum of an SM, 0…1."""
         warps = -(-threads // WARP)
         return self.blocks_resident(threads, registers, shared_bytes) * warps / (self.threads_per_sm // WARP)
 
@@ -83,7 +79,7 @@ def known_gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(key: str) -> Gpu:
-    """The GPU of that name; raises UsageError naming the known ones and the nearest."""
+    """Return the GPU of that name. Raises UsageError naming the known ones and the nearest."""
     gpus = known_gpus()
     if key.lower() in gpus:
         return gpus[key.lower()]

@@ -1,4 +1,4 @@
-"""A GPU that gpus.toml does not have, from a file of the same form: one table with its limits and peaks."""
+"""Read a GPU that gpus.toml lacks from a file of the same form: one table with its limits and peaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoengine.gpu import AUTO, WARP, Gpu, known_gpus
 from evoengine.untrusted import parse_toml
 
 MOST_BYTES = 65_536
-"""of the file: a board takes some 400"""
+"""size limit of the file; a board takes some 400"""
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "sms": (1, 4096),
     "clock_ghz": (0.01, 20),
@@ -27,15 +27,18 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "threads_per_sm": (WARP, 8192),
     "blocks_per_sm": (1, 128),
 }
-"""the least and the most of each: what no board leaves, and a mistaken unit does"""
+"""minimum and maximum of each field: within them lies every board, and outside most values in a wrong unit"""
 LIMITS = ("shared_per_block", "shared_per_sm", "registers_per_sm", "threads_per_sm", "blocks_per_sm")
-"""what an architecture has, whatever the board"""
+"""fields that depend only on the architecture"""
 _KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}\Z")
 _ARCH = re.compile(r"sm_(?!90\Z)\d{2,3}[af]?\Z")
 
 
 def read_gpu_file(path: Path) -> Gpu:
-    """The board of the file. Raises UsageError naming what is wrong with it and what would be right."""
+    """Return the GPU that the file describes.
+
+    Raises UsageError naming what is wrong with it and what would be right.
+    """
     table = _read(path)
     if len(table) != 1:
         found = f"it has {', '.join(map(repr, table))}" if 0 < len(table) <= 20 else f"it has {len(table)} entries"
@@ -45,7 +48,7 @@ def read_gpu_file(path: Path) -> Gpu:
 
 
 def checked_gpu(key: object, row: object, where: str) -> Gpu:
-    """The board of that name with the fields of `row`, those of `Gpu`; `where` says whose they are.
+    """Return the GPU of that name with the fields of `row`, those of `Gpu`; `where` names their origin.
 
     Raises UsageError for the first field that is missing, unknown or out of range.
     """
@@ -76,12 +79,12 @@ def checked_gpu(key: object, row: object, where: str) -> Gpu:
 
 
 def gpu_fields(gpu: Gpu) -> dict[str, Any]:
-    """A board as `checked_gpu` takes it again, its name among the fields."""
+    """Return a GPU's fields, its name included, as `stored_fields` reads them."""
     return asdict(gpu)
 
 
 def stored_fields(stored: object, where: str) -> Gpu:
-    """The board of what `gpu_fields` gave. Raises UsageError where it is none any more."""
+    """Return the GPU that `gpu_fields` described. Raises UsageError where `stored` describes none."""
     if not isinstance(stored, dict):
         raise UsageError(f"{where} is {_short(stored)}, which describes no GPU")
     return checked_gpu(stored.get("key"), {name: value for name, value in stored.items() if name != "key"}, where)

@@ -1,4 +1,4 @@
-"""What a person is told to try next: the command to paste, or the name that was probably meant."""
+"""Hints for the user: a command to paste, or the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evoengine.passwords import without_passwords
 
 
 def hint(command: str, *arguments: object, **options: object) -> str:
-    """`evoengine search --db 'my runs/evo.db'`: quoted for a shell; an option that is None is left out.
+    """Return a command such as `evoengine search --db 'my runs/evo.db'`, quoted for a shell.
 
-    The password of a database URL is left out too.
+    An option that is None is left out.
     """
     words = ["evoengine", command, *map(str, arguments)]
     for name, value in options.items():
@@ -24,14 +24,14 @@ def hint(command: str, *arguments: object, **options: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[object]) -> str:
-    """`; did you mean search?`, the end of a sentence; nothing where no known name is near."""
+    """Return the end of a sentence, `; did you mean search?`; empty where no known name is near."""
     by_lower = {str(candidate).lower(): str(candidate) for candidate in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def nearest_folder(missing: Path) -> str:
-    """`; did you mean runs?`, where a folder of nearly that name is beside the missing one."""
+    """Return `; did you mean runs?` where a folder of a similar name exists beside the missing one."""
     beside = missing.parent
     return did_you_mean(missing.name, (p.name for p in beside.iterdir() if p.is_dir())) if beside.is_dir() else ""
 

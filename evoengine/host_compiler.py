@@ -1,6 +1,6 @@
-"""The C++ compiler of this machine, and the folder that keeps what it built.
+"""The C++ compiler of this machine, and the cache of its results.
 
-What is built is keyed by its text and by `identity`, so it is built once for each machine and compiler.
+Results are keyed by their source and by `identity`, so that each is built once for a machine and compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evoengine.errors import MachineError
 from evoengine.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
-"""begins the names of folders in the cache in which something is being built"""
+"""prefix of folders in the cache in which a build is in progress"""
 
 
 @cache
@@ -63,9 +63,15 @@ def run_compiler(
     command = [find_compiler(), *arguments]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-            errors="replace", env={**os.environ, "LC_ALL": "C"}, process_group=0,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            process_group=0,
+        )
     except OSError as error:
         raise machine_error(error) from error
     with process:
@@ -94,8 +100,10 @@ def identity() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder of that name in the user's cache, creating it if necessary. Raises MachineError if it cannot
-    be created."""
+    """Return the folder of that name in the user's cache, creating it if necessary.
+
+    Raises MachineError if it cannot be created.
+    """
     folder = Path(user_cache_dir("evoengine")) / name
     remedy = f"cannot write the cache {folder}: make it writable or set XDG_CACHE_HOME"
     try:
@@ -123,8 +131,10 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int]:
-    """Create and lock a folder. Another process may take it for abandoned and remove it before it is locked; then
-    another is created."""
+    """Create and lock a folder.
+
+    Another process may take it for abandoned and remove it before it is locked; then another one is created.
+    """
     while True:
         scratch = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
         try:

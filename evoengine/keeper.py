@@ -1,4 +1,4 @@
-"""Starts the worker processes of a program, and ends them with all that they leave behind.
+"""Start the worker processes of a program, and end them with all that they leave behind.
 
 Run as a file, `keeper.py REQUESTS [IMPORTS]`. REQUESTS is a socket: each message on it asks for a worker, which is
 forked from this process with what the module IMPORTS has imported, or executes a command. As a subreaper (prctl(2),
@@ -33,30 +33,30 @@ from multiprocessing import spawn
 from typing import Any, NoReturn
 
 FOLDER = "evoengine-worker-"
-"""begins the names of workers' folders, each of which its keeper holds locked"""
+"""prefix of workers' folders, each of which its keeper holds locked"""
 CLOSED = "closed"
 OUTPUT = "output"
-"""what a worker prints, in its folder"""
+"""file in a worker's folder with its output"""
 ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-"""signals that ask a program to end"""
+"""signals that request a program to end"""
 WATCH_SECONDS = 1.0
-"""how often it looks at what the workers hold"""
+"""interval of checking the workers' processes and memory"""
 DIE_SECONDS = 0.002
-"""for what was killed, before it looks whether it has ended"""
+"""pause after killing processes, before checking that they have ended"""
 TRIES = 100
-"""of what a machine may refuse for a moment"""
+"""attempts at calls that may fail briefly"""
 END_SECONDS = 10.0
-"""for ending what resists; a process that waits for a dead disk cannot be ended"""
+"""time limit of ending processes; one that waits for a dead disk cannot be ended"""
 REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2)"""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STAT_BYTES = 4096
-"""more than the kernel writes: a name and fifty numbers"""
+"""more than the size of /proc/PID/stat: a name and fifty numbers"""
 
 
 class Processes:
-    """All of the machine's, as they stood."""
+    """A snapshot of all processes of the machine."""
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
@@ -65,7 +65,7 @@ class Processes:
                 self._children.setdefault(parent, []).append(int(name))
 
     def below(self, pid: int) -> list[int]:
-        """Every process below that one, parents before children."""
+        """Return every descendant of that process, parents before children."""
         found = [pid]
         for parent in found:
             found += self._children.get(parent, ())
@@ -73,7 +73,7 @@ class Processes:
 
 
 def _listed(folder: str) -> list[str]:
-    """As os.listdir, which a machine without memory or files may refuse for a moment."""
+    """List a folder as os.listdir does, retrying where the machine is briefly out of memory or files."""
     for _ in range(TRIES):
         with suppress(OSError):
             return os.listdir(folder)
@@ -84,14 +84,14 @@ def _listed(folder: str) -> list[str]:
 def _parent(pid: str) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            # the second field is the name, which may hold anything
+            # the second field is the name, which may contain anything
             return int(file.read(_STAT_BYTES).rpartition(b")")[2].split(None, 2)[1])
     except OSError:  # it has ended
         return 0
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """What these processes hold in memory together; pages they share count once for each."""
+    """Return the resident memory of these processes in bytes; shared pages count once for each."""
     pages = 0
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/statm", encoding="utf-8") as file:
@@ -101,7 +101,10 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 class Worker:
     def __init__(self, request: dict[str, Any], fds: list[int]) -> None:
-        """The first two of `fds` are its pipes, the others the process is to have by the numbers in the request."""
+        """Take a request and its descriptors.
+
+        The first two of `fds` are the worker's pipes; the others are passed on under the numbers in the request.
+        """
         self.status, self.life, *self._fds = fds
         self._request = request
         self.pid = 0
@@ -109,7 +112,7 @@ class Worker:
         self.why = ""
 
     def start(self) -> None:
-        """Raises OSError where its folder cannot be made or the process not be started."""
+        """Start the process. Raises OSError where its folder cannot be created or the process not be started."""
         folder = self._request["folder"]
         self._lock = locked_folder(folder)
         try:
@@ -152,7 +155,7 @@ class Worker:
             os.write(self.status, f"{line}\n".encode())
 
     def look(self, processes: Processes) -> None:
-        """Ends it where it holds too much."""
+        """Kill the process where it exceeds its limit of processes or memory."""
         held = [self.pid, *processes.below(self.pid)]
         if len(held) > self._request["processes"]:
             self.why = f"it had started more than {self._request['processes']} processes"
@@ -174,12 +177,12 @@ class Worker:
 
 
 def locked_folder(path: str) -> int:
-    """Makes the folder; the lock by which others know that its owner lives. Raises OSError."""
+    """Create the folder and return a lock by which others know that its owner lives. Raises OSError."""
     while True:
         os.mkdir(path, 0o700)
         try:
             lock = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # who sweeps has taken it for one without an owner
+        except FileNotFoundError:  # another process has swept it as ownerless
             continue
         with suppress(OSError):  # this file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -189,7 +192,7 @@ def locked_folder(path: str) -> int:
 
 
 def sweep(parent: str) -> None:
-    """Removes the folders of workers whose keeper and program were killed together."""
+    """Remove the folders of workers whose keeper and program were both killed."""
     for name in os.listdir(parent):
         if not name.startswith(FOLDER):
             continue
@@ -205,7 +208,7 @@ def sweep(parent: str) -> None:
 
 
 def _prints_into(folder: str) -> bool:
-    """Whether a process has the folder's output open; evoengine up to 0.1.0 locked no folder."""
+    """Return whether a process has the folder's output open; evoengine up to 0.1.0 locked no folder."""
     output = os.path.join(folder, OUTPUT)
     for name in os.listdir("/proc"):
         with suppress(OSError):
@@ -215,13 +218,13 @@ def _prints_into(folder: str) -> bool:
 
 
 def _take(fds: list[int], numbers: list[int]) -> None:
-    """Gives the process these under the numbers they had where they come from, and no others."""
+    """Move these descriptors to the numbers they had in the sender, and close all others."""
     free = max([2, *numbers, *fds]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in fds]
     for fd, number in zip(moved, numbers, strict=True):
         os.dup2(fd, number)
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *numbers}:
-        with suppress(OSError):  # the one by which they were listed
+        with suppress(OSError):  # the descriptor of the listing itself
             os.close(fd)
 
 
@@ -241,11 +244,11 @@ class Keeper:
         self._workers: list[Worker] = []
 
     def _is_needed(self) -> bool:
-        """Whether guard and program live. A process that the program forked may keep the socket open."""
+        """Return whether guard and program are alive. A process that the program forked may keep the socket open."""
         return os.getppid() == self._guard and _parent(str(self._guard)) == self._program
 
     def serve(self) -> None:
-        """Until the program has ended, or the guard."""
+        """Serve requests until the program or the guard has ended."""
         wake, write = os.pipe()
         for fd in (wake, write):
             os.set_blocking(fd, False)
@@ -270,7 +273,7 @@ class Keeper:
         self._end(list(self._workers))
 
     def _take_request(self) -> bool:
-        """False where the program has ended."""
+        """Handle the next request. Return False where the program has ended."""
         message, fds, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, REQUEST_FDS)
         if not message:
             return False
@@ -287,7 +290,7 @@ class Keeper:
         return True
 
     def _look(self) -> None:
-        """Says which workers have ended, once nothing that they started is left; looks at what the others hold."""
+        """Report workers that have ended with all they started, and check the limits of the others."""
         if not self._workers:
             return
         ended, processes = self._reap(), Processes()
@@ -310,19 +313,19 @@ class Keeper:
             worker.close()
 
     def _left_behind(self, processes: Processes) -> set[int]:
-        """Every process below this one but workers and what is below them: nobody waits for those."""
+        """Return every process below this one but workers and their descendants: nobody waits for those."""
         kept = [worker.pid for worker in self._workers if worker.code is None]
         own = {pid for worker in kept for pid in (worker, *processes.below(worker))}
         return set(processes.below(os.getpid())) - own
 
     def _end_below(self) -> list[Worker]:
-        """Ends what nobody waits for; gives workers that ended meanwhile."""
+        """End the processes that nobody waits for; return workers that ended meanwhile."""
         ended: list[Worker] = []
         _end_all(lambda: self._left_behind(Processes()), lambda: ended.extend(self._reap()))
         return ended
 
     def _reap(self) -> list[Worker]:
-        """Takes in every process that has ended; gives the workers among them."""
+        """Reap every process that has ended; return the workers among them."""
         found = []
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -334,8 +337,10 @@ class Keeper:
 
 
 def _end_all(find: Callable[[], set[int]], reap: Callable[[], object]) -> None:
-    """Ends what is found below this process, however it resists. Stops it before it kills: what is stopped starts
-    nothing more."""
+    """End all processes that `find` returns, however they resist.
+
+    They are stopped before they are killed, since a stopped process starts no others.
+    """
     end = time.monotonic() + END_SECONDS
     stopped: set[int] = set()
     while (new := find() - stopped) and time.monotonic() < end:
@@ -359,7 +364,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def guard(keeper: int) -> None:
-    """Waits until the keeper has ended, and ends what it has left."""
+    """Wait until the keeper has ended, then end the processes it has left."""
 
     def reap() -> None:
         with suppress(ChildProcessError):
@@ -371,11 +376,11 @@ def guard(keeper: int) -> None:
 
 
 def keep(requests: socket.socket, guard: int, program: int, modules: Iterable[str]) -> None:
-    """Starts workers and ends them, with what the modules import ready for them."""
+    """Start workers and end them, with `modules` imported in advance for them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it has nothing to end yet, and imports for seconds
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # safe while it has no workers, during seconds of imports
     for module in modules:
-        with suppress(Exception):  # a worker that needs it says what is wrong
+        with suppress(Exception):  # a worker that needs it will report the error
             import_module(module)
     sweep(tempfile.gettempdir())
     Keeper(requests, guard, program).serve()

@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind: a keeper (keeper.py) starts them, and ends with this process."""
+"""Processes that leave nothing behind: a keeper (keeper.py) starts them and ends them with this process."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from typing import Any
 from evoengine import keeper
 
 IMPORTS = "evoengine.search.worker_imports"
-"""what forked workers begin with"""
+"""the module that forked workers have imported"""
 KILLED = -signal.SIGKILL
-"""the exit code of a process whose keeper was killed: it dies with it"""
+"""the exit code of a process whose keeper was killed, with which it dies"""
 TRIES = 5
-"""keepers that may be killed, one after the other, while a process is asked for"""
+"""keepers that may be killed in succession while one process is requested"""
 
 
 class KeeperLost(OSError):
-    """The process that starts others was killed: it may be asked again, and is then another one."""
+    """The keeper was killed; the request may be repeated, and starts another one."""
 
     def __init__(self) -> None:
         super().__init__("the process that starts the others was killed")
 
 
 class _Keeper:
-    """The process that starts others, itself started when the first is asked for and again where it was killed."""
+    """The keeper process, started at the first request and again after it was killed."""
 
     def __init__(self, *imports: str) -> None:
         self._imports = imports
@@ -47,8 +47,10 @@ class _Keeper:
         self._starting = threading.Lock()
 
     def ask(self, request: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
-        """The guard of the process that is asked. Raises OSError where it cannot be started, KeeperLost where it was
-        killed."""
+        """Send a request, and return the guard of the keeper that handles it.
+
+        Raises OSError where the keeper cannot be started, KeeperLost where it was killed.
+        """
         with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -67,13 +69,17 @@ class _Keeper:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", keeper.__file__, str(theirs.fileno()), *self._imports],
-                pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Raises OSError, with nothing left open."""
+    """Open two pipes. Raises OSError, leaving nothing open."""
     first = os.pipe()
     try:
         return first, os.pipe()
@@ -84,7 +90,7 @@ def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def await_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Waits until it has ended what its keeper left; ends it where it cannot."""
+    """Wait until the guard has ended what its keeper left; kill it where it does not finish."""
     try:
         guard.wait(2 * keeper.END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -93,30 +99,42 @@ def await_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 _KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
-"""by whether a process is forked with what is imported"""
+"""by whether processes are forked with `IMPORTS`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process may hold with all that it has started."""
+    """Limits of a process together with all its descendants."""
 
     processes: int
     bytes: int
 
 
 class KeptProcess:
-    """A worker or another process, as its keeper tells of it."""
+    """A worker or another process under a keeper."""
 
     def __init__(
-        self, held: Held, command: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None,
-        handles: Mapping[str, int] | None = None, fds: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """Executes the command, with the environment; a worker with `handles`, as `multiprocessing` has them, is forked
-        where there is none. It has these `fds` and no others. Raises OSError where it or its folder cannot be made."""
+        self,
+        held: Held,
+        command: Sequence[str] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        handles: Mapping[str, int] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Execute the command in the environment; without a command, fork a worker with `handles`.
+
+        `handles` are as `multiprocessing` has them. The process inherits these `fds` and no others. Raises OSError
+        where it or its folder cannot be created.
+        """
         request = {
-            "processes": held.processes, "bytes": held.bytes, "handles": handles, "fds": fds, "command": command,
+            "processes": held.processes,
+            "bytes": held.bytes,
+            "handles": handles,
+            "fds": fds,
+            "command": command,
             "environment": environment,
-        }  # fmt: skip
+        }
         self.why = ""
         self._code: int | None = None
         self._gone = False
@@ -131,7 +149,7 @@ class KeptProcess:
                     raise
 
     def _start(self, asked: _Keeper, request: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The number of the process."""
+        """Start the process and return its pid."""
         self.folder = Path(tempfile.gettempdir(), f"{keeper.FOLDER}{secrets.token_hex(8)}")
         (self.status, status), (life, self._life) = _two_pipes()
         self._lines = open(self.status, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
@@ -163,7 +181,7 @@ class KeptProcess:
         return line
 
     def exit_code(self, wait: bool) -> int | None:
-        """None where it has not ended yet, and without `wait` is not waited for. Any thread may ask."""
+        """Return the exit code, or None if it is still running; with `wait`, wait for it. Any thread may call this."""
         if wait:
             self.wait(None)
         with self._reading:
@@ -174,11 +192,11 @@ class KeptProcess:
             return self._code
 
     def wait(self, seconds: float | None) -> None:
-        """Until it has ended, with whatever it has left behind; None is however long it takes."""
+        """Wait until the process and all it left behind have ended; without a limit if `seconds` is None."""
         self._is_readable(seconds)
 
     def _is_readable(self, seconds: float | None) -> bool:
-        """Whether the keeper has something to tell; asks again where the machine cannot say for a moment."""
+        """Return whether the keeper has sent something; retry where the machine briefly cannot tell."""
         for _ in range(keeper.TRIES):
             with suppress(OSError):
                 return bool(select.select([self._lines], [], [], seconds)[0])
@@ -193,14 +211,14 @@ class KeptProcess:
         return False
 
     def output_tail(self, most: int) -> str:
-        """The last bytes of what it printed, before `end` is called."""
+        """Return the last bytes of its output; call it before `end`."""
         with suppress(OSError), Path(self.folder, keeper.OUTPUT).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read().decode(errors="replace")
         return ""
 
     def end(self) -> None:
-        """Ends it, and waits until nothing of it is left."""
+        """End the process, and wait until nothing of it is left."""
         if self._living:
             self._living = False
             os.close(self._life)
@@ -212,7 +230,7 @@ class KeptProcess:
             self._gone = True
 
     def close(self) -> None:
-        """Nobody may ask for the exit code any more."""
+        """Release its resources. The exit code may not be asked for afterwards."""
         if not self._lines.closed:
             self.end()
             self._lines.close()

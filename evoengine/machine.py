@@ -1,4 +1,4 @@
-"""Whether this machine has failed: what a full disk does to a candidate is not the fault of the candidate."""
+"""Detect failures of this machine, such as a full disk, which are not a candidate's fault."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from evoengine.cuda_files import broken_compiler
 from evoengine.errors import MachineError, ToolDied
 
 PROBE_BYTES = 1 << 20
-"""written to see whether a disk still takes anything"""
+"""written to check whether a disk has space left"""
 MEMORY_RESERVE = 64 << 20
-"""between the soft and the hard limit of a worker: to tell its own limit from a machine without memory"""
+"""between the soft and the hard limit of a worker, to distinguish its own limit from exhausted memory"""
 FILES_OF_A_LEDGER = 4
 """SQLite's file, its log and the log's index; a lock"""
 OWN_LIMITS = (errno.EFBIG,)
-"""errors that a worker's limits cause; whatever a task writes is below them unless a candidate floods it"""
+"""errors that a worker's limits cause; a task's own files are below them unless a candidate floods its output"""
 
 _MACHINE_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
-)  # fmt: skip
+)  # fmt: skip # a table
 _SIGNALS_OF_LIMITS = (signal.SIGXCPU, signal.SIGXFSZ)
 _PART_KILLED = re.compile(r"(Killed|Terminated) signal terminated program.*")
-"""what the driver of a compiler says of one of its programs that somebody ended"""
+"""how a compiler's driver reports that one of its programs was killed"""
 
 
 def names_machine_fault(message: str) -> bool:
@@ -53,8 +53,10 @@ def how_ended(code: int) -> str:
 
 
 def require_own_end(tool: str, code: int, said: str = "") -> None:
-    """Raise ToolDied if the tool, or according to its output `said` a part of it, was ended by a signal other than a
-    limit's."""
+    """Raise ToolDied if the tool, or a part of it, was ended by a signal other than a limit's.
+
+    The end of a part is read from the output `said`.
+    """
     if code < 0 and -code not in _SIGNALS_OF_LIMITS:
         how = how_ended(code)
         raise ToolDied(f"{tool} was ended by {how}", how)
@@ -96,8 +98,10 @@ def oom_kills() -> int:
 
 
 def why_unfit() -> str | None:
-    """Return what keeps this machine from running any task: files that cannot be written, processes that cannot be
-    started, a damaged compiler."""
+    """Return what keeps this machine from running any task, or None.
+
+    It may be files that cannot be written, processes that cannot be started, or a damaged compiler.
+    """
     if why := broken_compiler():
         return f"this machine failed: {why}"
     cache = user_cache_path("evoengine")

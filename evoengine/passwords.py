@@ -1,4 +1,4 @@
-"""Keeps the passwords of database URLs out of everything that is stored or shown."""
+"""Remove passwords of database URLs from everything that is stored or shown."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def without_passwords(url: str) -> str:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    r"""Return this process's command line, or that of `arguments`, without passwords. Bytes that are not UTF-8, as
-    in a file's name, are written `\xff`, because a database stores text."""
+    r"""Return this process's command line, or that of `arguments`, without passwords.
+
+    Bytes that are not UTF-8, as in a file's name, are written `\xff`, because a database stores text.
+    """
     given = sys.argv if arguments is None else arguments
     return " ".join(_hidden(os.fsencode(each).decode("utf-8", "backslashreplace"), _WHOLE) for each in given)
 

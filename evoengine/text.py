@@ -1,4 +1,4 @@
-"""Text that came from outside, as a terminal, a page or a comment may show it: what it holds, and nothing it does.
+"""Make untrusted text safe to show in a terminal, a page or a comment.
 
 Reasons, devices, knobs, compilers' warnings and origins of runs may hold anything: escape sequences, a line feed that
 begins a line of its own, marks that turn the reading direction, Markdown. `Cc`, `Cf`, `Zl` … are the general
@@ -15,12 +15,11 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """what begins emphasis, code, a link, an image, HTML, an entity, a table's cell or GitHub's bare links
 (CommonMark 2.4: a backslash before ASCII punctuation makes it that character)"""
 DIGITS = 4
-"""significant digits of a number that is shown"""
+"""significant digits of a displayed number"""
 
 
 def plain(text: object) -> str:
-    r"""Return text on one line with an escape such as `\x1b`, `\n` or `\u202e` for each character that does not
-    print."""
+    r"""Return text on one line, with non-printing characters as escapes such as `\x1b`, `\n` or `\u202e`."""
     text = str(text)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import re
 import sqlite3
@@ -13,7 +14,7 @@ import pytest
 
 import evoengine as face
 from evoengine.cli.main import evoengine
-from evoengine.devices.emulator.includes import GIVEN, STANDARD
+from evoengine.devices.emulator.includes import PROVIDED, STANDARD
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.formats.importers import KINDS
 from evoengine.gpu import find_gpu
@@ -219,7 +220,7 @@ def unnamed(page: str, names) -> list[str]:
 def headers() -> set[str]:
     """What a kernel may include in the emulator; C headers once, by their C name."""
     own = {p.relative_to(INCLUDE).as_posix() for p in INCLUDE.rglob("*") if p.is_file() and "evo_emu" not in p.parts}
-    c_names = {name for name in GIVEN | own if not (name.startswith("c") and f"{name[1:]}.h" in GIVEN | own)}
+    c_names = {name for name in PROVIDED | own if not (name.startswith("c") and f"{name[1:]}.h" in PROVIDED | own)}
     return c_names | STANDARD
 
 
@@ -277,3 +278,18 @@ def test_the_vocabulary_explains_some_thirty_terms_each_once():
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (DOCS / "vocabulary.md").read_text(), re.MULTILINE)
     terms = [term for row, meaning in rows if row != "term" for term in row.split(", ")]
     assert len(terms) >= 30 and len(set(terms)) == len(terms)
+
+
+def labels(drawing: str) -> set[str]:
+    """Return the lines of text of a drawing, either Graphviz' text or the SVG that it makes of it."""
+    if drawing.lstrip().startswith("<?xml"):
+        found = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+    else:
+        found = [line for label in re.findall(r'label="([^"]*)"', drawing) for line in label.split("\\n")]
+    return {html.unescape(line).replace("\u00a0", " ").strip() for line in found}
+
+
+def test_the_architectures_drawing_is_what_its_text_says():
+    text, drawing = ((DOCS / f"architecture.{kind}").read_text() for kind in ("dot", "svg"))
+    assert labels(text) == labels(drawing) and len(labels(text)) >= 12
+    assert labels(text.replace("sampler", "oracle")) != labels(drawing)

@@ -1,4 +1,4 @@
-"""Compiles with an NVRTC of choice, an old one from a wheel for example, or the installed one. Needs no GPU."""
+"""Compile with a chosen NVRTC, such as an old one from a wheel, or with the installed one. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
 FLAGS = ("--std=c++17",)
 
 KEPT = 20_000
-"""binaries with their listings in the cache, about 50 KB each"""
+"""limit of cached binaries with their listings, about 50 KB each"""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     cubin: bytes
     listing: str
-    """what nvdisasm -c -hex prints of it"""
+    """the output of nvdisasm -c -hex"""
     seconds: float
-    """that compiling and disassembling took when it was done"""
+    """of compiling and disassembling, when it was done"""
 
 
 class OldNvrtc:
     """The NVRTC in a library, or in a wheel's folder that holds it."""
 
     def __init__(self, version: str, path: Path) -> None:
-        """Raises UsageError where `path` has no NVRTC, or one of another version than `version` (11.8)."""
+        """Load the NVRTC at `path`. Raises UsageError unless it is one of version `version` (such as 11.8)."""
         library = _library(path)
         try:
-            # NVRTC opens its builtins by their bare name, which finds them only if they are loaded already
+            # NVRTC opens its builtins by their bare name, which works only if they are already loaded
             for builtins in sorted(library.parent.glob("libnvrtc-builtins*")):
                 ctypes.CDLL(str(builtins))
             self._api = ctypes.CDLL(str(library))
@@ -60,7 +60,7 @@ class OldNvrtc:
         self.name = f"nvrtc {version}"
 
     def compile(self, text: str, arch: str, options: Sequence[str]) -> bytes:
-        """The cubin; raises CompileFailed with the compiler's first error."""
+        """Return the cubin. Raises CompileFailed with the compiler's first error."""
         given = [option.encode() for option in (f"--gpu-architecture={arch}", *FLAGS, *options, *_includes())]
         program = ctypes.c_void_p()
         source = text.encode()
@@ -106,7 +106,7 @@ class InstalledNvrtc:
 
 
 def parse_option(text: str) -> tuple[str, Path]:
-    """`11.8=PATH` of --nvrtc."""
+    """Parse the `11.8=PATH` of --nvrtc."""
     version, given, path = text.partition("=")
     if not given or not path or not re.fullmatch(r"\d+\.\d+", version):
         raise UsageError(f"--nvrtc takes VERSION=LIBRARY, as 11.8=/path/libnvrtc.so.11.2, not {text!r}")
@@ -115,7 +115,7 @@ def parse_option(text: str) -> tuple[str, Path]:
 
 @cache
 def find_nvrtc(version: str | None, paths: tuple[tuple[str, Path], ...]) -> OldNvrtc | InstalledNvrtc:
-    """The one of that version where `paths` has it, else the installed one."""
+    """Return the NVRTC of that version where `paths` has it, else the installed one."""
     path = dict(paths).get(version) if version else None
     return OldNvrtc(version, path) if version and path else InstalledNvrtc()
 
@@ -143,7 +143,7 @@ def _includes() -> list[str]:
 
 
 def compile_and_list(compiler: OldNvrtc | InstalledNvrtc, text: str, arch: str, options: Sequence[str]) -> Compiled:
-    """Compiles and disassembles, or takes both from the user's cache. Raises CompileFailed."""
+    """Compile and disassemble, or take both from the user's cache. Raises CompileFailed."""
     parts = (compiler.name, arch, *FLAGS, *options, text)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_folder("recorded-kernels")

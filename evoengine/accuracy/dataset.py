@@ -1,5 +1,7 @@
-"""Reads kernels with times that somebody measured on GPUs: a folder per kernel with kernel.cu or kernel.cubin,
-kernel.json, and a GPU.json or GPU.json.gz for each GPU. docs/accuracy-data.md has the format.
+"""Read kernels with times measured elsewhere on GPUs: a folder per kernel.
+
+A folder holds kernel.cu or kernel.cubin, kernel.json, and a GPU.json or GPU.json.gz for each GPU. docs/accuracy-data.md
+has the format.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ DTYPES = (
     *("bool", "float16", "float32", "float64", "complex64", "complex128"),
 )
 PERIOD = 1 << 20
-"""bytes of a large buffer's contents, which repeat"""
+"""period in bytes of a large buffer's contents"""
 LARGEST_BUFFER = 1 << 40
 """bytes; more than any GPU has"""
 LARGEST_FORMULA = 1 << 24
-"""elements of a buffer that a formula gives, all of which are held"""
+"""elements of a buffer filled by a formula, which is stored whole"""
 MAX_GRID = 2**31 - 1
 RECORDED_ON = {"a100": "a100-40gb"}
 """names in the benchmark hub that mean another GPU here than they say: its A100 has 40 GB, 1,555 GB/s"""
@@ -45,7 +47,7 @@ VECTORS = {"char": "int8", "short": "int16", "int": "int32", "float": "float32",
 LARGEST_STRUCT = 4096
 """bytes of a kernel's parameters"""
 CONTRADICTS = 1.05
-"""ratio of two times of a configuration, from which on they contradict each other"""
+"""ratio from which on two times of a configuration contradict each other"""
 
 _VECTOR = re.compile(rf"(?P<of>{'|'.join(VECTORS)})(?P<width>[234])\Z")
 _FORMULA = re.compile(r"expr:\s*\w+\((?P<index>[A-Za-z_]\w*)\)\s*=(?P<formula>.+)", re.DOTALL)
@@ -61,10 +63,10 @@ class Buffer:
     fill: str
     output: bool
     width: int = 1
-    """numbers of an element, 2 of a float2"""
+    """numbers per element, 2 for float2"""
 
     def contents(self, config: Mapping[str, Any], most: int | None = PERIOD) -> np.ndarray:
-        """Its elements [n]; with `most`, no more than so many bytes of them, but for formulas."""
+        """Return the elements [n]; with `most`, at most so many bytes of them, formulas excepted."""
         elements, where = self.width * _size(self.elements, config), f"buffer {self.name}"
         if self.fill.startswith("expr:"):
             return _by_formula(self.fill, elements, self.dtype, where)
@@ -113,7 +115,7 @@ Part = Buffer | Scalar | TensorMap
 
 @dataclass(frozen=True)
 class Struct:
-    """A parameter that is a struct; all that is not named is zero."""
+    """A struct parameter; all bytes that are not named are zero."""
 
     name: str
     bytes: int
@@ -133,20 +135,20 @@ class RecordedKernel:
     knobs: tuple[str, ...]
     arguments: tuple[Part | Struct, ...]
     mapped: tuple[Buffer, ...]
-    """those that only tensor maps point to"""
+    """buffers to which only tensor maps point"""
     constants: tuple[Buffer, ...]
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     shared: Expression
     compiler: str | None
-    """the version of NVRTC that it is to be compiled with, as 11.8; None where the file names none"""
+    """the version of NVRTC to compile with, such as 11.8; None where the file names none"""
     options: tuple[str, ...]
 
     def source(self, config: Mapping[str, Any]) -> str:
         return "".join(f"#define {knob} {_as_text(config[knob])}\n" for knob in self.knobs) + self.text
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
-        """Raises UsageError where a size is no integer above 0."""
+        """Return the launch geometry of a configuration. Raises UsageError where a size is no positive integer."""
         block, grid = (_three([_size(e, config) for e in of]) for of in (self.block, self.grid))
         if max(grid) > MAX_GRID or math.prod(block) > 1024:
             raise UsageError(f"{self.name}: a grid of {grid} blocks of {block} threads is more than a GPU takes")
@@ -167,16 +169,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Recording:
-    """One GPU's times of a kernel. `unreadable` says of each row that was left out why."""
+    """One GPU's times of a kernel. `unreadable` has the reason for each row that was left out."""
 
     gpu: str
-    """as evoengine names it"""
+    """evoengine's name of it"""
     name: str
-    """as the file is named"""
+    """the file's name"""
     stated_clock: Clock | None
-    """at which it was measured"""
+    """the clock of the measurement"""
     optimum_us: float | None
-    """of all valid configurations, where the file says it"""
+    """the optimum of all valid configurations, where the file states it"""
     rows: tuple[Row, ...]
     unreadable: tuple[str, ...]
 
@@ -187,7 +189,7 @@ class Recording:
 
 
 def find_kernels(folder: Path) -> list[Path]:
-    """The kernel folders in it, or itself if it is one; raises UsageError where there is none."""
+    """Return the kernel folders in `folder`, or itself if it is one. Raises UsageError where there is none."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds a folder with a kernel.json per kernel")
     found = sorted(p.parent for p in (*folder.glob("*/kernel.json"), *folder.glob("kernel.json")))
@@ -204,7 +206,7 @@ def find_recordings(folder: Path) -> list[Path]:
 
 
 def read_kernel(folder: Path) -> RecordedKernel:
-    """Raises UsageError naming the file and what in it is wrong."""
+    """Read a kernel's folder. Raises UsageError naming the file and what in it is wrong."""
     path = folder / "kernel.json"
     table = _json(path)
     where = str(path)
@@ -370,7 +372,10 @@ def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.nda
 
 
 def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
-    """Raises UsageError where nothing of the file can be used; a row that cannot be is left out, with the reason."""
+    """Read the times of one GPU; an unusable row is left out, and the reason is recorded.
+
+    Raises UsageError where nothing of the file can be used.
+    """
     table = _json(path)
     if table.get("unit", "us") != "us":
         raise UsageError(f"{path}: the unit is {table['unit']!r}; times must be in us")

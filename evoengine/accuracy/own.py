@@ -1,5 +1,7 @@
-"""A ledger's own figures and the model: measured candidates beside predictions, and predictions of an older model made
-again."""
+"""Compare a ledger's own figures with the model.
+
+Measured candidates are set beside predictions, and predictions of an older model are computed again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ OnTrial = Callable[[int], None]
 
 
 class NotPredicted(Exception):
-    """A candidate that the model could not predict; the message names it and says why."""
+    """A candidate that the model could not predict; the message names it and the reason."""
 
 
 def measured_rows(ledger: Ledger, on_trial: OnTrial) -> Iterator[Row | NotPredicted]:

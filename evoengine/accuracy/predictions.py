@@ -1,6 +1,6 @@
-"""Predicts configurations of recorded kernels from their machine code: by the model and by simpler predictors.
+"""Predict configurations of recorded kernels from their machine code: by the model and by simpler predictors.
 
-A predictor gives what to rank by, lowest first; those in ABSOLUTE give microseconds.
+A predictor gives a value to rank by, lowest first; those in ABSOLUTE give microseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.compile import CompileFailed
 
 CANDIDATE_SECONDS = 600
-"""for compiling one configuration and predicting it on every GPU"""
+"""time limit of compiling one configuration and predicting it on every GPU"""
 PREDICTORS = ("occupancy", "static count", "roofline", "model")
 ABSOLUTE = ("roofline", "model")
 UNPREDICTED = math.inf
@@ -47,24 +47,24 @@ class Task:
     folder: Path
     config: Mapping[str, Any]
     clocks: Mapping[str, Clock]
-    """GPU → at which it was measured there"""
+    """GPU → clock of the measurement there"""
     nvrtc: tuple[tuple[str, Path], ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Hold the result of one configuration."""
+    """The result of one configuration."""
 
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GPU → predictor → what to rank by"""
     said: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """GPU → the class of the kernel and what bounds it, by the model"""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """of CPU that the model took, reading the listing included"""
+    """GPU → CPU seconds of the model, including reading the listing"""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """per GPU: why the model gave no figure"""
+    """GPU → why the model gave no figure"""
     failure: str | None = None
-    """why there is nothing of it: it does not compile, or took too long"""
+    """why there is no result: it does not compile, or took too long"""
 
 
 @cache
@@ -84,7 +84,7 @@ def answer(task: Task) -> Answer:
     try:
         program = Program(compiled.listing, binary.entry)
         launch = launch_of(kernel, binary, task.config)
-    except Exception as error:  # a launch that no GPU takes, an opcode that stops the reader: data, and counted
+    except Exception as error:  # an invalid launch or an unreadable opcode is data, and counted
         problem = _reason(error)
     read_seconds = time.process_time() - start
     static = len(instructions(compiled.listing, binary.entry))
@@ -123,7 +123,10 @@ def _reason(error: Exception) -> str:
 
 
 def entry_of(cubin: bytes, entry: str) -> str:
-    """The kernel's name in the binary, which C++ has mangled where the text does not say extern "C"."""
+    """Return the kernel's name in the binary, which C++ mangles unless the text says extern "C".
+
+    Raises UsageError where the binary has no such kernel, or several.
+    """
     names = kernel_names(cubin)
     if entry in names:
         return entry
@@ -166,7 +169,10 @@ def _all_predictors(
 
 
 def roofline_us(prediction: Prediction, blocks: int, buffer_bytes: int, chip: Chip) -> float:
-    """The busiest pipe of all SMs, or the memory, by the instructions that blocks execute: no latency, no waves."""
+    """Return the lower bound in µs: the busiest pipe of all SMs or the memory, with no latency and no waves.
+
+    Pipes are counted from the instructions that the blocks execute.
+    """
     n, r = prediction.counts, chip.rates
     pipes = (
         n["instructions"],
@@ -193,7 +199,7 @@ Key = tuple[Path, str, str]
 def answer_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> dict[Key, Answer]:
-    """Predict every configuration in so many processes; one that dies or takes too long costs itself alone.
+    """Predict every configuration in `jobs` processes; one that dies or exceeds its time costs only itself.
 
     Raises MachineError where a part is missing that all need.
     """
@@ -212,7 +218,7 @@ def answer_all(
 
 
 def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> dict[Key, Task]:
-    """A configuration is compiled once for all GPUs of an architecture."""
+    """Return one task per configuration and architecture, so that it is compiled once for all GPUs of it."""
     clocks: dict[Key, dict[str, Clock]] = {}
     configs = {}
     for folder, recording in recordings:

@@ -13,7 +13,7 @@ from evoengine.cli.options import db_option, json_option
 if TYPE_CHECKING:
     from evoengine.cli.tables import Table
     from evoengine.ledger.comparison import Comparison, Shared, Standing
-    from evoengine.ledger.times import Sort
+    from evoengine.ledger.ranking import ComparisonKey
 
 SHOWN = 20
 """configurations that both tried, in a table"""
@@ -72,7 +72,7 @@ def comparison_json(found: Comparison) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _sort_json(sort: Sort) -> dict[str, object]:
+def _sort_json(sort: ComparisonKey) -> dict[str, object]:
     policy = asdict(sort.policy) if sort.policy else None
     return {"kind": str(sort.kind), "model": sort.model, "device": sort.device, "policy": policy}
 
@@ -140,7 +140,7 @@ def _figures(found: Comparison) -> Table:
     return Table(columns, rows)
 
 
-def _sort_cells(sort: Sort) -> list[str]:
+def _sort_cells(sort: ComparisonKey) -> list[str]:
     kind = str(sort.kind) + (f" by {sort.model}" if sort.model else "")
     return [kind, sort.device, str(sort.policy) if sort.policy else ""]
 

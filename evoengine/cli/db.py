@@ -18,21 +18,21 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--repair", is_flag=True, help="Rebuild derived data: rankings, states, studies, indexes.")
+@click.option("--repair", is_flag=True, help="Rebuild derived data: rankings, states, studies, indexes, views.")
 @db_option
 def check(repair: bool, db: str | None) -> None:
     """Check the integrity of the whole ledger and report every fault.
 
     The check covers the checksum of every row, the SHA-256 of sources and binaries, references between rows, the
-    ranking, the states of runs, the Optuna study of each run, and missing tables, indexes and views; with SQLite also
-    the structure of the file. Other commands check only the rows they show, and the whole ledger if it is small.
+    ranking, the states of runs, the Optuna study of each run, and missing tables, columns, indexes and views; with
+    SQLite also the structure of the file and the queries of views. Other commands check only the rows they show, and
+    the whole ledger if it is small.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger.maintenance import open_unchecked
-    from evoengine.ledger.study import optuna_storage
-    from evoengine.ledger.study_repair import repair_studies, study_faults
+    from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
+    from evoengine.ledger.store import open_unchecked
 
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
@@ -67,11 +67,12 @@ def upgrade(db: str | None) -> None:
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
-    from evoengine.ledger.maintenance import schema_of
+    from evoengine.ledger.database import parse_url, schema_of
     from evoengine.ledger.schema import known_revisions
     from evoengine.ledger.store import open_ledger
+    from evoengine.paths import chosen_database
 
-    before = schema_of(db)
+    before = schema_of(parse_url(chosen_database(db)))
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         place = ledger.place
@@ -87,7 +88,7 @@ def backup(file: Path, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger.maintenance import back_up
+    from evoengine.ledger.database import back_up
 
     say_which(db)
     with LiveProgress() as live:
@@ -143,9 +144,8 @@ def rebuild_study(run: int, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
     from evoengine.ledger.runs import RUNNING
-    from evoengine.ledger.study import optuna_storage
-    from evoengine.ledger.study_repair import rebuild_studies
 
     with LiveProgress() as live, reading(db) as ledger:
         known = {described.id: described for described in ledger.runs()}

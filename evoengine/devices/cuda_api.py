@@ -23,7 +23,7 @@ _MAX_DYNAMIC_SHARED = 8
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not wait for the default stream"""
 _THREAD_LOCAL = 1
-"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on calling the driver"""
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call the driver meanwhile"""
 
 _INT, _UINT, _POINTER, _BYTES = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 _DEVICE, _ADDRESS = ctypes.c_int, ctypes.c_uint64
@@ -66,7 +66,7 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuEventElapsedTime": (_POINTER, _POINTER, _POINTER),
     "cuTensorMapEncodeTiled": (_POINTER, _INT, _UINT, _ADDRESS, *[_POINTER] * 4, *[_INT] * 4),
 }
-"""the functions that evoengine calls → the types of their arguments; all give a CUresult"""
+"""the functions that evoengine calls → the types of their arguments; all return a CUresult"""
 
 
 class CudaError(Exception):
@@ -100,8 +100,10 @@ def _function(name: str) -> Callable[..., int]:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a driver function. Raises CudaError if it fails, and MachineError if there is no driver or it lacks the
-    function."""
+    """Call a driver function.
+
+    Raises CudaError if it fails, and MachineError if there is no driver or it lacks the function.
+    """
     if code := _function(name)(*arguments):
         raise error_of(name, code)
 
@@ -114,18 +116,20 @@ def error_of(call: str, code: int) -> CudaError:
     return CudaError(call, code, (name.value or b"unknown error").decode(), (text.value or b"unknown error").decode())
 
 
-def _quietly(name: str, handle: ctypes.c_void_p) -> None:
-    """Release a handle, ignoring failures: after a sticky error the driver refuses this too, and the process is
-    replaced."""
+def _release(name: str, handle: ctypes.c_void_p) -> None:
+    """Release a handle, ignoring failures.
+
+    After a sticky error the driver refuses this too, and the process is replaced.
+    """
     _function(name)(handle)
 
 
 class _Owned:
-    """A handle of the driver that is given back when the object is dropped."""
+    """A driver handle that is released with the object."""
 
     def __init__(self, handle: ctypes.c_void_p, destroy: str) -> None:
         self.handle = handle
-        self._release = weakref.finalize(self, _quietly, destroy, handle)
+        self._release = weakref.finalize(self, _release, destroy, handle)
         self._release.atexit = False  # the driver may be gone by then
 
 
@@ -162,7 +166,7 @@ def device_attribute(key: int, index: int = 0) -> int:
 
 
 def memory_info() -> tuple[int, int]:
-    """Free and total bytes of the current context's GPU."""
+    """Return the free and the total bytes of the current context's GPU."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
@@ -223,8 +227,10 @@ class Function:
         self._module, self._handle = module, handle
 
     def set_constant(self, name: str, data: bytes) -> None:
-        """Copy `data` to the start of the module's `__constant__` variable of that name, synchronously. Raises
-        CudaError."""
+        """Copy `data` to the start of the module's `__constant__` variable of that name, synchronously.
+
+        Raises CudaError.
+        """
         at, size = ctypes.c_uint64(), ctypes.c_size_t()
         call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), self._module.handle, name.encode())
         call("cuMemcpyHtoD_v2", at.value, data, min(len(data), size.value))
@@ -234,9 +240,13 @@ class Function:
         call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, size)
 
     def launch(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, parameters: Parameters,
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: Parameters,
         stream: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue the kernel. The driver copies the parameters, so they may be freed at once."""
         call("cuLaunchKernel", self._handle, *grid, *block, shared_bytes, stream, parameters.pointers, None)
 
@@ -245,7 +255,7 @@ class Function:
 
 
 class Stream(_Owned):
-    """A stream beside the default one, which neither waits for the other."""
+    """A stream that neither waits for the default stream nor is awaited by it."""
 
     def __init__(self) -> None:
         handle = ctypes.c_void_p()
@@ -270,17 +280,19 @@ class Event(_Owned):
         return code == 0
 
     def elapsed_us(self, end: Event) -> float:
-        """Return the time in µs from this event to `end`, both completed. The driver's clock ticks about twice a
-        microsecond."""
+        """Return the time in µs from this event to `end`, both completed.
+
+        The driver's clock ticks about twice a microsecond.
+        """
         milliseconds = ctypes.c_float()
         call("cuEventElapsedTime", ctypes.byref(milliseconds), self.handle, end.handle)
         return milliseconds.value * 1e3
 
 
 class Graph(_Owned):
-    """What `record` queues on the stream it is given, captured for replay.
+    """A capture, for replay, of what `record` queues on the stream that it receives.
 
-    It keeps `record`, and by it the kernels that the graph launches.
+    It holds `record`, and through it the kernels that the graph launches.
     """
 
     def __init__(self, record: Callable[[int], None]) -> None:

@@ -1,6 +1,6 @@
-"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy loaded.
+"""Query the CUDA driver about this machine's GPUs, through its C interface: without a context or a heavy import.
 
-Also whose turn it is: two searches that time on one GPU at once would time each other.
+Also lock a GPU: two searches that time on one GPU at once would disturb each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GpuDevice:
     """90 for compute capability 9.0"""
     memory_bytes: int
     limits: dict[str, int] = field(default_factory=dict)
-    """those fields of `Gpu` that the driver knows"""
+    """those fields of `Gpu` that the driver reports"""
 
 
 def find_driver() -> tuple[str, list[GpuDevice]] | str:
@@ -87,8 +87,10 @@ def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
 
 
 def supports_arch(device: GpuDevice, arch: str) -> bool:
-    """Return whether the GPU has that architecture. A binary for an older minor version would run, but it is not
-    what was tuned."""
+    """Return whether the GPU has that architecture.
+
+    A binary for an older minor version would run, but it is not what was tuned.
+    """
     return device.capability == int("".join(c for c in arch if c.isdigit()))
 
 
@@ -111,7 +113,7 @@ def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
 
 
 @contextmanager
-def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
+def lock_device(device: GpuDevice, echo: Callable[[str], None]) -> Iterator[None]:
     """Lock the GPU for this process. Reports and waits while another evoengine of this user times on it."""
     from filelock import FileLock, Timeout
     from platformdirs import user_cache_path
@@ -125,7 +127,7 @@ def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        say(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
+        echo(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
         lock.acquire(poll_interval=0.2)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A GPU's clocks, temperature and what holds them back, through NVML. Optional: nvidia-ml-py may be missing."""
+"""Read a GPU's clocks, temperature and reasons of slowdown through NVML. Optional: nvidia-ml-py may be missing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-SLOW = 0.75
+MIN_CLOCK_SHARE = 0.75
 """of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's
 default)"""
-HELD_BACK = {
+SLOWDOWN_REASONS = {
     "clocks set by the user": 0x02,
     "power cap": 0x04,
     "hardware slowdown": 0x08,
@@ -19,32 +19,32 @@ HELD_BACK = {
     "power brake": 0x80,
 }
 """nvmlClocksEventReason… of nvml.h"""
-HARMLESS = ("power cap", "clocks set by the user")
-"""how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave
+HARMLESS_REASONS = ("power cap", "clocks set by the user")
+"""states that any heavy kernel causes on a large GPU, or that its owner wants; dropping such repetitions would leave
 none"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the sensors say beside a repetition."""
+    """The sensors' values during a repetition."""
 
     sm_mhz: float
     temperature_c: float
     held_back: tuple[str, ...] = ()
-    """what lowers the clocks, in the words of HELD_BACK"""
+    """what lowers the clocks, by the names of SLOWDOWN_REASONS"""
     throttled: bool = False
-    """whether a repetition timed now is worthless"""
+    """whether a repetition timed now must be dropped"""
     watts: float | None = None
-    """None where the GPU does not say"""
+    """None where the GPU does not report it"""
 
 
-def judge_reading(
+def classify_reading(
     sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int, watts: float | None = None
 ) -> Reading:
     """Classify NVML's figures; `reasons` is its bit mask of clock event reasons."""
-    held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
-    asleep = sm_mhz < SLOW * highest_mhz and not held_back
-    throttled = asleep or any(name not in HARMLESS for name in held_back)
+    held_back = tuple(name for name, bit in SLOWDOWN_REASONS.items() if reasons & bit)
+    asleep = sm_mhz < MIN_CLOCK_SHARE * highest_mhz and not held_back
+    throttled = asleep or any(name not in HARMLESS_REASONS for name in held_back)
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
@@ -56,7 +56,7 @@ def _handle(nvml: ModuleType, uuid: str) -> object:
 
 
 class Sensors:
-    """One GPU's sensors, by the UUID that the driver gives it; raises NVML's own error where they cannot be read."""
+    """The sensors of the GPU with the driver's UUID. Raises NVML's own error where they cannot be read."""
 
     def __init__(self, nvml: ModuleType, uuid: str) -> None:
         self._nvml, self._handle = nvml, _handle(nvml, uuid)
@@ -65,7 +65,7 @@ class Sensors:
 
     def read(self) -> Reading:
         n, handle = self._nvml, self._handle
-        return judge_reading(
+        return classify_reading(
             float(n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM)),
             self._highest,
             float(n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)),
@@ -93,8 +93,10 @@ def open_sensors(uuid: str) -> Sensors | str:
 
 
 def settings(uuid: str) -> dict[str, str]:
-    """Return the settings that a GPU's figures depend on, as far as NVML reports them: the power limit, in which
-    cards of one name differ, and whether MIG is on."""
+    """Return the settings that a GPU's figures depend on, as far as NVML reports them.
+
+    These are the power limit, in which cards of one name differ, and whether MIG is on.
+    """
     try:
         nvml = import_module("pynvml")
     except ImportError:

@@ -1,7 +1,7 @@
-"""Tensors too large to be held: their contents are pages of a small pool, chosen by a hash of tensor and page.
+"""Tensors too large for memory: their contents are pages of a small pool, chosen by a hash of tensor and page.
 
-Any part of such a tensor can be had without the rest, here and in the emulator, which gives a page its contents when a
-kernel first touches it.
+Any part of such a tensor can be computed without the rest, here and in the emulator, which fills a page when a kernel
+first touches it.
 """
 
 from __future__ import annotations
@@ -51,21 +51,23 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
     number: int
-    """in the grid, x running fastest; of a kernel with clusters it stands for its whole cluster"""
+    """in the grid, x running fastest; in a kernel with clusters it represents its whole cluster"""
     input_limit: int
-    """bytes of the inputs, in whole pages, at which it is given up"""
+    """bytes of the inputs, in whole pages, at which it is aborted"""
     ends: bool
-    """whether a right kernel's block gets to its end before"""
+    """whether the block of a correct kernel ends before that"""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run by itself. An input without contents has the pool's, and an output is NaN until
-    it is written."""
+    """Some blocks of a launch, each run by itself.
+
+    An input without contents has the pool's, and an output is NaN until it is written.
+    """
 
     launch: Launch
     arguments: Sequence[BlockArgument]
-    """tensors by shape, or inputs with their contents; constants behind the kernel's parameters"""
+    """tensors by shape, or inputs with their contents; constants after the kernel's parameters"""
     pool: Pool
     blocks: Sequence[ChosenBlock]
 
@@ -76,7 +78,7 @@ class BlockTrace:
 
     block: int
     given_up: bool
-    """it touched more of the inputs than it was allowed, and was ended in the middle"""
+    """it read more of the inputs than allowed, and was aborted"""
     pages: dict[str, list[tuple[int, np.ndarray]]]
     """tensor → offset in bytes of every page that was touched; of an output with the contents [uint8], 0xFF where
     nothing was written"""
@@ -89,7 +91,7 @@ _PAGE = struct.Struct("=QII")
 
 
 def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[BlockTrace]:
-    """Return the traces of blocks that a device has written one behind the other."""
+    """Return the traces of blocks that a device has written one after the other."""
     found, position = [], 0
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
@@ -108,8 +110,10 @@ def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[Block
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as
-    in emulator/runtime/pooled.cpp and sass/core/sparse.cpp."""
+    """Apply the finaliser of SplitMix64, as in emulator/runtime/pooled.cpp and sass/core/sparse.cpp.
+
+    See Steele, Lea, Flood, "Fast splittable pseudorandom number generators".
+    """
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ x >> np.uint64(31)

@@ -19,12 +19,12 @@ from evoengine.devices.base import (
     ScratchArgument,
     TensorArgument,
     Tensors,
-)  # fmt: skip
+)
 
 LaunchOne = Callable[[KernelCall, int], Tensors]
-"""runs one kernel; outputs begin with the contents of their arguments"""
+"""runs one kernel; outputs initially have the contents of their arguments"""
 POISONS = (0xFF, 0xA5)
-"""an element that keeps both was not stored to"""
+"""an element that keeps both was not written"""
 
 
 def rounds_by_launches(launch: LaunchOne) -> RunRounds:

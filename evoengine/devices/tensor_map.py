@@ -29,11 +29,10 @@ _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
 
 
 def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> bytes:
-    """Return the 128 bytes that represent a tensor map where no driver encodes it, in the emulator and the executor.
-    Call `check` first.
+    """Return the 128 bytes that stand for a tensor map in the emulator and the executor, without a driver.
 
-    They hold the address, the number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, the
-    bytes of an element, the rank, and the swizzle in bytes, 16 if there is none.
+    Call `check` first. They hold the address, the number of the tensor among the arguments, 4 strides in bytes, 5 dims,
+    5 box extents, the bytes of an element, the rank, and the swizzle in bytes, 16 if there is none.
     """
 
     def five(values: tuple[int, ...]) -> list[int]:

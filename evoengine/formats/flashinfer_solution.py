@@ -1,4 +1,4 @@
-"""A candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
+"""Export a candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
 
 The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then
 outputs. Its launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
@@ -30,7 +30,7 @@ FILE = "kernel.cu"
 _TYPES = {
     "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
     "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 _ON_DEVICE = "cudaMemcpyDeviceToDevice"
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
@@ -83,8 +83,10 @@ def solution_name(candidate: Candidate, target: Target) -> str:
 
 
 def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str, Any]:
-    """Return the Trace as JSON: the workload and its measurement on the GPU; without a measurement there is no
-    evaluation."""
+    """Return the Trace as JSON: the workload and its measurement on the GPU.
+
+    Without a measurement there is no evaluation.
+    """
     return {
         "definition": target.workload.name,
         "workload": {
@@ -98,8 +100,10 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
 
 
 def trace_files(candidate: Candidate, target: Target, echo: Callable[[str], None]) -> dict[str, bytes]:
-    """Return solution.json and trace.json for an exported folder. If the kernel cannot be a Solution, `echo` says
-    why."""
+    """Return solution.json and trace.json for an exported folder.
+
+    If the kernel cannot be a Solution, `echo` says why.
+    """
     try:
         contents = {
             "solution.json": solution(candidate, target),
@@ -192,14 +196,16 @@ def _host(candidate: Candidate, target: Target) -> str:
             for entry, launch in launches
         ),
         freed="".join(f"    cudaFreeAsync({p.name}, stream);\n" for p in scratch),
-    )  # fmt: skip
+    )
 
 
 def _passed(
     target: Target, tensors: Mapping[str, TensorParameter], constants: Mapping[str, ConstantParameter]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parameters of `run`, the Definition's inputs in order and then its outputs, and the input that each
-    constant holds."""
+    """Return the parameters of `run`, and the input that each constant holds.
+
+    The parameters are the Definition's inputs in order and then its outputs.
+    """
     workload = target.workload
     outputs = [name for name, parameter in tensors.items() if parameter.output]
     if isinstance(workload, FolderWorkload):
@@ -212,7 +218,7 @@ def _passed(
 
 
 def _allocated(scratch: ScratchParameter) -> str:
-    """Return statements that allocate scratch memory in the order of the stream, and zero it where that is asked."""
+    """Return statements that allocate scratch memory in stream order, and zero it if it must be."""
     kind, name, size = _TYPES[scratch.dtype], scratch.name, scratch.bytes
     allocated = f"    {kind}* {name};\n    cudaMallocAsync(reinterpret_cast<void**>(&{name}), {size}, stream);\n"
     return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed
@@ -245,8 +251,10 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _attribute(entry: str, launch: Launch) -> str:
-    """Return the call that raises the limit of dynamic shared memory, which is 48 KB by default (CUDA C++
-    Programming Guide)."""
+    """Return the call that raises the limit of dynamic shared memory, by default 48 KB.
+
+    See the CUDA C++ Programming Guide.
+    """
     if launch.shared_bytes <= 48 << 10:
         return ""
     return f"    cudaFuncSetAttribute({entry}, cudaFuncAttributeMaxDynamicSharedMemorySize, {launch.shared_bytes});\n"

@@ -1,4 +1,4 @@
-"""FlashInfer-Trace: Definitions and Workloads read into a folder, Solutions and Traces written.
+"""Import FlashInfer-Trace's Definitions and Workloads into a folder.
 
 The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and
 `custom` inputs.
@@ -20,11 +20,11 @@ from evoengine.space.expression import Expression
 from evoengine.untrusted import parse_json
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
-MOST_WORKLOADS = 64
+MAX_WORKLOADS = 64
 SIZE = 256
-"""of a var axis where no workload gives one"""
+"""default of a var axis without a workload"""
 EPSILON = 1e-6
-"""of a value passed as eps where no workload gives one"""
+"""default of a value named eps without a workload"""
 
 
 def import_trace(definition: Path, workloads: Path | None, name: str, reference: str | None) -> NewFolder:
@@ -84,8 +84,10 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """Return the reference with a function `run`. If it defines another function, as FlashInfer's own dumps do,
-    `run` calls that."""
+    """Return the reference with a function `run`.
+
+    If it defines another function, as FlashInfer's own dumps do, `run` calls that.
+    """
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():
@@ -107,8 +109,10 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
 def _workloads(
     data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the axes and inputs of each line. Tensor files are not imported, and inputs without a description get a
-    default."""
+    """Return the axes and inputs of each line.
+
+    Tensor files are not imported, and inputs without a description get a default.
+    """
     var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
     scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
@@ -152,9 +156,9 @@ def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, A
     usable = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("axes"), dict)]
     if not usable:
         raise UsageError(f"{file} has no workload of {name} with axes")
-    if len(usable) > MOST_WORKLOADS:
-        remarks.append(f"all but the first {MOST_WORKLOADS} of {len(usable)} workloads")
-    return usable[:MOST_WORKLOADS]
+    if len(usable) > MAX_WORKLOADS:
+        remarks.append(f"all but the first {MAX_WORKLOADS} of {len(usable)} workloads")
+    return usable[:MAX_WORKLOADS]
 
 
 def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A kernel's folder before it is written: what importers make and `evoengine new` puts on disk."""
+"""A kernel's folder before it is written: importers create it, and `evoengine new` writes it to disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NewFolder:
     kernel: str
     is_template: bool
     remarks: tuple[str, ...] = ()
-    """what could not be taken over, a line each"""
+    """what could not be imported, a line each"""
 
     def files(self) -> dict[str, str]:
         name = self.problem["name"]
@@ -75,8 +75,10 @@ def space_text(
 
 
 def _toml(value: int | float | bool | str) -> str:
-    """Return a TOML value. TOML reads JSON strings, except escaped characters beyond the basic plane, which are
-    written unescaped."""
+    """Return a TOML value.
+
+    TOML reads JSON strings, except escaped characters beyond the basic plane, which are written unescaped.
+    """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)

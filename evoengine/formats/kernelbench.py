@@ -1,5 +1,7 @@
-"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder. It has no kernel: one is to
-be written."""
+"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder.
+
+It has no kernel: the user writes one.
+"""
 
 from __future__ import annotations
 

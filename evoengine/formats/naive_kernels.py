@@ -1,4 +1,4 @@
-"""Kernels for imported problems that come without one: plain and correct for a few operations, else a skeleton."""
+"""Kernels for imported problems without one: simple and correct for a few operations, else a skeleton."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADERS = {"float16": "#include <cuda_fp16.h>\n", "bfloat16": "#include <cuda_b
 _C_TYPES = {
     **_TYPES, "float64": "double", "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
     "uint8": "unsigned char", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 _TO = {"float32": "{}", "float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
 _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
 
@@ -115,8 +115,10 @@ class NaiveKernel:
 
 
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
-    """Return a correct kernel for `gemm` and `rmsnorm` with FlashInfer-Trace's tensors, and a skeleton for other
-    operations."""
+    """Return a correct kernel for `gemm` and `rmsnorm`, and a skeleton for other operations.
+
+    Its tensors are those of FlashInfer-Trace.
+    """
     operation = str(problem.get("op_type", "")).lower()
     if operation == "gemm" and (made := _gemm(problem)):
         return made
@@ -126,7 +128,7 @@ def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
 
 
 def _shapes(problem: Mapping[str, Any], key: str) -> list[tuple[str, list[str], str]]:
-    """Name, shape and dtype of each tensor; those passed by value have the shape []."""
+    """Return name, shape and dtype of each tensor; those passed by value have the shape []."""
     items = problem.get(key)
     entries = items.items() if isinstance(items, dict) else ()
     return [(n, _sizes(i.get("shape")), str(i.get("dtype"))) for n, i in entries if isinstance(i, dict)]
@@ -169,11 +171,17 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         return None
     m, n, k = a_shape[0], b_shape[0], a_shape[1]
     text = _GEMM.format(
-        headers=_headers(a_type, b_type, c_type), m=m, n=n, k=k, c=c, entry=problem["name"],
-        parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
+        headers=_headers(a_type, b_type, c_type),
+        m=m,
+        n=n,
+        k=k,
+        c=c,
+        entry=problem["name"],
+        parameters=_parameters(problem),
+        load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
         load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"),
         store=_FROM[c_type].format("sum_[r_]"),
-    )  # fmt: skip
+    )
     knobs = {
         "block_size_x": [8, 16, 32],
         "block_size_y": [4, 8, 16],
@@ -190,8 +198,10 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
-    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols]; eps is an input, or the reference's
-    literal."""
+    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols], or None.
+
+    eps is an input, or the reference's literal.
+    """
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     tensors = [item for item in inputs if item[1]]
     values = [item[0] for item in inputs if not item[1]]
@@ -208,10 +218,16 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""
     value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
-        headers=_headers(x_type, w_type, y_type), rows=rows, cols=cols, entry=problem["name"], y=y, eps=eps,
-        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
+        headers=_headers(x_type, w_type, y_type),
+        rows=rows,
+        cols=cols,
+        entry=problem["name"],
+        y=y,
+        eps=eps,
+        parameters=_parameters(problem),
+        load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
         store=_FROM[y_type].format(value),
-    )  # fmt: skip
+    )
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
     space = space_text(
         problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}]

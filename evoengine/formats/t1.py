@@ -1,4 +1,4 @@
-"""T1: the auto-tuners' common description of a tuning problem (FAIR benchmark suite, "TuningSchema" 1.0)."""
+"""Import T1, the auto-tuners' common description of a tuning problem (FAIR benchmark suite, "TuningSchema" 1.0)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from evoengine.formats.tuned_kernel import (
     knob_values,
     parameters_of,
     require_divisors,
-)  # fmt: skip
+)
 from evoengine.workloads.folder_reader import require_name
 
 _TYPES = {
     "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
     "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
-}  # fmt: skip
-"""unsigned types travel as signed ones of the same size"""
+}  # fmt: skip # a table
+"""unsigned types become signed ones of the same size"""
 _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """Return the folder of a T1 file and the kernel file beside it. Raises UsageError if the file describes no CUDA
-    kernel."""
+    """Return the folder of a T1 file and the kernel file beside it.
+
+    Raises UsageError if the file describes no CUDA kernel.
+    """
     data = read_json(file, "the T1 file")
     spec = data.get("KernelSpecification") if isinstance(data, dict) else None
     space = data.get("ConfigurationSpace") if isinstance(data, dict) else None
@@ -104,8 +106,10 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Set the grid: ProblemSize over GridDiv if the file gives them; GlobalSize counts blocks for CUDA and threads
-    for OpenCL."""
+    """Set the grid: ProblemSize over GridDiv if the file states them, else GlobalSize.
+
+    GlobalSize counts blocks for CUDA and threads for OpenCL.
+    """
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
         kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
@@ -161,8 +165,10 @@ def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) 
 
 
 def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> dict[str, Any]:
-    """Return the draw for `Constant` and `Random`, which is uniform below FillValue. Files of values are not
-    imported."""
+    """Return the draw for `Constant`, and for `Random`, which is uniform below FillValue.
+
+    Files of values are not imported.
+    """
     fill, value = given.get("FillType", "Random"), _number(given, 1)
     if fill == "Constant":
         return {"type": "constant", "value": value}

@@ -1,4 +1,4 @@
-"""A kernel as other auto-tuners describe it (CUDA text with `#define` knobs, arguments, launch), made into a folder."""
+"""Convert a kernel described for other auto-tuners (CUDA text with `#define` knobs, arguments, launch) to a folder."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ class Argument:
     output: bool = False
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
     is_parameter: bool = True
-    """whether the kernel takes it as such; else it is the contents of `constants` alone"""
+    """whether it is a parameter of the kernel; else it is only the contents of a variable of `constants`"""
 
 
 @dataclass
 class TunedKernel:
-    """What an importer found. `problem_size` and `grid_div` are texts along x, y and z; a grid without `grid_div` is
-    `problem_size` itself."""
+    """What an importer found.
+
+    `problem_size` and `grid_div` are texts along x, y and z; a grid without `grid_div` is `problem_size` itself.
+    """
 
     name: str
     entry: str
@@ -56,8 +58,10 @@ class TunedKernel:
 
 
 def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
-    """Return the folder, with remarks on everything that could not be imported. Raises UsageError if nothing can be
-    imported."""
+    """Return the folder, with remarks on everything that could not be imported.
+
+    Raises UsageError if nothing can be imported.
+    """
     axes, shapes = _axes(kernel)
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
@@ -173,8 +177,10 @@ def require_divisors(kernel: TunedKernel) -> None:
 
 
 def extern_c(text: str, entry: str) -> str:
-    """Return the text with its entry declared `extern "C"`, as the driver looks it up, unless something in it
-    already is."""
+    """Return the text with its entry declared `extern "C"`, unless it declares anything so already.
+
+    The driver looks the entry up by that name.
+    """
     if re.search(r'extern\s*"C"', text):
         return text
     return re.sub(rf"\b__global__\b(?=[^;{{}}]*\b{re.escape(entry)}\s*\()", 'extern "C" __global__', text, count=1)

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, joinedload
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
 from evoengine.ledger.models import CandidateRow, RunRow
+from evoengine.ledger.ranking import ComparisonKey, read_times
 from evoengine.ledger.rows import to_run
 from evoengine.ledger.runs import PENDING, Run
-from evoengine.ledger.times import Sort, read_times
 from evoengine.records import Config, config_key
 
 NEAR = 0.05
@@ -49,6 +49,10 @@ class Standing:
     not be compared"""
 
 
+Pair = tuple[Standing | None, Standing | None]
+"""of two runs"""
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """A configuration that both runs tried. `ratio` is the first run's time over the second's."""
@@ -56,7 +60,7 @@ class Shared:
     config: Config
     trials: tuple[int, int]
     outcomes: tuple[str, str]
-    sort: Sort | None
+    sort: ComparisonKey | None
     """of the figures that are compared: the most trusted that both have; None where they have none in common"""
     us: tuple[float, float] | None
     ratio: float | None
@@ -71,7 +75,7 @@ class Comparison:
     """what of the settings differs, by name"""
     trials: tuple[int, int]
     outcomes: dict[str, tuple[int, int]]
-    standings: dict[Sort, tuple[Standing | None, Standing | None]]
+    standings: dict[ComparisonKey, Pair]
     """most trusted first"""
     shared: list[Shared]
     """those with the most unlike figures first"""
@@ -92,7 +96,7 @@ class _Tried:
     outcomes: Counter[str] = field(default_factory=Counter)
     configs: dict[bytes, tuple[int, str]] = field(default_factory=dict)
     """of a configuration its last trial, and how that ended"""
-    times: dict[Sort, dict[int, Time]] = field(default_factory=dict)
+    times: dict[ComparisonKey, dict[int, Time]] = field(default_factory=dict)
     """trial → its last figure of that sort"""
 
 
@@ -172,7 +176,7 @@ def _tried(reading: Reading, run: Run, winner: Callable[[Run], int | None]) -> _
             ranked[trial.trial] = found.trials
     for figure in read_times(reading, list(ranked)):
         time = Time(figure.trial, ranked[figure.trial], figure.us, figure.tflops)
-        found.times.setdefault(figure.sort, {})[figure.trial] = time
+        found.times.setdefault(figure.key, {})[figure.trial] = time
     return found
 
 
@@ -183,11 +187,11 @@ def _key(trial: Trial) -> bytes:
 # ── beside each other ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sorts(tried: Sequence[_Tried]) -> list[Sort]:
-    return sorted({sort for each in tried for sort in each.times}, key=Sort.trust)
+def _sorts(tried: Sequence[_Tried]) -> list[ComparisonKey]:
+    return sorted({sort for each in tried for sort in each.times}, key=lambda sort: sort.precedence)
 
 
-def _standings(tried: tuple[_Tried, _Tried], comparable: bool) -> dict[Sort, tuple[Standing | None, Standing | None]]:
+def _standings(tried: tuple[_Tried, _Tried], comparable: bool) -> dict[ComparisonKey, Pair]:
     found = {}
     for sort in _sorts(tried):
         best = [_best(each, sort) for each in tried]
@@ -198,18 +202,22 @@ def _standings(tried: tuple[_Tried, _Tried], comparable: bool) -> dict[Sort, tup
     return found
 
 
-def _best(tried: _Tried, sort: Sort) -> Time | None:
+def _best(tried: _Tried, sort: ComparisonKey) -> Time | None:
     """Of the figures that the run's winner won by that one, as finals may have chosen it; of others the shortest."""
     times = tried.times.get(sort)
     if not times:
         return None
-    won_by = min((s for s, of_sort in tried.times.items() if tried.winner in of_sort), key=Sort.trust, default=None)
+    won_by = min(
+        (s for s, of_sort in tried.times.items() if tried.winner in of_sort),
+        key=lambda sort: sort.precedence,
+        default=None,
+    )
     if tried.winner is not None and sort == won_by:
         return times[tried.winner]
     return min(times.values(), key=lambda t: (t.us, t.trial))
 
 
-def _standing(tried: _Tried, sort: Sort, best: Time | None, of_both: float | None) -> Standing | None:
+def _standing(tried: _Tried, sort: ComparisonKey, best: Time | None, of_both: float | None) -> Standing | None:
     if best is None:
         return None
     times = tried.times[sort].values()

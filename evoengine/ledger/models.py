@@ -30,9 +30,6 @@ VERSION_TABLE = "evoengine_alembic_version"
 """ours beside Optuna's `alembic_version`"""
 
 
-_IS_FINAL = text("is_final = 1")
-
-
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime; SQLite, which has none, keeps the UTC wall clock."""
 
@@ -348,35 +345,40 @@ class RankingRow(Base):
     __tablename__ = "rankings"
     __table_args__ = (
         UniqueConstraint(
-            "problem", "gpu", "kind", "by_formula", "device", "policy", "kernel", "gate_version", name="uq_rankings"
+            "problem", "gpu", "kernel", "precedence", "device", "policy", "gate_version", name="uq_rankings"
         ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     problem: Mapped[str]
     gpu: Mapped[str]
+    kernel: Mapped[str] = mapped_column(String(64))
+    """of the runs; empty of workloads that come with evoengine"""
+    precedence: Mapped[int]
+    """`evoengine.records.precedence`, smaller for more trusted"""
     kind: Mapped[str] = mapped_column(String(16))
-    by_formula: Mapped[int]
-    """1 of estimates that were not predicted from machine code, else 0"""
     device: Mapped[str]
     policy: Mapped[str]
     """as JSON with its names in their order; empty where nothing ran here"""
-    kernel: Mapped[str] = mapped_column(String(64), server_default="")
-    """of the runs; empty of workloads that come with evoengine"""
-    gate_version: Mapped[int] = mapped_column(server_default="0")
+    gate_version: Mapped[int]
     """that the candidates were judged by; 0 of those from before versions were kept"""
 
 
+UNPLACED = 2**31 - 1
+"""the place of a trial that is ordered by its time alone, behind those of equal time that won a place"""
+ADJUSTED = "final_of_run IS NOT NULL OR counted_us <> us OR run_counted_us <> us"
+"""holds of standings that finals concern; of most rankings there are none"""
+
+
 class StandingRow(Base):
-    """The figure by which a candidate is ranked, where SQL finds the fastest. Follows from the other tables:
-    `standings.py`."""
+    """By which figure, time and place a candidate is ranked: `ranking.py` derives it from the other tables."""
 
     __tablename__ = "standings"
     __table_args__ = (
-        Index(None, "ranking_id", "us", "figure_id", "run_id"),
-        Index(None, "run_id", "ranking_id", "us", "figure_id"),
+        Index(None, "ranking_id", "counted_us", "place", "us"),
+        Index(None, "run_id", "ranking_id", "run_counted_us", "run_place", "us"),
         Index(None, "ranking_id", "figure_id"),
-        Index("ix_standings_finals", "ranking_id", "run_id", sqlite_where=_IS_FINAL, postgresql_where=_IS_FINAL),
+        Index("ix_standings_adjusted", "ranking_id", sqlite_where=text(ADJUSTED), postgresql_where=text(ADJUSTED)),
     )
 
     candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), primary_key=True, autoincrement=False)
@@ -385,9 +387,19 @@ class StandingRow(Base):
     figure_id: Mapped[int]
     """of the measurement"""
     us: Mapped[float]
-    """the time that is compared"""
-    is_final: Mapped[int]
-    """1 where the figure is of finals, else 0"""
+    """the figure's time"""
+    final_of_run: Mapped[float | None]
+    """of a figure of finals: the run that held them, below 0 in another ledger"""
+    final_place: Mapped[float | None]
+    """the place that the figure won there"""
+    counted_us: Mapped[float]
+    """the time by which the candidate counts, which the last finals may lower or raise"""
+    place: Mapped[int]
+    """of candidates with equal `counted_us`, or UNPLACED"""
+    run_counted_us: Mapped[float]
+    """as `counted_us`, among the candidates of its run alone"""
+    run_place: Mapped[int]
+    """as `place`, among the candidates of its run alone"""
 
 
 class BaselineRow(Checked, Base):

@@ -1,134 +1,517 @@
-"""Which of several figures counts more: kinds, devices and policies are never mixed, and finals decide between their
-finalists."""
+"""Ranks candidates: stores by which figure and time each one counts, so that reading a ranking is an ORDER BY.
+
+A candidate counts by its last figure of its most trusted kind, and not at all where that figure is suspect or the
+candidate was refuted. Figures are ranked together where kind, device, policy, kernel and version of the gate are the
+same: one name (h100) stands for GPUs of unlike speed, and a kernel takes another time with a warm L2.
+
+The finalists of the last finals keep the places that they won there, and whatever was timed before, alone, is behind
+them. Finals of an imported run decide between trials of that run alone: nobody timed its finalists against what this
+ledger had. What counts among the trials of one run is stored beside what counts among all.
+
+`standings` follows from candidates, verdicts and measurements. Every write of one of these calls `update_standing` or
+`rebuild` in the same transaction; `evoengine db check` computes all of it again and compares.
+"""
 
 from __future__ import annotations
 
+import heapq
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
+from typing import Any
 
-from evoengine.ledger.rows import KIND_PRECEDENCE
-from evoengine.records import Clocks, Kind, Policy
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
+from sqlalchemy.orm import Session, aliased
+
+from evoengine.ledger.chains import execute, insert_new
+from evoengine.ledger.checksums import Damaged, RowReader
+from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
+from evoengine.ledger.models import (
+    ADJUSTED,
+    UNPLACED,
+    CandidateRow,
+    MeasurementRow,
+    RankingRow,
+    RunRow,
+    StandingRow,
+    VerdictRow,
+)
+from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, model_of
 
-HERE = 0
-"""stands for all runs of this ledger; those are numbered from 1"""
+FETCHED = 64
+"""standings that are read together"""
+_KEY = ("problem", "gpu", "kernel", "precedence", "kind", "device", "policy", "gate_version")
+"""columns of `rankings` that two figures share which are ranked together"""
+PREDICTED, BY_FORMULA = (precedence(Kind.ESTIMATED, by_formula) for by_formula in (False, True))
+
+
+# ── figures that count ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A row of the measurements, as far as ranking needs it; a higher id was taken later."""
+class _Figure:
+    """A measurement with its number, its trial, and the ranking that it belongs to, by the names of RankingRow."""
 
     id: int
     trial: int
-    kind: Kind
-    us: float
-    """the time that is compared"""
-    suspect: str | None
-    terms: Mapping[str, float]
-    device: str = ""
-    run: int = HERE
-    """of the trial"""
-    policy: Policy | None = None
-    gate_version: int = 0
-    """that the trial was judged by; 0 of one from before versions were kept"""
-    kernel: str = ""
-    """of the trial's run, where that is a kernel that somebody brought"""
+    run: int
+    measurement: Measurement
+    source: str
+    """the source's SHA-256, or the configuration's key where no source is known"""
+    ranking: Mapping[str, Any]
 
-    @property
-    def speed(self) -> float:
-        """runs per second"""
-        return 1e6 / self.us
-
-    @property
-    def precedence(self) -> tuple[int, bool, bool]:
-        """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are
-        none."""
-        sustained = self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
-        return KIND_PRECEDENCE.index(self.kind), self.by_formula, sustained
-
-    @property
-    def by_formula(self) -> bool:
-        return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
-
-    def comparable(self, other: Figure) -> bool:
-        return self._key == other._key
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        return self.kind, self.device, self.policy, self.gate_version, self.kernel
+    def standing(self) -> dict[str, Any]:
+        """Return the candidate's row of `standings` before finals are counted, without its ranking."""
+        us, terms = self.measurement.compared_us, self.measurement.terms
+        final = (terms.get("final_of_run", 0.0), terms["place"]) if "place" in terms else (None, None)
+        return dict(
+            zip(_COLUMNS, (self.trial, self.run, self.id, us, *final, us, UNPLACED, us, UNPLACED), strict=False)
+        )
 
 
-def ranked(figures: Iterable[Figure]) -> list[int]:
-    """Trials best first, by figures of the most trusted kind that any has; `figures` come oldest first.
+_candidates = RowReader(
+    CandidateRow, ("run_id", "problem", "gpu", "outcome", "gate_version", "source_sha256", "config_key")
+)
+_measurements = RowReader(
+    MeasurementRow, ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
+)
+_FIGURE = (*_candidates.columns, *_measurements.columns)
+_any_verdict = aliased(VerdictRow)
+# a verdict on executed machine code decides nothing here: what it refutes ends as not ranked, unless a GPU measured it
+_LAST_VERDICT = (
+    select(func.max(_any_verdict.id))
+    .where(_any_verdict.candidate_id == CandidateRow.id, _any_verdict.device != EXECUTOR)
+    .scalar_subquery()
+)
+# not `in_`, which is composed anew for every execution
+_RANKED = or_(*(CandidateRow.outcome == str(o) for o in Outcome if o.ranked))
+_FIGURES = (
+    select(func.coalesce(RunRow.kernel, ""), *_FIGURE)
+    .select_from(CandidateRow)
+    .join(RunRow, RunRow.id == CandidateRow.run_id)
+    .join(MeasurementRow)
+    .outerjoin(VerdictRow, VerdictRow.id == _LAST_VERDICT)
+    .where(_RANKED, VerdictRow.outcome.is_(None))
+    .order_by(CandidateRow.id, MeasurementRow.id)
+)
+_FIGURES_OF_TRIAL = _FIGURES.where(CandidateRow.id == bindparam("trial"))
 
-    Only those of the device and the policy that gave the last such figure count: one name (h100) stands for GPUs of
-    unlike speed, and the same kernel takes another time with a warm L2 or launched from a graph.
 
-    A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
-    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
-    Finals of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
+def _read_figure(row: Sequence[Any]) -> _Figure:
+    """Read the run's kernel and the columns of `_FIGURE`. Raises Damaged where a row is not what was written."""
+    kernel, *columns = row
+    trial, run, problem, gpu, _, gate_version, source, config_key = _candidates.read(columns[: _candidates.width])
+    number, _, kind, device, median_us, normalised_us, suspect, terms, policy = _measurements.read(
+        columns[_candidates.width :]
+    )
+    m = Measurement(
+        KINDS[kind], device, None, median_us, suspect=suspect, terms=read_terms(terms, _TERMS),
+        policy=read_policy(policy), normalised_us=normalised_us,
+    )  # fmt: skip
+    key = (problem, gpu, kernel, m.precedence, kind, device, _policy_key(m.policy), gate_version or 0)
+    ranking = dict(zip(_KEY, key, strict=True))
+    return _Figure(number, trial, run, m, source or config_key, ranking)
 
-    Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
+
+_TERMS = ("predicted", "place", "final_of_run")
+
+
+def _policy_key(policy: Policy | None) -> str:
+    return "" if policy is None else json.dumps(asdict(policy), sort_keys=True)
+
+
+def _counting(rows: Iterable[Row[Any]]) -> Iterator[_Figure]:
+    """Yield the figure by which each candidate counts; the rows come candidate after candidate, oldest figure first."""
+    for _, of_trial in groupby(map(_read_figure, rows), key=lambda figure: figure.trial):
+        chosen = min(reversed(list(of_trial)), key=lambda figure: figure.measurement.precedence)
+        if not chosen.measurement.suspect:
+            yield chosen
+
+
+def _counting_between(session: Session, first: int, last: int, run: int | None) -> list[_Figure]:
+    wanted = _FIGURES.where(CandidateRow.id.between(first, last))
+    return list(_counting(session.execute(wanted if run is None else wanted.where(CandidateRow.run_id == run))))
+
+
+# ── kept up to date ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+_FALL = text("DELETE FROM standings WHERE candidate_id = :trial RETURNING ranking_id, final_of_run")
+_SAME = " AND ".join(f"r.{name} = ?" for name in _KEY)
+_BEFORE = (
+    "SELECT r.id, s.ranking_id, s.figure_id, s.final_of_run,"
+    f" (SELECT max(figure_id) FROM standings WHERE ranking_id = r.id AND ({ADJUSTED}) AND final_of_run IS NOT NULL)"
+    f" AS last_final FROM rankings r LEFT JOIN standings s ON s.candidate_id = ? WHERE {_SAME}"
+)
+"""number of the ranking, what stood in it of the trial, and the last figure of finals in it"""
+_COLUMNS = (
+    "candidate_id", "run_id", "figure_id", "us", "final_of_run", "final_place", "counted_us", "place",
+    "run_counted_us", "run_place", "ranking_id",
+)  # fmt: skip
+_STAND = (
+    f"INSERT INTO standings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+    f" ON CONFLICT (candidate_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[2:])}"
+)
+
+
+def update_standing(connection: Connection, trial: int) -> None:
+    """Store by what a trial counts after it got an outcome, a verdict or a figure; without an outcome by nothing."""
+    figure = next(_counting(connection.execute(_FIGURES_OF_TRIAL, {"trial": trial})), None)
+    if figure is None:
+        fallen = connection.execute(_FALL, {"trial": trial}).one_or_none()
+        if fallen is not None and fallen.final_of_run is not None:
+            count_finals(connection, fallen.ranking_id)
+        return
+    standing = figure.standing()
+    is_final = standing["final_of_run"] is not None
+    ranking, stood_in, stood_by, was_final, last_final = _find(connection, figure, alone=is_final)
+    if (stood_in, stood_by) == (ranking, figure.id):
+        return
+    execute(connection, _STAND, *standing.values(), ranking)
+    if was_final is not None and stood_in != ranking:
+        count_finals(connection, stood_in, figure.run)
+    if is_final or was_final is not None or (last_final or 0) > figure.id:
+        count_finals(connection, ranking, figure.run)
+
+
+def _find(connection: Connection, figure: _Figure, *, alone: bool = False) -> Any:
+    """Return what `_BEFORE` finds; makes the ranking where it is new. On PostgreSQL, locks it against those who count
+    its finals and, with `alone`, against those who add to it."""
+    key = tuple(figure.ranking.values())
+    if connection.dialect.name == "postgresql":
+        lock = "UPDATE" if alone else "KEY SHARE"
+        execute(connection, f"SELECT r.id FROM rankings r WHERE {_SAME} FOR {lock}", *key)
+    found = execute(connection, _BEFORE, figure.trial, *key).one_or_none()
+    if found is not None:
+        return found
+    insert_new(connection, RankingRow, figure.ranking)
+    return execute(connection, _BEFORE, figure.trial, *key).one()
+
+
+def rebuild(session: Session, run: int | None = None) -> None:
+    """Store by what each trial counts, of one run or of all."""
+    connection = session.connection()
+    connection.execute(delete(StandingRow) if run is None else delete(StandingRow).where(StandingRow.run_id == run))
+    rankings: dict[tuple[Any, ...], int] = {}
+    for first, last in _spans(session, run):
+        rows = []
+        for figure in _counting_between(session, first, last, run):
+            key = tuple(figure.ranking.values())
+            if key not in rankings:
+                rankings[key] = _find(connection, figure).id
+            rows.append(figure.standing() | {"ranking_id": rankings[key]})
+        if rows:
+            connection.execute(insert(StandingRow), rows)
+    count_all_finals(connection)
+
+
+def _spans(session: Session, run: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield the first and last number of trials that are read together."""
+    wanted = select(CandidateRow.id).order_by(CandidateRow.id)
+    numbers = iter(session.scalars(wanted if run is None else wanted.where(CandidateRow.run_id == run)).all())
+    while batch := list(islice(numbers, BATCH)):
+        yield batch[0], batch[-1]
+
+
+# ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_ADJUSTABLE = (
+    "SELECT candidate_id, run_id, figure_id, us, final_of_run, final_place, counted_us, place, run_counted_us,"
+    " run_place FROM standings WHERE ranking_id = :ranking"
+)
+_IN_QUESTION = text(
+    f"{_ADJUSTABLE} AND ({ADJUSTED}) UNION {_ADJUSTABLE} AND counted_us < (SELECT max(us) FROM standings"
+    f" WHERE ranking_id = :ranking AND ({ADJUSTED}) AND final_of_run IS NOT NULL)"
+)
+_COUNT = text(
+    "UPDATE standings SET counted_us = :counted_us, place = :place, run_counted_us = :run_counted_us,"
+    " run_place = :run_place WHERE candidate_id = :candidate_id"
+)
+Counted = dict[int, tuple[float, int]]
+"""trial → the time by which it counts, and its place among those of equal time"""
+
+
+def count_finals(connection: Connection, ranking: int, run: int | None = None) -> None:
+    """Store what the last finals make of a ranking's times: among all trials, and among those of `run` or of each."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT id FROM rankings WHERE id = :ranking FOR UPDATE"), {"ranking": ranking})
+    if changed := [counted for _, counted in _miscounted(connection, ranking, run)]:
+        connection.execute(_COUNT, changed)
+
+
+def count_all_finals(connection: Connection) -> None:
+    """Store what finals make of the times of every ranking."""
+    for ranking in connection.scalars(text(f"SELECT DISTINCT ranking_id FROM standings WHERE {ADJUSTED}")).all():
+        count_finals(connection, ranking)
+
+
+def _miscounted(connection: Connection, ranking: int, run: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield trials whose row of `standings` does not have the time and place by which they count, and these."""
+    rows = connection.execute(_IN_QUESTION, {"ranking": ranking}).all()
+    of_all, in_run = _count(rows), dict[int, tuple[float, int]]()
+    by_run: dict[int, list[Row[Any]]] = {}
+    for row in rows:
+        by_run.setdefault(row.run_id, []).append(row)
+    for number, of_run in by_run.items():
+        if run in (None, number):
+            in_run |= _count(of_run)
+    for row in rows:
+        trial, held = row.candidate_id, (row.counted_us, row.place, row.run_counted_us, row.run_place)
+        right = (*of_all[trial], *in_run.get(trial, held[2:]))
+        if held != right:
+            names = ("counted_us", "place", "run_counted_us", "run_place")
+            yield trial, {"candidate_id": trial, **dict(zip(names, right, strict=True))}
+
+
+def _count(standings: Sequence[Row[Any]]) -> Counted:
+    """Return by what trials of one ranking count. Those left out that no finals concern change nothing."""
+    counted: Counted = {s.candidate_id: (s.us, UNPLACED) for s in standings}
+    for finalists, concerned in _last_finals(standings):
+        slowest = us = counted[finalists[-1].candidate_id][0]
+        for finalist in reversed(finalists):
+            us = min(us, counted[finalist.candidate_id][0])
+            counted[finalist.candidate_id] = us, int(finalist.final_place)
+        began = min(finalist.figure_id for finalist in finalists)
+        for standing in concerned:
+            if standing.figure_id < began and counted[standing.candidate_id][0] < slowest:
+                counted[standing.candidate_id] = slowest, UNPLACED
+    return counted
+
+
+def _last_finals(standings: Sequence[Row[Any]]) -> Iterator[tuple[list[Row[Any]], Sequence[Row[Any]]]]:
+    """Yield finalists by their places, and the standings that are behind them where they were taken before.
+
+    Finals held in another ledger, whose numbers are below 0, concern their own run alone. This ledger's come last.
     """
-    trusted = standing(figures)
-    if not trusted:
-        return []
-    last = min(trusted, key=lambda f: (f.precedence, -f.id))
-    order = in_order([f for f in trusted if f.comparable(last)])
-    if last.kind is Kind.ESTIMATED and not last.by_formula:
-        same = (last.gate_version, last.kernel)
-        order += in_order([f for f in trusted if f.by_formula and (f.gate_version, f.kernel) == same])
-    return [trial for trial, _ in order]
-
-
-def standing(figures: Iterable[Figure]) -> list[Figure]:
-    """Of each trial the last figure of its own most trusted kind, if that is not suspect; `figures` come oldest
-    first."""
-    held: dict[int, Figure] = {}
-    for figure in figures:
-        if figure.trial not in held or figure.precedence <= held[figure.trial].precedence:
-            held[figure.trial] = figure
-    return [f for f in held.values() if not f.suspect]
-
-
-def in_order(figures: Sequence[Figure]) -> list[tuple[int, float]]:
-    """Trials best first, each with the speed it counts by: that of its figure, which finals may raise for a finalist
-    and lower for others. Of equals the older trial is first.
-
-    `figures` may be compared, and are one of a trial. Those left out that are in no finals change nothing between the
-    others.
-    """
-    counted = {f.trial: f.speed for f in figures}
-    places: dict[int, float] = {}
-    for finalists, concerned in _last_finals(figures):
-        places |= {f.trial: _place(f) for f in finalists}
-        for better, worse in reversed(list(pairwise(finalists))):
-            counted[better.trial] = max(counted[better.trial], counted[worse.trial])
-        began, slowest = min(f.id for f in finalists), counted[finalists[-1].trial]
-        for figure in concerned:
-            if figure.id < began and counted[figure.trial] > slowest:
-                counted[figure.trial] = slowest
-                places.pop(figure.trial, None)
-    last = float("inf")
-    order = sorted(figures, key=lambda f: (-counted[f.trial], places.get(f.trial, last), -f.speed, f.trial))
-    return [(f.trial, counted[f.trial]) for f in order]
-
-
-def _last_finals(figures: Sequence[Figure]) -> Iterator[tuple[list[Figure], list[Figure]]]:
-    """Finalists by their places, and the figures that are behind them where they were taken before.
-
-    Finals held in another ledger, whose numbers are below 0, are about their own run alone. This ledger's come last.
-    """
-    held: dict[int, list[Figure]] = {}
-    for figure in figures:
-        if "place" in figure.terms:
-            held.setdefault(figure.run if figure.terms["final_of_run"] < 0 else HERE, []).append(figure)
+    held: dict[int, list[Row[Any]]] = {}
+    for s in standings:
+        if s.final_of_run is not None:
+            held.setdefault(s.run_id if s.final_of_run < 0 else 0, []).append(s)
     for run, placed in sorted(held.items(), reverse=True):
-        last = max(f.terms["final_of_run"] for f in placed)
-        finalists = sorted((f for f in placed if f.terms["final_of_run"] == last), key=lambda f: (_place(f), f.trial))
-        yield finalists, [f for f in figures if run in (HERE, f.run)]
+        last = max(s.final_of_run for s in placed)
+        finalists = [s for s in placed if s.final_of_run == last]
+        yield (
+            sorted(finalists, key=lambda s: (s.final_place, s.candidate_id)),
+            [s for s in standings if s.run_id == run] if run else standings,
+        )
 
 
-def _place(figure: Figure) -> float:
-    return figure.terms["place"]
+# ── read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_order(
+    session: Session, problem: str, gpu: str, top: int, run: int | None = None, kernel: str | None = None
+) -> list[int]:
+    """Return the first `top` trials, best first; of those with one source the best alone. `run` and `kernel` narrow
+    them.
+
+    All are of the ranking with the last figure of the most trusted kind. Behind predictions come estimates by formula,
+    of what the model could not read, in an order of their own.
+    """
+    rankings = [r for r in _held_rankings(session, problem, gpu, run) if kernel in (None, r.kernel)]
+    if not rankings:
+        return []
+    first = _newest(session, [r for r in rankings if r.precedence == rankings[0].precedence], run)
+    classes = [[first.id]]
+    if first.precedence == PREDICTED:
+        same = (first.kernel, first.gate_version)
+        formula = (r for r in rankings if r.precedence == BY_FORMULA and (r.kernel, r.gate_version) == same)
+        classes.append([r.id for r in formula])
+    firsts: dict[str, int] = {}
+    for ranking in classes:
+        for trial, source in _in_order(session, ranking, run) if len(firsts) < top else ():
+            firsts.setdefault(source, trial)
+            if len(firsts) == top:
+                break
+    return list(firsts.values())
+
+
+def _held_rankings(session: Session, problem: str, gpu: str, run: int | None) -> list[RankingRow]:
+    """Return the rankings that hold a trial, most trusted first."""
+    held = select(StandingRow.us).where(StandingRow.ranking_id == RankingRow.id)
+    held = held if run is None else held.where(StandingRow.run_id == run)
+    wanted = select(RankingRow).where(RankingRow.problem == problem, RankingRow.gpu == gpu, held.exists())
+    return list(session.scalars(wanted.order_by(RankingRow.precedence, RankingRow.id)))
+
+
+def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -> RankingRow:
+    """Return the ranking that holds the last figure."""
+    if len(rankings) == 1:
+        return rankings[0]
+    last = select(func.max(StandingRow.figure_id))
+    last = last if run is None else last.where(StandingRow.run_id == run)
+    return max(rankings, key=lambda r: session.scalars(last.where(StandingRow.ranking_id == r.id)).one())
+
+
+def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the trials of rankings with their sources, best first. Raises Damaged where a row is not what was
+    written, or its standing does not follow from it."""
+    s = StandingRow
+    order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
+    wanted = (
+        select(*order, s.us, s.candidate_id, func.coalesce(RunRow.kernel, ""), *_FIGURE)
+        .join(RunRow, RunRow.id == s.run_id)
+        .outerjoin(CandidateRow, CandidateRow.id == s.candidate_id)
+        .outerjoin(MeasurementRow, MeasurementRow.id == s.figure_id)
+        .order_by(*order, s.us, s.candidate_id)
+    )
+    if run is not None:
+        wanted = wanted.where(s.run_id == run)
+    read = [
+        session.execute(wanted.where(s.ranking_id == ranking), execution_options={"yield_per": FETCHED})
+        for ranking in rankings
+    ]
+    try:
+        for _, _, us, trial, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
+            if None in (columns[1], columns[1 + _candidates.width]):
+                raise Damaged(s.__tablename__, trial, "figure_id")
+            figure = _read_figure(columns)
+            if figure.measurement.compared_us != us:
+                raise Damaged(s.__tablename__, trial, "us")
+            yield trial, figure.source
+    finally:
+        for result in read:
+            result.close()
+
+
+def check_standings(session: Session) -> None:
+    """Raise Damaged at the first trial whose standing does not follow from its figures."""
+    connection = session.connection()
+    by_key = {tuple(getattr(r, name) for name in _KEY): r.id for r in session.scalars(select(RankingRow))}
+    names = ("run_id", "figure_id", "us", "final_of_run", "final_place", "ranking_id")
+    for first, last in _spans(session):
+        expected = {}
+        for figure in _counting_between(session, first, last, None):
+            ranking = by_key.get(tuple(figure.ranking[name] for name in _KEY))
+            standing = figure.standing() | {"ranking_id": ranking}
+            expected[figure.trial] = tuple(standing[name] for name in names)
+        columns = [getattr(StandingRow, name) for name in names]
+        rows = session.execute(
+            select(StandingRow.candidate_id, *columns).where(StandingRow.candidate_id.between(first, last))
+        )
+        found = {trial: tuple(values) for trial, *values in rows}
+        for trial in sorted(expected.keys() | found.keys()):
+            if expected.get(trial) != found.get(trial):
+                raise Damaged(StandingRow.__tablename__, trial, "figure_id")
+    placed = or_(StandingRow.place < UNPLACED, StandingRow.run_place < UNPLACED)
+    stray = select(StandingRow.candidate_id).where(StandingRow.final_of_run.is_(None), placed)
+    for trial in session.scalars(stray.limit(1)):
+        raise Damaged(StandingRow.__tablename__, trial, "place")
+    for ranking in by_key.values():
+        for trial, _ in _miscounted(connection, ranking):
+            raise Damaged(StandingRow.__tablename__, trial, "counted_us")
+
+
+# ── what is ranked apart ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class RankedApart:
+    """Ranked candidates of one kernel, one version of the gate and one model and clock: their number and the last of
+    their runs."""
+
+    candidates: int
+    """0 of the last run, where that searched another kernel and has none"""
+    last_run: int
+    same_kernel: bool
+    gate_version: int
+    model: str | None = None
+    """what predicted them, where that is not what predicted the others; None of other figures"""
+
+    def __str__(self) -> str:
+        if not self.candidates:
+            other = "another text, definition or reference of the kernel"
+            return f"run {self.last_run} searched {other}, of which no candidate is ranked"
+        who = f"{self.candidates} candidate{'s' * (self.candidates != 1)} up to run {self.last_run}"
+        gate = f"gate version {self.gate_version}" if self.gate_version else "a gate from before versions were kept"
+        why = f"judged by {gate}" if self.same_kernel else "of another text, definition or reference of the kernel"
+        why = f"predicted by {self.model}" if self.model else why
+        return f"{who} {'is' if self.candidates == 1 else 'are'} ranked apart: {why}"
+
+
+def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> list[RankedApart]:
+    """Return the candidates that the trial `like` is not ranked with, by kernel, gate and model, newest first."""
+    key = RankingRow.kernel, RankingRow.gate_version, _MODEL
+    joined = select(*key).join(StandingRow, StandingRow.ranking_id == RankingRow.id)
+    own = session.execute(joined.where(StandingRow.candidate_id == like)).one_or_none()
+    if own is None:
+        return []
+    counted = select(*key, func.count(), func.max(StandingRow.run_id)).join(
+        StandingRow, StandingRow.ranking_id == RankingRow.id
+    )
+    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key)).all()
+    found = []
+    for kernel, gate, model, count, run in groups:
+        another_model = None not in (own[2], model) and model != own[2]
+        if (kernel, gate) != tuple(own[:2]) or another_model:
+            same = (kernel, gate) == tuple(own[:2])
+            found.append(RankedApart(count, run, kernel == own[0], gate, model if same else None))
+    of_target = select(RunRow.id, RunRow.kernel).where(RunRow.problem == problem, RunRow.gpu == gpu)
+    last_run, last_kernel = session.execute(of_target.order_by(RunRow.id.desc()).limit(1)).one()
+    if (last_kernel or "") not in {own[0], *(kernel for kernel, *_ in groups)}:
+        found.append(RankedApart(0, last_run, False, own[1]))
+    return sorted(found, key=lambda apart: -apart.last_run)
+
+
+_MODEL = case((RankingRow.precedence == PREDICTED, RankingRow.device))
+"""of rankings of predictions what predicted them, with its version and clock; null of others"""
+
+
+# ── every figure ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonKey:
+    """What figures share that may be compared, within a problem and GPU."""
+
+    kind: Kind
+    model: str | None
+    """of an estimate what it was made by"""
+    device: str
+    policy: Policy | None
+
+    @property
+    def is_sustained(self) -> bool:
+        return self.policy is not None and self.policy.is_sustained
+
+    @property
+    def precedence(self) -> tuple[int, str, str]:
+        """Return the sort key of keys, smaller for more trusted."""
+        return precedence(self.kind, self.model == FORMULA, self.is_sustained), self.device, str(self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A figure of a trial: the time by which it is compared, in µs, and the speed, where the operations are known."""
+
+    trial: int
+    key: ComparisonKey
+    us: float
+    tflops: float | None
+
+
+_times = RowReader(
+    MeasurementRow,
+    ("candidate_id", "kind", "device", "tflops", "median_us", "normalised_us", "policy", "terms", "suspect"),
+)
+
+
+def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
+    """Yield every figure of those trials that can be trusted, a trial's oldest first."""
+    for start in range(0, len(trials), BATCH):
+        rows = select(*_times.columns).order_by(MeasurementRow.id)
+        with reading() as session:
+            of_batch = session.execute(rows.where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH])))
+            timed = [_timed(*values) for _, *values, suspect in map(_times.read, of_batch) if not suspect]
+        yield from timed
+
+
+def _timed(
+    trial: int, named: str, device: str, tflops: float | None, median_us: float, normalised_us: float | None,
+    policy: str | None, terms: str,
+) -> Timed:  # fmt: skip
+    kind = KINDS[named]
+    model = model_of(read_terms(terms, ("predicted",))) if kind is Kind.ESTIMATED else None
+    us = median_us if normalised_us is None else normalised_us
+    return Timed(trial, ComparisonKey(kind, model, device, read_policy(policy)), us, tflops)

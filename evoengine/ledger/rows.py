@@ -13,6 +13,7 @@ from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
+from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.models import (
     Base,
@@ -28,7 +29,6 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.runs import Device, Run
-from evoengine.ledger.statements import insert_new
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
@@ -50,10 +50,9 @@ from evoengine.records import (
     Profile,
     Source,
     Verdict,
+    precedence,
 )
 
-KIND_PRECEDENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
-"""most trusted first"""
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
@@ -245,11 +244,8 @@ def to_policy(values: Mapping[str, Any]) -> Policy:
 
 
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
-    """The last of the most trusted kind; before those of back-to-back runs and estimates by formula. `figures` come
-    oldest first."""
-    return min(
-        reversed(figures), key=lambda m: (KIND_PRECEDENCE.index(m.kind), m.by_formula, m.is_sustained), default=None
-    )
+    """Return the last of the most trusted kind. `figures` come oldest first."""
+    return min(reversed(figures), key=lambda m: m.precedence, default=None)
 
 
 def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
@@ -258,8 +254,8 @@ def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
 
 
 def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
-    """Of several figures; where there is none, the kind that claims least."""
-    return min((m.kind for m in figures), key=KIND_PRECEDENCE.index, default=KIND_PRECEDENCE[-1])
+    """Return the most trusted kind of several figures; of none, the kind that claims least."""
+    return min((m.kind for m in figures), key=precedence, default=Kind.ESTIMATED)
 
 
 def baseline_values(baseline: Baseline) -> dict[str, object]:

@@ -23,6 +23,7 @@ from evoengine.ledger.models import (
     RunRow,
     VerdictRow,
 )
+from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
     baseline_values,
@@ -41,7 +42,6 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import Run
-from evoengine.ledger.standings import rebuild
 from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
 
 IMPORTED = "imported: "

@@ -96,8 +96,10 @@ def parameters(plan, *pointers):
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
-    """Return the index of the GPU that all tensors are on. Raises ValueError if there is none, or for dtypes other
-    than `wanted`."""
+    """Return the index of the GPU that all tensors are on.
+
+    Raises ValueError if there is none, or for dtypes other than `wanted`.
+    """
     for name, expected, dtype, device in zip(names, wanted, dtypes, devices, strict=True):
         if dtype != expected:
             raise ValueError(f"{name} is {dtype}; this kernel was compiled for {expected}")
@@ -114,8 +116,10 @@ def contiguous_remedy(name, is_output, library):
 
 
 class MapLayout:
-    """How TMA sees a tensor: dims and box in elements, innermost first; strides of all dims but that one, and what is
-    swizzled together, in bytes."""
+    """How TMA sees a tensor.
+
+    Dims and box are in elements, innermost first; strides of all dims but the innermost, and the swizzle, in bytes.
+    """
 
     def __init__(self, dtype, dims, strides, box, swizzle):
         self.dtype, self.rank = MAP_DTYPES[dtype], len(dims)
@@ -186,8 +190,10 @@ class Gpu:
         return function.value
 
     def _why_refused(self):
-        """Return why the GPU cannot run the binary: another architecture, or a driver older than the compiler; None
-        if it can."""
+        """Return why the GPU cannot run the binary; None if it can.
+
+        It may be of another architecture, or its driver older than the compiler.
+        """
         arch, compiler = KERNEL["provenance"]["arch"], KERNEL["provenance"]["compiler"]
         found = self._attribute(75), self._attribute(76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         needed = divmod(int("".join(filter(str.isdigit, arch))), 10)
@@ -234,7 +240,7 @@ ARGUMENTS = {
     "cuLaunchKernel": "puuuuuuuppp", "cuMemcpyDtoDAsync_v2": "zzzp", "cuMemsetD8Async": "zczp",
     "cuModuleGetFunction": "ppp", "cuModuleGetGlobal_v2": "pppp", "cuModuleLoadData": "pp",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiz", "cuTensorMapEncodeTiled": "puupppppuuuu",
-}  # fmt: skip
+}  # fmt: skip # a table
 TYPES = {"p": ctypes.c_void_p, "c": ctypes.c_ubyte, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}
 
 
@@ -257,8 +263,10 @@ def call(name, *arguments):
 
 
 def find_library(kind, names):
-    """Return the adapter for tensors of that class. Raises TypeError, naming them by `names`, if no library is
-    known."""
+    """Return the adapter for tensors of that class.
+
+    Raises TypeError, naming them by `names`, if no library is known.
+    """
     for base in kind.__mro__:
         if library := {"torch": Torch, "cupy": Cupy}.get(base.__module__.split(".")[0]):
             return library
@@ -281,8 +289,10 @@ class Torch:
 
     @staticmethod
     def refuse_gradients(names, tensors):
-        """Raise ValueError for tensors that require a gradient: autograd would treat the kernel's output as a
-        constant."""
+        """Raise RuntimeError for tensors that require a gradient.
+
+        Autograd would treat the kernel's output as a constant.
+        """
         torch = sys.modules["torch"]
         backward, forward_ad = torch.is_grad_enabled(), torch.autograd.forward_ad
         forward = getattr(forward_ad, "_current_level", 0) >= 0  # private, only to skip what takes time: mostly unused

@@ -1,6 +1,6 @@
-"""A candidate as a folder to ship: source, binary, metadata, and a loader that needs nothing of evoengine.
+"""Export a candidate as a folder: source, binary, metadata, and a loader that does not need evoengine.
 
-The loader's name is no other export's: Python keeps one module per name, and two kernels of one name would be one.
+The loader's name is unique to the export: Python keeps one module per name, so two kernels of one name would collide.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from evoengine.records import Binary, Candidate, Source, Verdict
 from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
-"""for kernels that have none of their own"""
+"""for workloads without a loader of their own"""
 CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
-"""what every loader needs beside it, as _cuda.py"""
+"""shipped beside every loader as _cuda.py"""
 LONGEST_NAME, DIGITS = 60, 12
 """characters of a module's name: of its problem, and of the SHA-256 of what the loader reads"""
 
@@ -40,23 +40,32 @@ Grids = Mapping[int, tuple[int, int, int]]
 
 
 def export(
-    candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
+    candidate: Candidate,
+    target: Target,
+    folder: Path,
+    *,
+    grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
-) -> list[Path]:  # fmt: skip
-    """Write kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
-    SHA256SUMS; return their paths.
+) -> list[Path]:
+    """Write an export and return its paths.
 
-    Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
+    It has kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
+    SHA256SUMS. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
     return write_folder(folder, export_files(candidate, target, grids=grids, beside=beside))
 
 
 def export_files(
-    candidate: Candidate, target: Target, *, grids: Grids = MappingProxyType({}),
+    candidate: Candidate,
+    target: Target,
+    *,
+    grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
-) -> dict[str, bytes]:  # fmt: skip
-    """Return the files of an export without their checksums. `grids` holds the grids for GPUs with other numbers of
-    SMs, if the launch depends on it."""
+) -> dict[str, bytes]:
+    """Return the files of an export without their checksums.
+
+    `grids` holds the grids for GPUs with other numbers of SMs, if the launch depends on it.
+    """
     source, binary = _compiled(candidate)
     described = describe(candidate, target, grids)
     module = str(described["module"])
@@ -86,8 +95,10 @@ def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
 
 
 def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyType({})) -> dict[str, object]:
-    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
-    claims."""
+    """Return launch geometry, resources, verdict and provenance.
+
+    They are all that it takes to run the kernel and to check its claims.
+    """
     source, binary = _compiled(candidate)
     run = _what_runs(candidate, target, grids)
     return {
@@ -143,7 +154,7 @@ def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, 
 
 
 def _several(target: Target, source: Source, binary: Binary) -> dict[str, object]:
-    """Return the kernels behind the first, and the parameters that the first takes; nothing where it is alone."""
+    """Return the kernels after the first, and the parameters of the first; nothing for a single kernel."""
     launch, parameters_of = source.launch, target.workload.kernel_parameters
     if not launch.then:
         return {}
@@ -208,8 +219,14 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
     if m is None:
         return None
     return {
-        "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline,
+        "kind": str(m.kind),
+        "device": m.device,
+        "tflops": m.tflops,
+        "median_us": m.median_us,
+        "normalised_us": m.normalised_us,
+        "samples_us": list(m.samples_us),
+        "vs_baseline": m.vs_baseline,
         "vs_sdpa": m.vs_baseline,
-        "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
-    }  # fmt: skip
+        "policy": asdict(m.policy) if m.policy else None,
+        "terms": dict(m.terms),
+    }

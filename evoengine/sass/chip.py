@@ -1,4 +1,4 @@
-"""A chip as predictions need it: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
+"""A chip's data for predictions: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Chip:
         return float(boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3))
 
     def provenance(self, name: str) -> str:
-        """Value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""
+        """Return value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""
         name = _stands_for(name, self.stated)
         if name in self.stated:
             rate = self.stated[name]
@@ -172,7 +172,7 @@ def _stands_for(name: str, stated: Mapping[str, Rate]) -> str:
 
 
 def why_unmodelled(gpu: Gpu) -> str | None:
-    """Why no rates are known of the GPU, for whoever asks for its predictions; None where they are."""
+    """Return why the model has no rates of the GPU, as a sentence for the user; None where it has."""
     if gpu.key not in known_gpus():
         return f"the rates of {gpu.key}'s parts are not known, which is no GPU of evoengine's own"
     modelled = _read(FILE)["arch"]
@@ -183,8 +183,10 @@ def why_unmodelled(gpu: Gpu) -> str | None:
 
 @cache
 def find_chip(key: str, file: Path = FILE) -> Chip:
-    """The GPU of that name with its rates; raises UsageError for an unknown GPU, a rate that is missing or malformed,
-    and an architecture without an entry."""
+    """Return the GPU of that name with its rates.
+
+    Raises UsageError for an unknown GPU, a rate that is missing or malformed, and an architecture without an entry.
+    """
     gpu = find_gpu(key)
     arch = f"sm_{gpu.capability}"
     table = _read(file)

@@ -1,4 +1,4 @@
-"""The C interface of core/api.h: programs made of listings, and launches of them."""
+"""The C interface of core/api.h: programs decoded from listings, and their launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Program:
     """A decoded kernel. `unknown` maps opcodes that cannot be executed, with modifiers, to how often they occur."""
 
     def __init__(self, listing: str, entry: str) -> None:
-        """Of the kernel `entry` in a listing of `nvdisasm -c -hex`; UsageError where that is no such listing."""
+        """Decode the kernel `entry` of a listing of `nvdisasm -c -hex`. Raises UsageError where it is none."""
         core = library()
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self.handle = c_void_p(core.sass_decode(listing.encode(), entry.encode(), message, len(message)))
@@ -98,7 +98,7 @@ def run_blocks(
 
 
 def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
-    """Raises KernelCrashed or KernelHung with the message where the core's status says so."""
+    """Raise KernelCrashed or KernelHung with the message where the core's status says so."""
     if status == _CRASHED:
         raise KernelCrashed(_text(message))
     if status == _HUNG:
@@ -118,7 +118,7 @@ def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The core, built first where this machine does not have it; MachineError where it cannot be."""
+    """Return the core, built first if this machine does not have it. Raises MachineError if it cannot be built."""
     core = ctypes.CDLL(str(build()))
     core.sass_decode.argtypes = (c_char_p, c_char_p, c_char_p, c_int)
     core.sass_decode.restype = c_void_p

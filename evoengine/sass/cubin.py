@@ -1,4 +1,4 @@
-"""Reads a cubin, the ELF file that holds machine code: what a kernel asks for at launch.
+"""Read a cubin, the ELF file of machine code: what a kernel requires at launch.
 
 The attributes of `.nv.info` (EIATTR_…) are those that `nvdisasm` lists by name. Each is a byte of format, a byte of
 code, and two bytes: the value itself or the length of what follows.
@@ -15,7 +15,7 @@ from evoengine.sass import elf
 from evoengine.sass.elf import Section, Symbol
 
 RESERVED_SHARED = 1024
-"""bytes of shared memory that the driver keeps at a block's start, from sm_90 on"""
+"""bytes of shared memory that the driver reserves at a block's start, from sm_90 on"""
 PARAMETER_BANK = 0
 CONSTANT_BANK = 3
 LARGEST = 1 << 31
@@ -34,7 +34,7 @@ _ADDRESS = 2  # R_CUDA_64, the kind of relocation that puts a symbol's whole add
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A section of `__device__` variables: its size in bytes and what it holds at first, zeros where that is empty."""
+    """A section of `__device__` variables: its size in bytes and its initial contents, zeros where they are empty."""
 
     name: str
     size: int
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """8 bytes of a constant bank that hold the address of a place in a segment."""
+    """8 bytes of a constant bank that hold an address within a segment."""
 
     bank: int
     offset: int
@@ -53,19 +53,19 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one entry point of a cubin asks for. Sizes and offsets are in bytes."""
+    """Requirements of one entry point of a cubin. Sizes and offsets are in bytes."""
 
     entry: str
     arch: int
-    """90 of sm_90a"""
+    """90 for sm_90a"""
     registers: int
     """per thread at launch"""
     shared_bytes: int
-    """static, per block, without what the driver keeps"""
+    """static, per block, without the driver's own"""
     local_bytes: int
-    """stack per thread, of the functions it calls too"""
+    """stack per thread, including the functions it calls"""
     parameters_at: int
-    """where in bank 0 they begin"""
+    """their offset in bank 0"""
     parameters: tuple[tuple[int, int], ...]
     """(offset in bank 0, size), in order"""
     banks: Mapping[int, bytes]
@@ -79,14 +79,14 @@ class Kernel:
     barriers: int
     """named barriers of a block, which BAR names by number"""
     mbarriers: int | None
-    """instructions that initialise an mbarrier; None where the binary does not say"""
+    """instructions that initialise an mbarrier; None where the binary does not state it"""
     max_registers: int
     max_threads: int | None
-    """per block; None where the source bounds nothing"""
+    """per block; None where the source sets no bound"""
 
 
 def whole_image(image: bytes) -> bytes:
-    """CuPy 14.2 hands out a cubin without its last byte, a zero; the ELF header tells how long it should be."""
+    """Return the complete cubin: CuPy 14.2 omits its last byte, a zero; the ELF header states the length."""
     head = elf.header(image)
     sections_end = head.sections_at + head.section_count * head.section_bytes
     programs_end = head.programs_at + head.program_count * head.program_bytes
@@ -94,12 +94,12 @@ def whole_image(image: bytes) -> bytes:
 
 
 def kernel_names(cubin: bytes) -> list[str]:
-    """The kernels in a cubin: the machine code of each lies in a section `.text.NAME`."""
+    """Return the names of the kernels in a cubin; the machine code of each is in a section `.text.NAME`."""
     return [s.name.removeprefix(".text.") for s in elf.sections(cubin) if s.name.startswith(".text.")]
 
 
 def read_kernel(cubin: bytes, entry: str) -> Kernel:
-    """Raises UsageError where the bytes are no whole cubin or hold no kernel `entry`."""
+    """Read the kernel `entry` of a cubin. Raises UsageError where the cubin is damaged or has no such kernel."""
     sections = elf.sections(cubin)
     by_name = {section.name: section for section in sections}
     if f".text.{entry}" not in by_name:
@@ -138,7 +138,7 @@ def _barriers(attributes: Mapping[int, list[bytes]], code: Section) -> int:
 
 
 def _arch(cubin: bytes) -> int:
-    """The compute capability: in the flags' lowest byte, from version 8 of the ABI in the one above."""
+    """Return the compute capability: the lowest byte of the flags, or the next one from ABI version 8 on."""
     head = elf.header(cubin)
     return head.flags >> (8 if head.abi >= 8 else 0) & 0xFF
 
@@ -180,7 +180,7 @@ def _three(value: bytes) -> tuple[int, int, int]:
 
 
 def _of_symbol(attributes: Mapping[int, list[bytes]], symbols: list[Symbol], entry: str) -> dict[int, int]:
-    """Attributes that name a symbol, as those of `.nv.info` do, of the symbol `entry`."""
+    """Return the attributes of the symbol `entry`, of those that name a symbol, as in `.nv.info`."""
     found = {}
     for code in (_REGISTERS, _FRAME_SIZE, _MIN_STACK_SIZE):
         for value in attributes.get(code, ()):
@@ -204,7 +204,7 @@ def _shared_bytes(section: Section | None, arch: int) -> int:
 
 
 def _banks(by_name: Mapping[str, Section], entry: str) -> dict[int, bytes]:
-    """Bank N is the kernel's own section `.nv.constantN.ENTRY` or the file's `.nv.constantN`."""
+    """Return the constant banks; bank N is the section `.nv.constantN.ENTRY`, else `.nv.constantN`."""
     names = {bank: (f".nv.constant{bank}.{entry}", f".nv.constant{bank}") for bank in range(8)}
     found = {bank: next((by_name[name] for name in both if name in by_name), None) for bank, both in names.items()}
     return {bank: section.data for bank, section in found.items() if section}
@@ -237,7 +237,7 @@ def _constants(sections: list[Section], symbols: list[Symbol], bank_bytes: int) 
 
 
 def _section_of(sections: list[Section], symbol: Symbol) -> Section:
-    """The one with the index 0, which has no name, for a symbol that lies in none."""
+    """Return the section that holds a symbol; the nameless section 0 for a symbol that lies in none."""
     return sections[symbol.section if symbol.section < len(sections) else 0]
 
 
@@ -250,7 +250,7 @@ def _segments(sections: list[Section]) -> Iterator[Segment]:
 def _pointers(
     sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
 ) -> Iterator[Pointer]:
-    """Where a bank holds the address of a device variable. What points elsewhere stays as the file has it."""
+    """Yield the places in banks that hold addresses of device variables; other relocations are ignored."""
     segments = {segment.name for segment in _segments(sections)}
     for bank, data in banks.items():
         for name in (f".nv.constant{bank}.{entry}", f".nv.constant{bank}"):

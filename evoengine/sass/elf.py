@@ -1,4 +1,4 @@
-"""Sections, symbols and relocations of a 64-bit little-endian ELF file, as the ELF-64 specification lays them out.
+"""Sections, symbols and relocations of a 64-bit little-endian ELF file, by the ELF-64 specification.
 
 Every offset and length is checked: bytes that are no such file, or end too early, raise UsageError.
 """
@@ -61,11 +61,11 @@ class Relocation(NamedTuple):
     kind: int
     symbol: int
     addend: int | None
-    """None where it stands in the place that is relocated"""
+    """None where it is stored in the place that is relocated"""
 
 
 def header(image: bytes) -> Header:
-    """Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
+    """Read the file header. Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
     if not image.startswith(_MAGIC):
         raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}")
     abi, flags, program_bytes, programs, section_bytes, count, names = _unpack(_HEADER, image, 0, "header")
@@ -99,7 +99,7 @@ def symbols(found: list[Section]) -> list[Symbol]:
 
 
 def relocations(found: list[Section], name: str) -> Iterator[Relocation]:
-    """Those of the section of that name."""
+    """Yield the relocations of the section of that name."""
     for section in found:
         if section.kind == _RELA_KIND and section.name == f".rela{name}":
             for offset, kind, symbol, addend in _RELA.iter_unpack(_whole_rows(section.data, _RELA)):

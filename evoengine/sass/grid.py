@@ -1,4 +1,4 @@
-"""The blocks of a launch: their order, how long each is, and which of them one SM gets.
+"""The blocks of a launch: their order, the length of each, and those that one SM gets.
 
 Everything counts clusters, of one block where a kernel has no clusters.
 """
@@ -91,8 +91,10 @@ def grid_of(launch: Launch) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the clusters of a grid do: `counts` in the mean, and the instructions of each [clusters]; of all one number
-    where they are alike."""
+    """What the clusters of a grid do: mean `counts` per cluster, and the instructions of each [clusters].
+
+    `instructions` has a single element where all clusters are alike.
+    """
 
     counts: Mapping[str, float]
     instructions: np.ndarray
@@ -151,8 +153,10 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
 
 
 def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Mapping[str, float]]) -> Work:
-    """Return the work of a grid that runs at once, whose first cluster has as much to do as any unless they are short
-    and differ."""
+    """Return the work of a grid that runs as one wave.
+
+    Its first cluster is taken for all of them, unless clusters are short and differ.
+    """
     if first["instructions"] > DYNAMIC or grid.clusters < 3:
         return _all_alike(first)
     others = [of(grid.clusters // 2), of(grid.clusters - 1)]
@@ -168,13 +172,13 @@ def _all_alike(counts: Mapping[str, float]) -> Work:
 
 
 def _spread_out(size: int, samples: int) -> np.ndarray:
-    """Places from the first to the last, at no regular distance, after which an order may repeat."""
+    """Return irregularly spaced indices from the first to the last, so that no periodic order is aliased."""
     golden = np.sort(np.modf(np.arange(1, samples - 1) * 0.6180339887498949)[0])
     return np.unique(np.concatenate([[0], np.round(golden * (size - 1)), [size - 1]]).astype(int))
 
 
 def _edges(grid: Grid) -> list[tuple[int, int, float]]:
-    """Interior, last column, last row and corner: one of each, and how many it stands for."""
+    """Return the interior, last column, last row and corner: a cluster of each, and how many it represents."""
     (column, row), (columns, rows) = grid.middle, (grid.columns, grid.rows)
     across = [(column, columns - 1), (columns - 1, 1)] if columns > 1 else [(0, 1)]
     down = [(row, rows - 1), (rows - 1, 1)] if rows > 1 else [(0, 1)]
@@ -194,7 +198,7 @@ def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the SM that ends last gets: clusters in order, and their instructions over those of the mean SM."""
+    """The clusters of the SM that ends last, in order, and their instructions over those of the mean SM."""
 
     clusters: Sequence[int]
     excess: float

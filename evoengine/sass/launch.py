@@ -31,7 +31,7 @@ from evoengine.sass.cubin import CONSTANT_BANK, PARAMETER_BANK, RESERVED_SHARED,
 from evoengine.sass.structures import SassAllocation, SassBank, SassLaunch
 
 DRAWN_BYTES = 1 << 20
-"""of a drawn tensor's contents, which repeat"""
+"""period of a drawn tensor's contents"""
 REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
@@ -47,15 +47,14 @@ _ALIGNMENT = 256
 _ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
 _SPARSE_GAP = 1 << 35
-"""of tensors that may be larger than 32 bits count: an offset that overflowed must not lead to another one"""
+"""between tensors that may exceed 32-bit offsets, so that an overflowed offset does not hit another one"""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
-    """A pointer argument of `bytes` bytes whose contents repeat: for a model, which needs no results. They are
-    `contents`, or drawn by `dtype`.
+    """A pointer argument of `bytes` bytes with repeating contents, for a model, which needs no results.
 
-    What is written beyond the part that is held is dropped.
+    The contents are `contents`, or drawn by `dtype`. Writes beyond the part that is held are dropped.
     """
 
     name: str
@@ -68,7 +67,7 @@ class DrawnArgument:
 
 @dataclass(frozen=True, slots=True)
 class StructArgument:
-    """A parameter that is a struct of `bytes` bytes: each part lies at its offset, all else is zero."""
+    """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero."""
 
     name: str
     bytes: int
@@ -76,7 +75,7 @@ class StructArgument:
 
 
 Sparse = TensorParameter | ScratchParameter
-"""memory of which only those pages exist that a block touches"""
+"""memory of which only the pages exist that a block touches"""
 Part = PassedArgument | DrawnArgument | Sparse
 AnyArgument = Part | StructArgument
 InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
@@ -84,13 +83,13 @@ InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A launch's sizes where blocks have up to three dimensions; shared memory is dynamic, bytes per block."""
+    """A launch's sizes with three-dimensional blocks; shared memory is dynamic, bytes per block."""
 
     grid: tuple[int, int, int]
     threads: tuple[int, int, int]
     shared_bytes: int = 0
     cluster: tuple[int, int, int] | None = None
-    """None: as the binary has it"""
+    """None: the binary's own"""
 
 
 class SparseKind(IntEnum):
@@ -101,8 +100,10 @@ class SparseKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A tensor, scratch memory or section of device variables in the executor's memory; `held` [bytes] uint8 are its
-    first bytes."""
+    """A tensor, scratch memory or section of device variables in the executor's memory.
+
+    `held` [bytes] uint8 are its first bytes.
+    """
 
     name: str
     address: int
@@ -110,14 +111,14 @@ class Allocation:
     held: np.ndarray
     writable: bool
     written: np.ndarray | None = None
-    """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
+    """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where not needed"""
     sparse: SparseKind = SparseKind.NONE
     argument: int = 0
     """where it is sparse, its number among the launch's arguments"""
 
 
 class Launch:
-    """A launch of one kernel: the struct that core.py hands over, with all that it points to. Sizes are in bytes."""
+    """A launch of one kernel: the struct that core.py passes on, with all that it points to. Sizes are in bytes."""
 
     def __init__(
         self, kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
@@ -144,7 +145,7 @@ class Launch:
         )  # fmt: skip
 
     def reference(self) -> object:
-        """What a C function takes as `const SassLaunch*`."""
+        """Return what a C function takes as `const SassLaunch*`."""
         return ctypes.byref(self.structure)
 
     @property
@@ -157,7 +158,7 @@ class Launch:
         return len(self.allocations)
 
     def results(self) -> Tensors:
-        """Every TensorArgument by name as it stands now, in its dtype and shape."""
+        """Return every TensorArgument by name in its current state, in its dtype and shape."""
         held = {allocation.name: allocation.held for allocation in self.allocations}
         tensors = [a for a in _parts(self.arguments) if isinstance(a, TensorArgument)]
         return {a.name: held[a.name].view(a.data.dtype).reshape(a.data.shape) for a in tensors}
@@ -167,12 +168,12 @@ def prepare(
     kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument | ConstantArgument], seed: int,
     constants: Mapping[str, bytes] | None = None, memory: Memory | None = None, mapped: Sequence[Part] = (),
 ) -> Launch:  # fmt: skip
-    """Return everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__`
-    variables by name. `mapped` are tensors that only tensor maps point to.
+    """Return everything that the kernel needs to run.
 
-    `seed` draws the launch's schedule and, without `memory`, where tensors lie. Raises UsageError where arguments do
-    not fit the binary's parameters, KernelCrashed where a GPU would refuse the launch, KernelUnbuildable for a tensor
-    map that cannot be.
+    `arguments` are in the order of its parameters, `__constant__` variables by name; `mapped` are tensors that only
+    tensor maps point to. `seed` draws the launch's schedule and, without `memory`, the addresses of tensors. Raises
+    UsageError where arguments do not fit the binary's parameters, KernelCrashed where a GPU would refuse the launch,
+    KernelUnbuildable for an impossible tensor map.
     """
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
@@ -186,13 +187,16 @@ def prepare(
 
 
 def require_arch(kernel: Kernel) -> None:
-    """Raises UsageError where nothing here knows how the binary's architecture is launched."""
+    """Raise UsageError unless the executor knows how the binary's architecture is launched."""
     if not 75 <= kernel.arch <= 90:
         raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
-    """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
+    """Raise KernelCrashed where a driver would refuse the launch because of the binary.
+
+    Limits of the GPU are checked by the screens, which know it.
+    """
     threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
     if kernel.max_threads and threads > kernel.max_threads:
         raise KernelCrashed(f"{threads} threads per block; the binary was made for {kernel.max_threads} at most")
@@ -278,7 +282,7 @@ def _bytes_of(argument: InMemory) -> int:
 
 
 class _Item(NamedTuple):
-    """What takes memory in a launch; `size` in bytes."""
+    """An item that needs memory in a launch; `size` in bytes."""
 
     name: str
     size: int
@@ -328,13 +332,13 @@ def _sparse_kind(of: Sparse) -> SparseKind:
 
 
 def drawn_bytes(dtype: str, size: int) -> np.ndarray:
-    """`size` bytes of drawn values, uint8."""
+    """Return `size` bytes of drawn values, uint8."""
     return np.resize(_drawn(dtype), size)
 
 
 @cache
 def _drawn(dtype: str) -> np.ndarray:
-    """DRAWN_BYTES of values, the same in every process; uint8 view."""
+    """Draw DRAWN_BYTES of values, the same in every process; uint8 view."""
     random = np.random.default_rng(0)
     if dtype == "uint8":
         return random.integers(0, 64, DRAWN_BYTES, dtype=np.uint8)
@@ -408,7 +412,7 @@ def _put_parameters(
 
 
 def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
-    """A parameter's bytes."""
+    """Return a parameter's bytes."""
     if isinstance(argument, InMemory):
         return struct.pack("<Q", placed[argument.name].address)
     if isinstance(argument, ScalarArgument):

@@ -23,10 +23,11 @@ from evoengine.sass import elf
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
 OPTIONS = ("-c", "-hex", "-ndf")
+NO_TOOL = "nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm"
 SECONDS = 60
-"""a listing takes a third of one, however short, so those of this machine are kept"""
+"""time limit; even a short listing takes a third of a second, so listings are cached"""
 KEPT = 4096
-"""listings kept, of some 30 KB each; beyond it a new one removes the eighth that was used longest ago"""
+"""limit of cached listings, some 30 KB each; a new one removes the least recently used eighth beyond it"""
 
 _LINE = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]+)\*/\s+(?P<text>(?:@(?P<guard>!?U?P[T\d]+)\s+)?(?P<opcode>[A-Z][\w.]*)[^;]*);"
@@ -34,6 +35,9 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _LABEL_OR_ADDRESS = re.compile(r"^(?:(?P<label>\.L_\w+):|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)", re.MULTILINE)
+_FRAME_OR_ADDRESS = re.compile(
+    r'^(?:\s*//## File "(?P<file>[^"\n]*)", line (?P<line>\d+)|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)', re.MULTILINE
+)
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
 
 
@@ -63,19 +67,19 @@ class ListedInstruction:
 
 
 def disassemble(cubin: bytes, entry: str = "") -> str:
-    """Return what `nvdisasm -c -hex -ndf` prints, of the kernel `entry` alone where one is named: binaries of libraries
-    have hundreds. It comes from the user's cache where it was asked here before.
+    """Return what `nvdisasm -c -hex -ndf` prints, cached for the user.
 
-    Raises MachineError where the tool is missing, UsageError where it refuses the bytes or takes longer than SECONDS,
-    or where the binary has no such kernel.
+    Of the kernel `entry` alone where one is named, since binaries of libraries have hundreds. Raises MachineError where
+    the tool is missing, UsageError where it refuses the bytes or takes longer than SECONDS, or where the binary has no
+    such kernel.
     """
     only = ("-fun", str(_index_of(cubin, entry))) if entry else ()
     tool = disassembler()
     if tool is None:
-        raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
+        raise MachineError(NO_TOOL)
     try:
         folder = cache_folder("listings")
-    except MachineError:  # as of a home that is read-only: it makes listings quicker, and nothing else needs it here
+    except MachineError:  # a read-only home, for example: the cache only saves time
         return _printed(tool, cubin, only)
     kept = folder / f"{_key(tool, cubin, only)[:32]}.z"
     with suppress(OSError, zlib.error):  # none is kept, or a machine that lost power kept a part
@@ -114,6 +118,29 @@ def _read_kept(kept: Path) -> str:
     return listing
 
 
+def line_table(cubin: bytes, entry: str) -> dict[int, list[tuple[str, int]]]:
+    """Return the source lines of each instruction of a kernel compiled with `-lineinfo`, by its address.
+
+    They are (file name, line) of the innermost function first, then of the calls that it was inlined through. Raises as
+    `disassemble` does.
+    """
+    tool = disassembler()
+    if tool is None:
+        raise MachineError(NO_TOOL)
+    found: dict[int, list[tuple[str, int]]] = {}
+    frames: list[tuple[str, int]] = []
+    complete = False
+    for match in _FRAME_OR_ADDRESS.finditer(_printed(tool, cubin, ("-gi", "-fun", str(_index_of(cubin, entry))))):
+        if match["address"]:
+            found[int(match["address"], 16)] = frames
+            complete = True
+            continue
+        frames = [] if complete else frames
+        frames = [*frames, (os.path.basename(match["file"]), int(match["line"]))]
+        complete = False
+    return found
+
+
 def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         path = Path(folder, "kernel.cubin")
@@ -133,22 +160,22 @@ def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:
 
 
 def listing_of(binary: Binary) -> str:
-    """The listing that came with the binary, else a new one. Raises as `disassemble` does."""
+    """Return the listing that came with the binary, else a new one. Raises what `disassemble` raises."""
     return binary.listing or disassemble(binary.cubin)
 
 
 def instruction_mix(listing: str) -> dict[str, int]:
-    """How often each opcode (without modifiers) stands in a listing."""
+    """Return how often each opcode (without modifiers) occurs in a listing."""
     return dict(sorted(Counter(_OPCODE.findall(listing)).items()))
 
 
 def instructions(listing: str, entry: str) -> list[ListedInstruction]:
-    """Those of the kernel `entry`, in order; UsageError where the listing does not have it."""
+    """Return the instructions of the kernel `entry`, in order. Raises UsageError where it is not listed."""
     return [_instruction(match) for match in _LINE.finditer(_section(listing, entry))]
 
 
 def labels(listing: str, entry: str) -> dict[str, int]:
-    """Where branches of the kernel may go: label → address of the instruction behind it. Raises as `instructions`."""
+    """Return the branch targets of the kernel: label → address of the next instruction. Raises as `instructions`."""
     found: dict[str, int] = {}
     waiting: list[str] = []
     for match in _LABEL_OR_ADDRESS.finditer(_section(listing, entry)):

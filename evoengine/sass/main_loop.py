@@ -1,4 +1,4 @@
-"""The main loop of a wgmma kernel as its listing has it: what a step holds, and where it waits for products.
+"""The main loop of a wgmma kernel in its listing: the instructions of a step, and where it waits for products.
 
 listing ──▶ basic blocks ──▶ loops (back edges) ──▶ the innermost ones around HGMMA ──▶ why_slow
 """
@@ -25,7 +25,7 @@ _ENDS = ("EXIT", "RET", "BRX", "JMX", "BPT")
 
 @dataclass(frozen=True, slots=True)
 class MainLoop:
-    """An innermost loop around products, `step` its instructions in an order in which a warp can meet them.
+    """An innermost loop around products; `step` has its instructions in an order in which a warp can execute them.
 
     Where the loop branches, both ways are among them. `path` is the shortest way round: without masks, and without what
     is repeated until a barrier lets the warp go on.
@@ -35,7 +35,7 @@ class MainLoop:
     path: Sequence[ListedInstruction]
 
     def count(self, opcode: str) -> int:
-        """How many have this opcode, its modifiers aside."""
+        """Return how many instructions of a step have this opcode, modifiers aside."""
         return count_opcode(self.step, opcode)
 
     @property
@@ -62,18 +62,18 @@ def count_opcode(instructions: Sequence[ListedInstruction], opcode: str) -> int:
 
 
 def stall_sum(instructions: Sequence[ListedInstruction]) -> int:
-    """Clocks that a warp alone would take by the stall counts."""
+    """Return the clocks that one warp alone would take, by the stall counts."""
     return sum(max(1, i.stall) for i in instructions)
 
 
 def _products_left(instruction: ListedInstruction) -> int | None:
-    """How many groups of products a wait leaves under way; None for what is no such wait."""
+    """Return how many wgmma groups a wait leaves in flight; None for any other instruction."""
     found = _PENDING.search(instruction.text) if instruction.opcode.startswith("WARPGROUP.DEPBAR") else None
     return int(found[1], 16) if found else None
 
 
 def why_slow(listing: str, entry: str) -> str | None:
-    """What in a main loop of the kernel `entry` undoes what its source is written for, or None."""
+    """Return what in a main loop of the kernel `entry` defeats the purpose of its source, or None."""
     for loop in main_loops(listing, entry):
         if loop.fences:
             return (
@@ -95,7 +95,7 @@ def why_slow(listing: str, entry: str) -> str | None:
 
 
 def main_loops(listing: str, entry: str) -> list[MainLoop]:
-    """The innermost loops around HGMMA of the kernel `entry`; UsageError where the listing does not have it."""
+    """Return the innermost loops around HGMMA of the kernel `entry`. Raises UsageError if it is not listed."""
     blocks = _blocks(instructions(listing, entry), labels(listing, entry))
     order = _order(blocks)
     products = {n for n, block in enumerate(blocks) if count_opcode(block.instructions, "HGMMA")}
@@ -121,7 +121,7 @@ class _Block:
 
 
 def _blocks(code: Sequence[ListedInstruction], places: Mapping[str, int]) -> list[_Block]:
-    """Basic blocks in the order of the listing, with the numbers of those that may come next."""
+    """Return the basic blocks in the order of the listing, each with the numbers of its successors."""
     targets = [_target(i, places) for i in code]
     starts = {0} | {n + 1 for n, i in enumerate(code) if targets[n] is not None or _ends(i)}
     index = {i.address: n for n, i in enumerate(code)}
@@ -139,13 +139,13 @@ def _blocks(code: Sequence[ListedInstruction], places: Mapping[str, int]) -> lis
 
 
 def _target(instruction: ListedInstruction, places: Mapping[str, int]) -> int | None:
-    """The address that a branch may go to. BSSY and its like only name the place where lanes will meet."""
+    """Return the address to which a branch may go. BSSY and the like only name where lanes reconverge."""
     found = _TARGET.search(instruction.text) if instruction.opcode.partition(".")[0] in ("BRA", "JMP") else None
     return places.get(found[1]) if found else None
 
 
 def _conditional(branch: ListedInstruction) -> bool:
-    """By its guard, or by a predicate among its operands (BRA.DIV UR4, `(.L_x_3))."""
+    """Return whether a branch has a guard, or a predicate among its operands (BRA.DIV UR4, `(.L_x_3))."""
     operands = branch.text.partition(branch.opcode)[2]
     return branch.guard not in ("", "PT", "UPT") or "," in operands
 
@@ -155,8 +155,7 @@ def _ends(instruction: ListedInstruction) -> bool:
 
 
 def _order(blocks: Sequence[_Block]) -> list[int]:
-    """Blocks that can be reached, each before those that come after it where no back edge is taken (reverse
-    postorder)."""
+    """Return the reachable blocks in reverse postorder: each before its successors, back edges apart."""
     order, seen = [], {0}
     stack = [(0, iter(blocks[0].successors))] if blocks else []
     while stack:
@@ -172,7 +171,7 @@ def _order(blocks: Sequence[_Block]) -> list[int]:
 
 
 def _shortest(blocks: Sequence[_Block], order: Sequence[int], head: int, body: set[int]) -> list[int]:
-    """The blocks of the way from the loop's first back to it that has the fewest instructions."""
+    """Return the blocks of the path from the loop's head back to it with the fewest instructions."""
     length, before = {head: len(blocks[head].instructions)}, {}
     for n in order:
         for following in blocks[n].successors if n in length else ():
@@ -186,8 +185,10 @@ def _shortest(blocks: Sequence[_Block], order: Sequence[int], head: int, body: s
 
 
 def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> dict[int, set[int]]:
-    """Natural loops by their first blocks, those with the same one together (Aho, Lam, Sethi, Ullman, "Compilers",
-    9.6)."""
+    """Return the natural loops by their heads, those with the same head merged.
+
+    See Aho, Lam, Sethi, Ullman, "Compilers", section 9.6.
+    """
     before: dict[int, list[int]] = {n: [] for n in order}
     for n in order:
         for following in blocks[n].successors:
@@ -209,7 +210,7 @@ def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> dict[int, set[int]
 
 
 def _dominators(before: Mapping[int, Sequence[int]], order: Sequence[int]) -> dict[int, set[int]]:
-    """Of each block those that every way to it goes through, itself included."""
+    """Return the dominators of each block: those on every path to it, itself included."""
     found = {n: set(order) for n in order}
     found[order[0]] = {order[0]}
     changed = True

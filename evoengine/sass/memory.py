@@ -17,11 +17,11 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
-"""warp instructions of all clusters of which the beginnings are surveyed"""
+"""warp instructions, over all clusters, within which their beginnings are surveyed"""
 MOST = 128
-"""clusters that are surveyed, next to one another in the order of the launch"""
+"""number of surveyed clusters, adjacent in launch order"""
 WHOLE = 100_000
-"""warp instructions of the cluster that is surveyed for longer than its beginning"""
+"""warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
 SECTOR = 32
@@ -46,7 +46,7 @@ def traffic_of(
     asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
-    loaders = np.maximum(1.0, _share_of_loaders(t) * wave)
+    loaders = _loaders(t, surveyed, wave)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -62,8 +62,10 @@ def traffic_of(
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 
     def found_again(share: np.ndarray, instructions: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a wave loads and stores while each block executes so many instructions, and the probability that it is
-        in the L2 still when it has."""
+        """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
+
+        The third result is the probability that they are still in the L2 afterwards.
+        """
         loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
@@ -78,10 +80,19 @@ def traffic_of(
     return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
 
 
-def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Of a wave's blocks, those that load what one loads, of each allocation.
+def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
+    """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    Of one that no block reaches at its beginning it is taken from the others, if as much is loaded of it as of them.
+    The share of the surveyed blocks that do counts that block, too; the share of the others is extrapolated without it.
+    """
+    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1) / max(1, surveyed - 1)
+    return np.asarray(1 + others * (wave - 1))
+
+
+def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the share of the surveyed blocks that load what one of them loads, of each allocation.
+
+    If no block reaches an allocation at its beginning and as much is loaded of it as of the others, theirs is taken.
     """
     of_each, loaded = touched["in_whole"], touched["whole_loaded"]
     reached = (touched["loaded"] > 0) & (loaded > 0)
@@ -98,7 +109,7 @@ def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
 
 
 def _hit(between: float, capacity: float) -> float:
-    """Probability that the L2 still has what was loaded before so many other bytes passed through it.
+    """Return the probability that the L2 still has data after `between` other bytes passed through it.
 
     Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
     """
@@ -111,7 +122,7 @@ def _at_least(values: np.ndarray) -> np.ndarray:
 
 
 def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
-    """Bytes that `scale` times as many blocks touch, by how those of all grew beyond those of half of them."""
+    """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
     return np.asarray(whole * scale**power)

@@ -1,4 +1,4 @@
-"""Calls of the core that count and time a launch: what blocks do and touch, and the clocks of one SM of a chip."""
+"""Calls of the core that count and time a launch: what blocks execute and touch, and the clocks of one SM of a chip."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_NOTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of an allocation: shares, 0…1, of the bytes that blocks load from it and store to it."""
+    """Traffic of an allocation: shares, 0…1, of the bytes that blocks load from it and store to it."""
 
     loads_from_dram: float = 1.0
     stores_to_dram: float = 1.0
     loads_shared: float = 0.0
-    """those that another block of the wave loads too"""
+    """share of loads that another block of the wave makes as well"""
 
 
 class _Traffic(ctypes.Structure):
@@ -47,20 +47,23 @@ class _Timing(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """How blocks share an SM: their number, in which order it gets them, and where the timing stops."""
+    """The blocks that share an SM: their number, their order, and where the timing stops."""
 
     count: int
     blocks: Sequence[int]
     limit: int
-    """warp instructions of all blocks; 0 for none"""
+    """warp instructions of all blocks; 0 for no limit"""
     traffic: Sequence[Traffic]
-    """of each allocation of the launch"""
+    """per allocation of the launch"""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Clocks and what filled them: `values` by the core's names; `progress` by name [notes], in the order of time;
-    `issues` [n] and `stalls` [n, reasons] by instruction."""
+    """Clocks, and what filled them.
+
+    `values` are keyed by the core's names; `progress` has an array [notes] per name, in order of time; `issues` [n] and
+    `stalls` [n, reasons] are per instruction.
+    """
 
     values: Mapping[str, float]
     progress: Mapping[str, np.ndarray]
@@ -70,8 +73,10 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What some blocks do: `counts` by name [blocks], and of each allocation what they `touched` by name
-    [allocations]."""
+    """What some blocks do: `counts` [blocks] by name.
+
+    `touched` [allocations] by name is what they touched of each allocation.
+    """
 
     counts: Mapping[str, np.ndarray]
     touched: Mapping[str, np.ndarray]
@@ -108,8 +113,11 @@ WRITTEN = 0.5
 
 
 def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
-    """Return a chip's rates as the core wants them, at a clock, where resident blocks have `shared_bytes` of shared
-    memory together: the driver makes the smallest part of the L1 that holds them shared memory."""
+    """Return a chip's rates in the form the core takes, at a clock of `ghz`.
+
+    Resident blocks have `shared_bytes` of shared memory together; the driver turns the smallest part of the L1 that
+    holds them into shared memory.
+    """
     sizes = CARVEOUTS_KB[chip.gpu.capability]
     carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
     dram = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs / ghz / chip.sms
@@ -143,8 +151,10 @@ def count_block(program: Program, launch: Launch, block: int, limit: int) -> dic
 
 
 def count_lone_warp(program: Program, launch: Launch, block: int, limit: int) -> int:
-    """Return the instructions of a block's first warp as if the others had ended; raises KernelFailure where it waits
-    for them."""
+    """Return the number of instructions of a block's first warp as if its other warps had ended.
+
+    Raises KernelFailure where it waits for them.
+    """
     found = ctypes.c_uint64()
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_count_lone_warp(
@@ -156,8 +166,10 @@ def count_lone_warp(program: Program, launch: Launch, block: int, limit: int) ->
 
 
 def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int) -> Survey:
-    """Run each of the blocks for at most `limit` warp instructions, the middle one once more for `whole_limit`; raises
-    KernelFailure where one cannot run."""
+    """Run each block for at most `limit` warp instructions, and the middle one again for `whole_limit`.
+
+    Raises KernelFailure where one cannot run.
+    """
     names, touched_names = _names("sass_count_names"), _names("sass_touched_names")
     counts = np.zeros((len(blocks), len(names)))
     touched = np.zeros((launch.allocation_count, len(touched_names)))

@@ -25,21 +25,21 @@ from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
-MODEL_VERSION = 3
+MODEL_VERSION = 4
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
-"""warp instructions of an SM that are timed; the rest follows by work done"""
+"""warp instructions of an SM that are timed; the rest is extrapolated by its work"""
 LONGEST_TIMED = 600_000
 """the same of tensor cores' kernels whose blocks are so long that less would not end the first of them"""
 LONGEST_ALONE = 1_000_000
 """the same where several blocks of an SM begin together and none comes behind them: the last of them runs alone for a
 while, which no rate that was timed before tells"""
 WARM_UP = 0.15
-"""of the work that is timed: after it the SM's rate is taken"""
+"""share of the timed work after which the SM's rate is measured"""
 FEWEST_NOTES = 12
 BUSY = 0.6
-"""of the time: a pipe that is busy for more bounds the kernel"""
+"""share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6
 """of the tensor cores, by a kernel that has use for them: the clock at which its memory is timed first"""
 CLOCK_MISSED, MEMORY_COUNTS = 0.04, 0.3
@@ -48,13 +48,15 @@ for more than the latter."""
 
 
 class Unpredictable(Exception):
-    """The model cannot read the kernel or its launch; the message says why."""
+    """The model cannot read the kernel or its launch; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Clocks of a whole launch, and microseconds at `ghz`: `time_us`, within the error of the kernel's class from
-    `low_us` to `high_us`."""
+    """Clocks of a whole launch, and microseconds at `ghz`.
+
+    `time_us` lies, within the error of the kernel's class, from `low_us` to `high_us`.
+    """
 
     time_us: float
     low_us: float
@@ -72,13 +74,13 @@ class Prediction:
     blocks_per_sm: int
     waves: float
     roofline_us: float
-    """what the launch takes at the least, by the data sheet; 0 where its work is not known"""
+    """the launch's lower bound by the data sheet; 0 where its work is not known"""
     timed: Timed | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What does not change while a launch is predicted."""
+    """The constant inputs of the prediction of a launch."""
 
     program: Program
     launch: Launch
@@ -138,7 +140,7 @@ MEMORY_RATES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The SM that ends last: its clocks, and what was timed of it."""
+    """The SM that ends last: its clocks, and its timed part."""
 
     clocks: float
     timed: Timed
@@ -149,7 +151,7 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
-    # SMs that have less to do leave their share of the memory to the others
+    # SMs with less work leave their share of the memory bandwidth to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     stop = _stop(c, limit)
     chosen = _chosen(c, stop)
@@ -169,9 +171,13 @@ def _stop(c: Context, limit: int) -> int:
 
 
 def _chosen(c: Context, limit: int) -> list[int]:
-    """Clusters of the SM's that are timed: all, or as many as the limit allows, spread over its list."""
+    """Return the SM's clusters that are timed: all, or as many as the limit allows, spread over its list.
+
+    What is left out are whole rounds of resident clusters, so that as many run together at the end as of all.
+    """
     given = list(c.share.clusters)
-    fits = max(2 * c.resident, int(limit / max(1.0, c.work.mean))) if limit else len(given)
+    fits = int(limit / max(1.0, c.work.mean)) if limit else len(given)
+    fits = max(2 * c.resident + len(given) % c.resident, fits - (fits - len(given)) % c.resident)
     if fits >= len(given):
         return given
     if c.work.alike:
@@ -180,10 +186,11 @@ def _chosen(c: Context, limit: int) -> list[int]:
 
 
 def _rest(c: Context, timed: Timed, chosen: int) -> float:
-    """Clocks for what of the SM's work was not timed, at the rate of what was.
+    """Return the clocks of that part of the SM's work which was not timed, at the rate of the timed part.
 
-    Work is clocks of tensor cores, and sectors stored, which tell the ends of tiles: warps that poll a barrier issue as
-    many instructions as they wait. Where a kernel has no use for tensor cores, it is instructions.
+    Work is counted in clocks of tensor cores and in stored sectors, which mark the ends of tiles, since warps that poll
+    a barrier issue instructions for as long as they wait. For a kernel without tensor-core work it is counted in
+    instructions.
     """
     given = list(c.share.clusters)
     lengths = c.work.instructions
@@ -207,8 +214,11 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
 
 
 def _rates_of(timed: Timed, names: Sequence[str], full: int, together: int) -> dict[str, float]:
-    """Clocks for each unit of work: least squares over the notes between the warm-up and the time from which on fewer
-    clusters than fit are left, the `full`-th's end; all notes where that leaves too few."""
+    """Return the clocks for each unit of work, by least squares over the notes of the steady state.
+
+    It lasts from the end of the warm-up to the end of the `full`-th cluster, after which fewer clusters are left than
+    fit. All notes are used where that leaves too few.
+    """
     notes = timed.progress
     main = notes[names[0]]
     steady = (main >= WARM_UP * main[-1]) & (notes["ended"] <= full * together)

@@ -1,4 +1,4 @@
-"""What warpgroups ask of their block's registers by setmaxnreg, by the listing: more than there are never come."""
+"""Detect by the listing that warpgroups wait for ever for registers: setmaxnreg requests more than their block has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _ASKED = re.compile(r"USETMAXREG\.(?P<way>DEALLOC|TRY_ALLOC)\.CTAPOOL (?:UP\w+, 
 
 
 def why_stuck(binary: Binary, source: Source, producers: int) -> str | None:
-    """Why a block would wait for registers for ever, or None.
-
-    So many warpgroups give registers up, all others of the block take more; setmaxnreg waits until they have been given
-    up. A block is launched with as many for each thread as the binary says, in units of 8.
-    """
+    """Return why a block would wait for registers for ever, or None."""
     asked = [_ASKED.search(i.text) for i in instructions(binary.listing, source.entry)]
     counts = {way: [int(m["count"], 16) for m in asked if m and m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
     warpgroups, launched = source.launch.threads // WARPGROUP, -(-binary.registers // 8) * 8

@@ -1,5 +1,8 @@
-"""Worker processes that leave nothing behind (kept_process.py), and are `multiprocessing`'s spawned processes in all
-else. What a pool needs of a context is here; what the keeper says of a worker takes the place of waitpid(2)."""
+"""Worker processes that leave nothing behind (kept_process.py).
+
+In all else they are `multiprocessing`'s spawned processes. What a pool needs of a context is here; what the keeper
+reports of a worker replaces waitpid(2).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from evoengine.kept_process import Held, KeptProcess
 from evoengine.machine import how_ended
 
 QUIET = "ignore:resource_tracker"
-"""as `python -W` takes it"""
+"""in the form that `python -W` takes"""
 
 
 def start_tracker() -> None:
-    """Start multiprocessing's resource tracker, which removes the semaphores of a killed program, so that it prints
-    nothing to the program's stderr."""
+    """Start multiprocessing's resource tracker without output to the program's stderr.
+
+    It removes the semaphores of a killed program.
+    """
     sys.warnoptions.append(QUIET)
     try:
         resource_tracker.ensure_running()
@@ -31,7 +36,10 @@ def start_tracker() -> None:
 
 
 class KeptContext(SpawnContext):
-    """Of one worker. Its pool starts other processes when the first has ended; it is the first that is asked about."""
+    """The context of one worker.
+
+    Its pool starts other processes when the first has ended; methods are about the first.
+    """
 
     def __init__(self, held: Held, forked: bool) -> None:
         self._held, self._forked = held, forked
@@ -99,10 +107,10 @@ class _KeptProcess(SpawnProcess):
 
 
 class _KeptPopen(Popen):
-    """multiprocessing asks it to start the process, how it ended, and to send it signals."""
+    """The object by which multiprocessing starts a process, waits for it and signals it."""
 
     _fds: list[int]
-    """that the process is to have"""
+    """descriptors that the process inherits"""
 
     def __init__(self, process: BaseProcess, context: KeptContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""How near two tuned problems are to each other: what was best for a near one is worth trying first."""
+"""The distance between two tuned problems: what was best for a near one is worth trying first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from evoengine.gpu import Gpu, known_gpus
 from evoengine.workloads import parse_problem
 
 OTHER_WORD = 8.0
-"""for a data type or a flag that differs; sizes count by how often they double from one to the other"""
+"""for a data type or a flag that differs; sizes count by their binary logarithm"""
 OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
 """for another GPU of the same architecture, and one of another"""
 
 
 def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first; ties keep their
-    order. One that cannot be compared comes last."""
+    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first.
+
+    Ties keep their order. One that cannot be compared comes last.
+    """
     kernel = problem.partition(":")[0]
     alike = [other for other in others if other[0].partition(":")[0] == kernel]
     return sorted(alike, key=lambda other: distance(problem, other[0]) + _between(gpu, other[1]))

@@ -1,4 +1,4 @@
-"""Machine code that a ledger does not have, as that of imported candidates, is made again from the source, here."""
+"""Recompile machine code that a ledger lacks, such as that of imported candidates, from the source."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
-    """Return the trial with its cubin if it was compiled. An imported trial is compiled for its GPU, and the binary is
-    stored.
+    """Return the trial with its cubin if it was compiled.
 
-    Returns a Rejection if its source does not compile. Raises MachineError if this machine has no compiler, UsageError
-    if the GPU is unknown or the stored data is damaged.
+    An imported trial is compiled for its GPU, and the binary is stored. Returns a Rejection if its source does not
+    compile. Raises MachineError if this machine has no compiler, UsageError if the GPU is unknown or the stored data is
+    damaged.
     """
     candidate = ledger.candidate(trial, with_cubin=True)
     if candidate.source is None or candidate.binary is None or candidate.binary.cubin:
@@ -26,9 +26,13 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, candidate.source, arch,
-            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
-        ).result()  # fmt: skip
+            compile_task,
+            candidate.source,
+            arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
     finally:
         workers.close()
     if isinstance(made, Rejection):

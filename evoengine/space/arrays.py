@@ -1,7 +1,8 @@
-"""Expressions over whole columns at once: `Expression.evaluate`, vectorised.
+"""Evaluate expressions over whole columns at once: `Expression.evaluate`, vectorised.
 
 A column evaluates to what Python's own arithmetic gives row by row. Where NumPy could differ (integers beyond 2^53,
-division by zero, powers of floats, values that are not finite) `Trouble` is raised and the caller goes row by row.
+division by zero, powers of floats, values that are not finite) `NotVectorizable` is raised, and the caller evaluates
+row by row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ EXACT = 2**53
 
 
 class NotVectorizable(Exception):
-    """This column cannot be computed exactly at one go; row by row it may still have a value, or a proper error."""
+    """A column cannot be computed exactly by NumPy; evaluated row by row it may have a value, or a clear error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class EncodedColumn:
 
 
 class Columns:
-    """Names bound to scalars, arrays [n] or `Coded` columns; `lets` are expressions evaluated where they are needed.
+    """Names bound to scalars, arrays [n] or `EncodedColumn`s; `lets` are expressions evaluated on first use.
 
     `knobs` are the names that an error message shows.
     """
@@ -63,11 +64,11 @@ class Columns:
         return _exact(value)
 
     def at(self, rows: np.ndarray) -> Columns:
-        """The same names on some of the rows, given by their positions."""
+        """Return the same names restricted to the rows at these positions [m]."""
         return Columns(_At(self.values, rows), len(rows), self.lets, self.knobs)
 
     def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Every row as plain Python values, and its knobs alone; a name is absent where the row has no such value."""
+        """Yield each row as plain Python values, and its knobs alone; a name without a value in the row is absent."""
         bound = {name: self.values[name] for name in self.values}
         for i in range(self.length):
             cells = ((name, _cell(value, i)) for name, value in bound.items())
@@ -101,9 +102,9 @@ def _cell(value: Any, i: int) -> Any:
 
 
 def compute(node: ast.expr, columns: Columns) -> Any:
-    """The value of a checked expression: a column [columns.length], or a scalar where no column takes part.
+    """Return the value of a checked expression: an array [columns.length], or a scalar where no column takes part.
 
-    Raises Trouble where the column must be computed row by row.
+    Raises NotVectorizable where the column must be computed row by row.
     """
     return _COMPUTE[type(node)](node, columns)
 
@@ -144,7 +145,7 @@ def _compare(node: ast.Compare, columns: Columns) -> Any:
 
 
 def _bool_op(node: ast.BoolOp, columns: Columns) -> Any:
-    """Later operands are computed only on the rows that earlier ones leave open, as Python's own and/or do."""
+    """Compute later operands only on the rows that earlier ones leave undecided, as Python's `and` and `or` do."""
     stop = isinstance(node.op, ast.Or)
     result = np.full(columns.length, not stop)
     rows = np.arange(columns.length)
@@ -164,7 +165,7 @@ def _bool_op(node: ast.BoolOp, columns: Columns) -> Any:
 
 
 def _conditional(node: ast.IfExp, columns: Columns) -> Any:
-    """Each branch is computed only on its own rows."""
+    """Compute each branch only on its own rows."""
     test = compute(node.test, columns)
     if not isinstance(test, np.ndarray):
         return compute(node.body if test else node.orelse, columns)

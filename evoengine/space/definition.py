@@ -1,4 +1,4 @@
-"""What a space file says: knobs, constraints, lets, launch and cost rules, starts. `reader` makes it from a file."""
+"""Contents of a space file: knobs, constraints, lets, launch and cost rules, starts. `reader` reads them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Knob:
     values: tuple[Value, ...]
     when: Expression | None = None
     default: Value | None = None
-    """what it has in start points that do not name it; None where each must"""
+    """its value in start points that do not name it; None where each must name it"""
 
     @cached_property
     def ordinal(self) -> bool:
-        """Whether the values are numbers in rising order, so that neighbours in the list are neighbours in size."""
+        """Whether the values are numbers in ascending order, so that neighbours in the list are neighbours in size."""
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
         return numbers and list(self.values) == sorted(self.values)
 
@@ -39,13 +39,13 @@ class Knob:
         return {(type(value), value): i for i, value in enumerate(self.values)}
 
     def index(self, value: object) -> int | None:
-        """The position of a value in the domain; None where it is not there. True is not 1 and 1.0 is not 1."""
+        """Return the position of a value in the domain, or None. True is not 1, and 1.0 is not 1."""
         return self._index.get((type(value), value)) if isinstance(value, Value) else None
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """`expr` must hold wherever `when` does and every knob that stands in `expr` itself is active."""
+    """`expr` must hold wherever `when` holds and every knob that `expr` names is active."""
 
     expr: Expression
     when: Expression | None
@@ -59,7 +59,7 @@ class LaunchRule:
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
     then: tuple[tuple[str, LaunchRule], ...] = ()
-    """kernels behind this one, in stream order: entry, and its rule"""
+    """further kernels in stream order: entry, and its rule"""
 
     @property
     def kernels(self) -> tuple[LaunchRule, ...]:
@@ -73,7 +73,7 @@ class LaunchRule:
 
 @dataclass(frozen=True)
 class Definition:
-    """A space file, checked in itself but bound to no problem: `lets`, `launch` and `cost` are by family."""
+    """A space file, checked in itself but bound to no problem. `lets`, `launch` and `cost` are keyed by family."""
 
     path: PurePath
     text: str
@@ -84,16 +84,16 @@ class Definition:
     launch: Mapping[str, LaunchRule]
     cost: Mapping[str, Mapping[str, Expression]]
     starts: tuple[tuple[str, Mapping[str, Value]], ...]
-    """where each stands, and the knobs that it names: the others have their defaults"""
+    """the place of each, and the knobs that it names; the others have their defaults"""
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def impossible(self, gpu: Mapping[str, Value]) -> dict[str, str]:
-        """The families that no problem has on a GPU, of these variables (`gpu.NAME`), each with its reason.
+    def impossible_families(self, gpu: Mapping[str, Value]) -> dict[str, str]:
+        """Return the families that no problem can have on a GPU of these variables (`gpu.NAME`), with reasons.
 
-        What sizes of a problem rule out, or a knob, only a SearchSpace knows.
+        Families that only the sizes of a problem or a knob rule out are not among them; SearchSpace finds those.
         """
         found: dict[str, str] = {}
         for family in map(str, self.knobs[0].values):
@@ -106,8 +106,11 @@ class Definition:
                     found.setdefault(family, rule.why)
         return found
 
-    def only(self, families: Sequence[str]) -> Definition:
-        """With these families alone, in the file's order. Raises UsageError where the file has no such family."""
+    def restricted_to(self, families: Sequence[str]) -> Definition:
+        """Return the definition restricted to these families, in the file's order.
+
+        Raises UsageError where the file has no such family.
+        """
         family, *others = self.knobs
         for name in families:
             if name not in family.values:
@@ -122,7 +125,7 @@ def domain_error(knob: Knob) -> str:
 
 
 def dependencies(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
-    """Every name the expression reads, itself or by way of lets; the lets among them."""
+    """Return every name that the expression reads, directly or through lets, including those lets."""
     names: set[str] = set()
     todo = [expression]
     while todo:

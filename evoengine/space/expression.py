@@ -1,4 +1,4 @@
-"""The small expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
+"""The expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
 
 An expression holds names, `gpu.NAME`, numbers, text, arithmetic, comparison chains, and/or/not, `in` with a literal
 list, `a if c else b`, and calls of ceil_div, round_up, min and max. Nothing else gets past `Expression.parse`.
@@ -31,7 +31,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def round_up(a: int, b: int) -> int:
-    """The smallest multiple of b that is not below a."""
+    """Return the smallest multiple of b that is at least a."""
     return -(-a // b) * b
 
 
@@ -49,7 +49,7 @@ _GLOBALS: dict[str, Any] = {"__builtins__": {}, **CALLS, "**": _power, "truth()"
 
 
 class Undefined(UsageError):
-    """An expression needs a name that has no value: mostly a knob that is inactive."""
+    """An expression needs a name that has no value, mostly an inactive knob."""
 
 
 class Scope(dict[str, Any]):
@@ -83,7 +83,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, where: str) -> Expression:
-        """`where` says in errors which entry of which file this is. Raises UsageError naming what is not allowed."""
+        """Parse an expression; `where` names its entry and file in errors. Raises UsageError naming what is wrong."""
         text = text.strip()
         if len(text) > _LONGEST:
             raise UsageError(f"{where}: an expression has at most {_LONGEST} characters; split this one with [let]")
@@ -97,9 +97,9 @@ class Expression:
         return expression
 
     def kind(self, kinds: Mapping[str, str | None]) -> str | None:
-        """`number` or `text`, given the kinds of names; None where a name of unknown kind decides it.
+        """Return `number` or `text`, given the kinds of names; None where a name of unknown kind decides it.
 
-        Raises UsageError where text is calculated with, ordered, taken for a truth value or compared with a number.
+        Raises UsageError where text is used in arithmetic, ordered, used as a truth value or compared with a number.
         """
         try:
             return _kind(self.tree, kinds)
@@ -107,10 +107,10 @@ class Expression:
             raise UsageError(f"{self.where}: `{self.text}` {forbidden}") from None
 
     def evaluate(self, mapping: Mapping[str, Any]) -> Value:
-        """The value for one configuration. `and` and `or` give a bool.
+        """Return the value for one configuration. `and` and `or` give a bool.
 
         Raises Undefined where a name has no value, and UsageError on division by zero and where the result is not
-        finite or beyond 64 bits; both name the configuration.
+        finite or exceeds 64 bits; both name the configuration.
         """
         try:
             value: Value = eval(self._code, _GLOBALS, mapping)  # the tree holds only what _checked let through
@@ -126,7 +126,7 @@ class Expression:
         return value
 
     def evaluate_arrays(self, mapping: Mapping[str, Any] | arrays.Columns) -> np.ndarray:
-        """The same for n configurations at once: names bound to arrays [n] or scalars; gives an array [n].
+        """Return the values [n] for n configurations at once, with names bound to arrays [n] or scalars.
 
         Raises what `evaluate` raises for the first configuration that has no value.
         """
@@ -151,17 +151,20 @@ def _columns(mapping: Mapping[str, Any]) -> arrays.Columns:
 
 
 class _Forbidden(Exception):
-    """What an expression does that it may not, as the end of a sentence."""
+    """A construct that expressions may not use, described as the end of a sentence."""
 
 
-# A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
-_MOST_KEPT = 4096
+# A space file is read again for each problem and GPU, with the same texts and so the same trees.
+_MAX_CACHED = 4096
 _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _parsed(text: str) -> ast.expr:
-    """The checked tree, which nobody changes. Raises _Forbidden where the text is no expression of the language."""
+    """Return the checked tree, shared by all callers and never modified.
+
+    Raises _Forbidden where the text is no expression of the language.
+    """
     try:
         tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -172,13 +175,13 @@ def _parsed(text: str) -> ast.expr:
     return _checked(tree)
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _names(tree: ast.expr) -> frozenset[str]:
     return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - CALLS.keys()
 
 
 def _checked(node: ast.AST) -> ast.expr:
-    """The tree with `gpu.X` made one name; raises _Forbidden at the first thing outside the language."""
+    """Return the tree with each `gpu.X` replaced by one name; raise _Forbidden at the first disallowed node."""
     match node:
         case ast.Constant(value=bool() | str()):
             return node
@@ -293,8 +296,10 @@ def _kind(node: ast.expr, kinds: Mapping[str, str | None]) -> str | None:
 
 
 class _ForScalars(ast.NodeVisitor):
-    """Guards powers, and makes and/or give a bool, so that scalars mean what columns mean. Gives a tree of its own:
-    columns are computed from the other."""
+    """Copy a tree with powers guarded and and/or giving a bool, so that scalars behave as columns do.
+
+    The original is left unchanged, since columns are computed from it.
+    """
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         return type(node)(**{name: self._field(value) for name, value in ast.iter_fields(node)})
@@ -316,7 +321,7 @@ def _called(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _compile(tree: ast.expr) -> CodeType:
     guarded = _ForScalars().visit(tree)
     return compile(ast.fix_missing_locations(ast.Expression(guarded)), "<expression>", "eval")

@@ -38,13 +38,13 @@ class Family:
         self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
         # A rule that names a let that this family does not have is a rule of other families.
         self.constraints = [
-            c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
+            c for c in definition.constraints if self.defines(c.expr) and (c.when is None or self.defines(c.when))
         ]
         self._check_kinds()
         self.constraints += self._device_limits()
 
-    def has(self, expression: Expression) -> bool:
-        """Whether every let that the expression needs is defined for this family."""
+    def defines(self, expression: Expression) -> bool:
+        """Return whether every let that the expression needs is defined for this family."""
         return not self._depends_on(expression) & self._foreign
 
     def _depends_on(self, expression: Expression) -> set[str]:
@@ -55,21 +55,21 @@ class Family:
     def _check_kinds(self) -> None:
         kinds: dict[str, str | None] = {k.name: k.kind for k in self.knobs}
         kinds |= {name: "text" if isinstance(value, str) else "number" for name, value in self.variables.items()}
-        todo = {n: let for n, let in self.lets.items() if self.has(let)}
+        todo = {n: let for n, let in self.lets.items() if self.defines(let)}
         while todo:
-            # There are no circles, so each round settles at least one let.
+            # There are no cycles, so each round resolves at least one let.
             ready = [n for n, let in todo.items() if not let.names & todo.keys()]
             kinds |= {n: todo.pop(n).kind(kinds) for n in ready}
         rule = self.launch_rule
         needed = [*rule.expressions, *self.cost_rules.values()]
         for expression in needed:
-            if not self.has(expression):
+            if not self.defines(expression):
                 lacking = ", ".join(sorted(self._depends_on(expression) & self._foreign))
                 raise UsageError(
                     f"{expression.where}: `{expression.text}` needs the let {lacking}, which family {self.name} "
                     f"does not have; define it in [let.{self.name}]"
                 )
-        whens = [k.when for k in self.knobs if k.when and self.has(k.when)]
+        whens = [k.when for k in self.knobs if k.when and self.defines(k.when)]
         whens += [c.when for c in self.constraints if c.when]
         for expression in [*needed, *whens, *(c.expr for c in self.constraints)]:
             if expression.kind(kinds) == "text":
@@ -101,26 +101,26 @@ class Family:
         return Scope({**(self.variables if variables is None else variables), **config}, self.lets, config)
 
     def columns(self, coded: Mapping[str, Any], length: int) -> Columns:
-        """The same for many configurations at once: every knob but the family as a `Coded` column [length]."""
+        """Return the scope of many configurations at once: each knob but the family an `EncodedColumn` [length]."""
         knobs = [k.name for k in self.knobs]
         return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
 
-    def knobs_reached(self, *expressions: Expression | None) -> set[str]:
-        """The knobs the expressions depend on, themselves or by way of lets."""
+    def knob_dependencies(self, *expressions: Expression | None) -> set[str]:
+        """Return the knobs on which the expressions depend, directly or through lets."""
         names = set().union(*(self._depends_on(e) for e in expressions if e))
         return names & self._knob_names
 
-    def knobs_named(self, expression: Expression) -> set[str]:
-        """The knobs that stand in the expression itself: a constraint does not apply where one of them is inactive."""
+    def knobs_in(self, expression: Expression) -> set[str]:
+        """Return the knobs that the expression itself names; a constraint does not apply where one is inactive."""
         return set(expression.names & self._knob_names)
 
     def is_active(self, knob: Knob, scope: Scope) -> bool:
         return knob.when is None or self.holds(knob.when, scope)
 
     def holds(self, when: Expression, scope: Scope) -> bool:
-        """A `when` holds where it is true; not where deciding it, from left to right, needs an inactive knob."""
+        """Return whether a `when` is true; False where evaluating it from left to right needs an inactive knob."""
         try:
-            return self.has(when) and bool(when.evaluate(scope))
+            return self.defines(when) and bool(when.evaluate(scope))
         except Undefined:
             return False
 
@@ -133,12 +133,12 @@ class Family:
         return {k.name: found[k.name] for k in self.knobs if k.name in found}
 
     def missing_knob(self, config: Config) -> str | None:
-        """The first knob that is active and absent."""
+        """Return the first active knob that the configuration lacks, or None."""
         scope = self.scope(config)
         return next((k.name for k in self.knobs if k.name not in config and self.is_active(k, scope)), None)
 
     def why_invalid(self, config: Config) -> str | None:
-        """Why the configuration is none of this family's valid ones; None where it is one."""
+        """Return why the configuration is not a valid one of this family; None where it is."""
         for name in config:
             if name not in self._knob_names:
                 return f"{name} is no knob of this space"
@@ -156,10 +156,13 @@ class Family:
     def _violates(self, constraint: Constraint, scope: Scope) -> bool:
         if constraint.when and not self.holds(constraint.when, scope):
             return False
-        return all(n in scope for n in self.knobs_named(constraint.expr)) and not constraint.expr.evaluate(scope)
+        return all(n in scope for n in self.knobs_in(constraint.expr)) and not constraint.expr.evaluate(scope)
 
     def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
-        """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
+        """Return the launch geometry of a configuration.
+
+        Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer.
+        """
         return _launch(self.launch_rule, self.scope(config, variables))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
@@ -167,12 +170,15 @@ class Family:
         return {name: float(rule.evaluate(scope)) for name, rule in self.cost_rules.items()}
 
     def check_costs(self, columns: Columns) -> None:
-        """Raises UsageError for the first configuration in which a cost figure has no value."""
+        """Raise UsageError for the first configuration in which a cost figure has no value."""
         for rule in self.cost_rules.values():
             rule.evaluate_arrays(columns)
 
     def doubtful_launches(self, columns: Columns) -> np.ndarray:
-        """The rows for which `launch` may raise: all where it does, and all of a column that mixes in decimals."""
+        """Return the rows for which `launch` may raise.
+
+        These are all for which it does, and all rows of a column that has any decimals.
+        """
         doubtful = np.zeros(columns.length, bool)
         for rule in self.launch_rule.kernels:
             for expression, least in (*((e, 1) for e in (*rule.block, *rule.grid)), (rule.shared, 0)):

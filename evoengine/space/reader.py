@@ -1,4 +1,4 @@
-"""Reads a space file into a Definition; every complaint names the file, the line and the remedy."""
+"""Read a space file into a Definition; every error names the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule,
 from evoengine.space.expression import CALLS, Expression
 from evoengine.untrusted import parse_toml, read_limited_text
 
-_MOST_KNOBS = 256
-_MOST_VALUES = 32767
+_MAX_KNOBS = 256
+_MAX_VALUES = 32767
 _LARGEST_VALUE = 2**53
 _TABLES = ("kernel", "knobs", "constraint", "let", "launch", "kernels", "cost", "start")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
@@ -26,7 +26,7 @@ _RESERVED = {*CALLS, "gpu", "and", "or", "not", "in", "is", "if", "else", "lambd
 
 
 def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
-    """Reads and checks a space file. `variables` are the names of the problem and of the GPU (`gpu.NAME`).
+    """Read and check a space file. `variables` are the names of the problem and of the GPU (`gpu.NAME`).
 
     Raises UsageError naming file, line and remedy.
     """
@@ -44,7 +44,7 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
 
 
 def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
-    """As `read_definition`, of the text; `path` is what messages call it."""
+    """Parse the text as `read_definition` does; `path` names it in messages."""
     try:
         tables = parse_toml(text)
     except ValueError as error:
@@ -54,7 +54,7 @@ def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) 
 
 
 def _refuse_long_integers(value: Any, where: str) -> None:
-    """TOML's integers have 64 bits; Python reads longer ones, and may fail to write them."""
+    """Raise UsageError for integers beyond TOML's 64 bits, which Python reads but may fail to write."""
     if isinstance(value, dict):
         for key, each in value.items():
             _refuse_long_integers(each, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
@@ -66,7 +66,7 @@ def _refuse_long_integers(value: Any, where: str) -> None:
 
 
 class _Lines:
-    """Finds the line of a key, for error messages: (table, which of its repetitions, key) → line."""
+    """The lines of keys, for error messages: (table, number of its repetition, key) → line."""
 
     def __init__(self, text: str) -> None:
         self.found: dict[tuple[str, int, str], int] = {}
@@ -88,7 +88,7 @@ class _Lines:
                 array = key[1] if not table and re.search(r"=\s*\[\s*(#.*)?$", line) else ""
 
     def line(self, table: str, key: str, repetition: int) -> int | None:
-        """The line of the key, or of the table of that name, or else of the table it should stand in."""
+        """Return the line of the key, else of the table of that name, else of the table in which it should stand."""
         places = ((table, repetition, key), (f"{table}.{key}".strip("."), 0, ""), (table, repetition, ""))
         return next((self.found[place] for place in places if place in self.found), None)
 
@@ -149,12 +149,12 @@ class _Reader:
     # --- knobs
 
     def _knobs(self) -> tuple[Knob, ...]:
-        """The knobs, family first: a space that names none has one family, which has the kernel's name."""
+        """Return the knobs, family first; a space that names no family has one, named as the kernel."""
         table = self._table(self.tables, "knobs", "knobs")
         if "family" not in table:
             table = {"family": [self.kernel], **table}
-        if len(table) > _MOST_KNOBS:
-            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MOST_KNOBS}")
+        if len(table) > _MAX_KNOBS:
+            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MAX_KNOBS}")
         if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
@@ -185,8 +185,8 @@ class _Reader:
     def _check_domain(self, name: str, values: list[Any], where: str) -> None:
         if not values:
             raise UsageError(f"{where}: knob {name} has an empty domain; give it at least one value")
-        if len(values) > _MOST_VALUES:
-            raise UsageError(f"{where}: knob {name} has {len(values)} values; at most {_MOST_VALUES}")
+        if len(values) > _MAX_VALUES:
+            raise UsageError(f"{where}: knob {name} has {len(values)} values; at most {_MAX_VALUES}")
         types = {type(v) for v in values}
         if not types <= {bool, int, float, str}:
             raise UsageError(f"{where}: knob {name} may hold integers, decimals, text or true/false only")
@@ -212,7 +212,7 @@ class _Reader:
             raise UsageError(f"{where}: {what} {name} has the name of a problem variable; rename it")
 
     def _check_when(self, knob: Knob, lets: Mapping[str, Mapping[str, Expression]]) -> None:
-        """A knob's `when` may depend only on what is decided before the knob is."""
+        """Require that a knob's `when` depends only on knobs declared before it."""
         if not knob.when:
             return
         self._known(knob.when)
@@ -242,7 +242,7 @@ class _Reader:
         return expression
 
     def _lets(self) -> dict[str, dict[str, Expression]]:
-        """Lets by family; those of every family under ''. Raises on clashing names and circles."""
+        """Return the lets by family, with those of every family under ''. Raises on clashing names and cycles."""
         table = self._table(self.tables, "let", "let")
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in table.items() if not isinstance(v, dict)}}
         for key, group in table.items():
@@ -307,8 +307,10 @@ class _Reader:
         return rules
 
     def _kernels(self) -> dict[str, tuple[tuple[str, LaunchRule], ...]]:
-        """Return the rules of kernels behind the first by family: [kernels.ENTRY] where there is one family, else
-        [kernels.FAMILY.ENTRY]."""
+        """Return the rules of all kernels but the first, by family.
+
+        They stand in [kernels.ENTRY] where there is one family, else in [kernels.FAMILY.ENTRY].
+        """
         table = self._table(self.tables, "kernels", "kernels")
         single = len(self.families) == 1 and not table.keys() & set(self.families)
         by_family = {self.families[0]: table} if single else table
@@ -346,8 +348,10 @@ class _Reader:
         return LaunchRule((block_x, block_y, block_z), (x, y, z), shared)
 
     def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:
-        """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no
-        name."""
+        """Return [launch] or [cost] by family, and a function from a family to the header of its table.
+
+        Where there is one family its name may be left out.
+        """
         table = self._table(self.tables, key, key)
         if table and len(self.families) == 1 and not any(isinstance(value, dict) for value in table.values()):
             return {self.families[0]: table}, lambda family: key

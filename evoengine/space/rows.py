@@ -1,4 +1,4 @@
-"""Enumerates one family's valid configurations as columns of small integers, knob by knob."""
+"""Enumerate a family's valid configurations as columns of small integers, knob by knob."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from evoengine.space.expression import Expression, Scope
 from evoengine.space.family import Family
 
 CHUNK = 1 << 17
-"""rows in hand at once: what bounds memory beside the valid rows themselves"""
-MOST_COUNTED = 1 << 18
-"""settings of some knobs that are numbered by a table, which is quicker than sorting"""
+"""rows processed at once, which bounds the memory in addition to the valid rows themselves"""
+MAX_COUNTED = 1 << 18
+"""largest number of settings that are numbered by a table, which is faster than sorting"""
 PER_ROW = 16
-"""settings a row, beyond which sorting is quicker"""
-MOST_NUMBERED = 2**62
-"""settings that an int64 can number"""
-MOST_VALID = 50_000_000
-MOST_VISITED = 1_000_000_000
+"""settings per row beyond which sorting is faster"""
+MAX_NUMBERED = 2**62
+"""number of settings that an int64 can enumerate"""
+MAX_VALID = 50_000_000
+MAX_VISITED = 1_000_000_000
 
 Rows = dict[str, np.ndarray]
 """knob → position in its domain, int8 or int16 [n], -1 where inactive"""
@@ -32,10 +32,10 @@ Rows = dict[str, np.ndarray]
 
 @dataclass
 class Enumeration:
-    """The valid rows of a family in the order of its knobs and their values, and what was removed on the way.
+    """The valid rows of a family in the order of its knobs and their values, and what its constraints removed.
 
-    Most knobs that no rule depends on multiply the rows by so much that rows are held without them (`ruled`) until
-    somebody asks for all.
+    Knobs on which no rule depends multiply the rows by so much that rows are held without them (`ruled`) until all are
+    needed.
     """
 
     knobs: Sequence[Knob]
@@ -43,7 +43,7 @@ class Enumeration:
     active: Mapping[str, np.ndarray]
     """knob that no rule depends on → bool [n of `ruled`], whether it has a value"""
     removed: Mapping[Constraint, float]
-    """constraint → combinations it ruled out; an upper bound where later knobs are conditional"""
+    """constraint → combinations that it excluded; an upper bound where later knobs are conditional"""
 
     @cached_property
     def _length(self) -> int:
@@ -81,13 +81,13 @@ class Enumeration:
             free[knob.name] = index.astype(_dtype(knob))
         if [k.name for k in self.knobs] != [*self.ruled, *self.active]:
             order = self._order(free, origin)
-            origin, free = origin.take(order), _taken(free, order)
+            origin, free = origin.take(order), _take_rows(free, order)
         return {k.name: free[k.name] if k.name in free else self.ruled[k.name].take(origin) for k in self.knobs}
 
     def _order(self, free: Rows, origin: np.ndarray) -> np.ndarray:
         """Return the places of rows when they are sorted by the knobs in their own order."""
         sizes = [len(k.values) + 1 for k in self.knobs]
-        if math.prod(sizes) > MOST_NUMBERED:
+        if math.prod(sizes) > MAX_NUMBERED:
             columns = free | {name: column.take(origin) for name, column in self.ruled.items()}
             return np.lexsort([columns[k.name] for k in reversed(self.knobs)])
         weights = {k.name: math.prod(sizes[i + 1 :]) for i, k in enumerate(self.knobs)}
@@ -107,30 +107,35 @@ class Enumerator:
         self.removed: dict[Constraint, float] = {}
         self.visited = 0
         rules = [rule for c in family.constraints for rule in (c.expr, c.when)] + [k.when for k in self.knobs]
-        ruled = family.knobs_reached(*rules) | {"family"}
-        self.walk = [knob for knob in self.knobs if knob.name in ruled]
+        ruled = family.knob_dependencies(*rules) | {"family"}
+        self.ruled_knobs = [knob for knob in self.knobs if knob.name in ruled]
         self.free = [knob for knob in self.knobs if knob.name not in ruled]
         """they multiply what is left, not what is looked at"""
         # A constraint is applied as soon as the last knob it depends on is bound.
-        self.due: list[list[Constraint]] = [[] for _ in self.walk]
+        self.constraints_by_level: list[list[Constraint]] = [[] for _ in self.ruled_knobs]
         for constraint in family.constraints:
-            needed = family.knobs_reached(constraint.expr, constraint.when)
-            self.due[max((i for i, k in enumerate(self.walk) if k.name in needed), default=0)].append(constraint)
+            needed = family.knob_dependencies(constraint.expr, constraint.when)
+            self.constraints_by_level[
+                max((i for i, k in enumerate(self.ruled_knobs) if k.name in needed), default=0)
+            ].append(constraint)
 
     def enumerate(self) -> Enumeration:
-        """Raises UsageError where the space is too large to hold."""
+        """Return all valid configurations of the family.
+
+        Raises UsageError where the space is too large to hold.
+        """
         index = self.knobs[0].index(self.family.name)
         parts: list[Rows] = []
         valid = 0
         for part in self._descend({"family": np.array([index], dtype=_dtype(self.knobs[0]))}, 0):
             parts.append(part)
             valid += len(self._enumeration(part))
-            if valid > MOST_VALID:
-                raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
-        empty = {k.name: np.empty(0, _dtype(k)) for k in self.walk}
-        # Column by column, giving the parts back on the way: the rows are never held twice.
+            if valid > MAX_VALID:
+                raise self._too_large(f"more than {MAX_VALID:,} valid configurations")
+        empty = {k.name: np.empty(0, _dtype(k)) for k in self.ruled_knobs}
+        # Column by column, releasing the parts on the way, so that the rows are never held twice.
         return self._enumeration(
-            {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.walk}
+            {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.ruled_knobs}
         )
 
     def _enumeration(self, ruled: Rows) -> Enumeration:
@@ -140,32 +145,35 @@ class Enumerator:
         rows = self._constrained(rows, level)
         if not len(rows["family"]):
             return
-        if level + 1 == len(self.walk):
+        if level + 1 == len(self.ruled_knobs):
             yield rows
             return
         self._refuse_certain_excess(len(rows["family"]), level)
-        knob = self.walk[level + 1]
+        knob = self.ruled_knobs[level + 1]
         step = max(1, CHUNK // len(knob.values))
         for start in range(0, len(rows["family"]), step):
             some = {name: column[start : start + step] for name, column in rows.items()}
             yield from self._descend(self._expanded(some, knob), level + 1)
 
     def _refuse_certain_excess(self, rows: int, level: int) -> None:
-        """At once where nothing removes any of what these rows become: looking at it all would take minutes."""
-        later = self.walk[level + 1 :] + self.free
-        if any(knob.when for knob in later) or any(self.due[level + 1 :]):
+        """Raise UsageError at once where no later rule removes anything from too many rows.
+
+        Enumerating them all would take minutes.
+        """
+        later = self.ruled_knobs[level + 1 :] + self.free
+        if any(knob.when for knob in later) or any(self.constraints_by_level[level + 1 :]):
             return
-        if rows * math.prod(len(knob.values) for knob in later) > MOST_VALID:
-            raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
+        if rows * math.prod(len(knob.values) for knob in later) > MAX_VALID:
+            raise self._too_large(f"more than {MAX_VALID:,} valid configurations")
 
     def _expanded(self, rows: Rows, knob: Knob) -> Rows:
         active = self.active(knob, rows)
-        index, origin = expanded(active, len(knob.values))
+        index, origin = expand(active, len(knob.values))
         self.visited += len(index)
-        if self.visited > MOST_VISITED:
-            raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
+        if self.visited > MAX_VISITED:
+            raise self._too_large(f"more than {MAX_VISITED:,} combinations to look at")
         if len(index) > len(active):
-            rows = _taken(rows, origin)
+            rows = _take_rows(rows, origin)
         return rows | {knob.name: index.astype(_dtype(knob))}
 
     def active(self, knob: Knob, rows: Rows) -> np.ndarray:
@@ -178,41 +186,43 @@ class Enumerator:
 
     def _constrained(self, rows: Rows, level: int) -> Rows:
         keep = np.ones(len(rows["family"]), bool)
-        for constraint in self.due[level]:
+        for constraint in self.constraints_by_level[level]:
             applies = np.flatnonzero(keep)
             if constraint.when:
                 applies = self._where_holds(constraint.when, rows, applies)
             applies = self._where_named(constraint.expr, rows, applies)
             if not len(applies):
                 continue
-            first, which = self._settings(constraint.expr, rows, applies)
+            first, which = self._distinct_settings(constraint.expr, rows, applies)
             held = as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies[first])))
             broken = applies[~held[which]]
             if len(broken):
-                later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :] + self.free)
+                later = math.prod(float(len(k.values)) for k in self.ruled_knobs[level + 1 :] + self.free)
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
                 keep[broken] = False
-        return rows if keep.all() else _taken(rows, np.flatnonzero(keep))
+        return rows if keep.all() else _take_rows(rows, np.flatnonzero(keep))
 
     def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        """The rows on which every knob that stands in the expression is active."""
-        for name in sorted(self.family.knobs_named(expression) - {"family"}):
+        """Return those of the rows `among` in which every knob named in the expression is active."""
+        for name in sorted(self.family.knobs_in(expression) - {"family"}):
             column = rows[name]
             among = among[column[among] >= 0]
         return among
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        # by the code that `contains` uses
-        reached = self.family.knobs_reached(when) - {"family"}
+        # by the same code as `contains`
+        reached = self.family.knob_dependencies(when) - {"family"}
         knobs = [k for k in self.knobs if k.name in reached]
-        first, which = self._settings(when, rows, among)
+        first, which = self._distinct_settings(when, rows, among)
         holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
         kept: np.ndarray = among[np.array(holds, bool)[which]]
         return kept
 
-    def _settings(self, expression: Expression, rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        reached = self.family.knobs_reached(expression)
-        return settings([k for k in self.knobs[1:] if k.name in reached], rows, among)
+    def _distinct_settings(
+        self, expression: Expression, rows: Rows, among: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        reached = self.family.knob_dependencies(expression)
+        return distinct_settings([k for k in self.knobs[1:] if k.name in reached], rows, among)
 
     def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
         indices = {k.name: int(rows[k.name][i]) for k in knobs}
@@ -229,37 +239,40 @@ class Enumerator:
         )
 
     def combinations(self) -> int:
-        """Combinations before constraints, a conditional knob counting once where it is inactive.
+        """Return the number of combinations before constraints; an inactive conditional knob counts as one value.
 
-        Only knobs that some `when` depends on are enumerated; the others multiply.
+        Only knobs on which some `when` depends are enumerated; the others multiply.
         """
-        deciders = self.family.knobs_reached(*(k.when for k in self.knobs))
+        deciders = self.family.knob_dependencies(*(k.when for k in self.knobs))
         rows: Rows = {"family": np.zeros(1, np.int8)}
         weight = np.ones(1, object)
         for knob in self.knobs[1:]:
             active = self.active(knob, rows)
             if knob.name in deciders:
-                index, origin = expanded(active, len(knob.values))
-                rows = _taken(rows, origin) | {knob.name: index.astype(_dtype(knob))}
+                index, origin = expand(active, len(knob.values))
+                rows = _take_rows(rows, origin) | {knob.name: index.astype(_dtype(knob))}
                 weight = weight[origin]
             else:
                 weight = weight * np.where(active, len(knob.values), 1).astype(object)
         return int(weight.sum())
 
 
-def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct settings of these knobs, so that a rule is evaluated once for each: where in `among` each setting
-    comes first, in order, and which of these settings each row has."""
+def distinct_settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct settings of these knobs, so that a rule is evaluated once for each.
+
+    The result is the position in `among` at which each setting first occurs [settings], in ascending order, and the
+    number of each row's setting [rows].
+    """
     setting, count = np.zeros(len(among), np.int64), 1
     for knob in knobs:
-        if count * (len(knob.values) + 1) > MOST_NUMBERED:
+        if count * (len(knob.values) + 1) > MAX_NUMBERED:
             setting, count = np.unique(setting, return_inverse=True)[1], len(among)
         setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
         count *= len(knob.values) + 1
-    if count > min(MOST_COUNTED, PER_ROW * len(among)):
+    if count > min(MAX_COUNTED, PER_ROW * len(among)):
         _, first, which = np.unique(setting, return_index=True, return_inverse=True)
     else:
-        # of rows with one setting the first is written last, and stays
+        # of rows with the same setting the first is written last, and so kept
         first_of = np.full(count, -1)
         first_of[setting[::-1]] = np.arange(len(among) - 1, -1, -1)
         present = np.flatnonzero(first_of >= 0)
@@ -273,18 +286,23 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
 
 
 def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[Rows, Columns]:
-    """Return the first valid row of each setting of the knobs that launch and costs depend on, and the same as columns
-    that expressions can be evaluated on."""
-    reached = family.knobs_reached(*family.launch_rule.expressions, *family.cost_rules.values())
+    """Return the first valid row of each setting of the knobs on which launch and costs depend.
+
+    The second result holds the same rows as columns on which expressions can be evaluated.
+    """
+    reached = family.knob_dependencies(*family.launch_rule.expressions, *family.cost_rules.values())
     rows, knobs = enumeration.multiplied(reached), family.knobs[1:]
-    numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
-    rows = _taken(rows, numbers)
+    numbers, _ = distinct_settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
+    rows = _take_rows(rows, numbers)
     coded = {k.name: EncodedColumn(rows[k.name], np.array(k.values)) for k in knobs}
     return rows, family.columns(coded, len(numbers))
 
 
-def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each active row all values of a knob, the others -1: positions in the domain, and which row each is of."""
+def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give each active row all values of a knob, and each other row -1.
+
+    Returns positions in the domain, and the row to which each belongs.
+    """
     if active.all():
         return np.tile(np.arange(values), len(active)), np.repeat(np.arange(len(active)), values)
     counts = np.where(active, values, 1)
@@ -294,8 +312,8 @@ def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
     return index, origin
 
 
-def _taken(rows: Rows, places: np.ndarray) -> Rows:
-    """These rows, in this order. Taking by place is many times quicker than repeating by counts or masking."""
+def _take_rows(rows: Rows, places: np.ndarray) -> Rows:
+    """Return these rows, in this order. `take` is many times faster than repeating by counts or masking."""
     return {name: column.take(places) for name, column in rows.items()}
 
 

@@ -20,28 +20,29 @@ from evoengine.untrusted import printable
 
 
 class HasVariables(Protocol):
-    """A problem or a GPU, as far as a space needs to know it."""
+    """The part of a problem or a GPU that a space uses."""
 
     def variables(self) -> Mapping[str, Value]: ...
 
 
 def load_space(path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()) -> SearchSpace:
-    """Reads a space file, binds it to the problem and the GPU and enumerates what is valid there.
+    """Read a space file, bind it to the problem and the GPU, and enumerate the valid configurations.
 
-    Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
-    `families` asked for by name has nothing valid. Without names all families are meant, as far as they are possible.
+    `families` restricts the space to these; without them every possible family is included. Raises UsageError naming
+    file, line and remedy where the file is at fault or admits nothing, and where a family named in `families` has no
+    valid configuration.
     """
     return _bound(read_definition(path, {**problem.variables(), **gpu.variables()}), problem, gpu, families)
 
 
 def space_from_text(text: str, name: str, problem: HasVariables, gpu: HasVariables) -> SearchSpace:
-    """As `load_space`, of a text that a ledger kept. `name` is what messages call it, and no path to anything."""
+    """Build a space as `load_space` does, from a text that a ledger stores; `name` is its label in messages."""
     label = PurePath(printable(name))
     return _bound(parse_definition(label, text, {**problem.variables(), **gpu.variables()}), problem, gpu, ())
 
 
 def _bound(definition: Definition, problem: HasVariables, gpu: HasVariables, families: Sequence[str]) -> SearchSpace:
-    space = SearchSpace(definition.only(families) if families else definition, problem, gpu)
+    space = SearchSpace(definition.restricted_to(families) if families else definition, problem, gpu)
     for name in families:
         if name in space.empty_families:
             raise UsageError(f"the family {name} is not possible here: {space.empty_families[name]}")
@@ -85,7 +86,7 @@ class SearchSpace:
         return self.why_invalid(config) is None
 
     def why_invalid(self, config: Config) -> str | None:
-        """The `why` of the first constraint broken, or what is wrong with a knob; None where nothing is."""
+        """Return the `why` of the first broken constraint, or what is wrong with a knob; None for a valid one."""
         if self.knobs[0].index(config.get("family")) is None:
             return f"{domain_error(self.knobs[0])}, not {config.get('family')!r}"
         if why := self.empty_families.get(str(config["family"])):
@@ -93,25 +94,22 @@ class SearchSpace:
         return self._families[str(config["family"])].why_invalid(config)
 
     def is_active(self, knob: Knob, config: Config) -> bool:
-        """Whether the knob has a value in a configuration whose knobs before it, in the space's order, are as given."""
+        """Return whether the knob is active, given the configuration's values of the knobs before it."""
         return knob.when is None or self._family_of(config).is_active(knob, self._family_of(config).scope(config))
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
-        """n independent draws: a family, each alike, then uniform among its configurations (one may come twice).
-
-        Families have from hundreds to tens of thousands of configurations, which says nothing of how good they are.
-        """
+        """Draw n independent configurations: a family, all equally likely, then one of its, with replacement."""
         filled = [e for e in self._enumerations.values() if len(e)]
         drawn = [filled[i] for i in rng.integers(len(filled), size=n)]
         places = rng.integers([len(e) for e in drawn])
         return [self._at(e, int(i)) for e, i in zip(drawn, places, strict=True)]
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]:
-        """What a search tries first, families in turn, each with its operator: `start`, or `random` where it is drawn.
+        """Return what a search tries first, alternating families, each with its operator: `start` or `random`.
 
-        A family without a start point gets as many draws as the others have starts on average: those would take all
-        trials of a short search, and what the sampler then learns from would hold none of it. Nothing where the file
-        has no start points at all.
+        A family without a start point gets as many random draws as the others have starts on average. Otherwise a short
+        search would spend all its trials on the others, and its sampler would learn nothing of that family. Empty where
+        the file has no start points at all.
         """
         points = [(config, "start") for config in self.starts]
         started = {config["family"] for config in self.starts}
@@ -123,11 +121,14 @@ class SearchSpace:
         return _in_turn(points)
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
-        """Every valid configuration once, in the order of knobs and values."""
+        """Yield every valid configuration once, in the order of knobs and values."""
         return map(self._config, range(self.valid))
 
     def encode(self, config: Config) -> np.ndarray:
-        """Positions in the knobs' domains, int16 [knobs], -1 where inactive. Raises UsageError on an unknown value."""
+        """Return the positions in the knobs' domains, int16 [knobs], -1 where inactive.
+
+        Raises UsageError on an unknown value.
+        """
         row = np.full(len(self.knobs), -1, np.int16)
         for i, knob in enumerate(self.knobs):
             if knob.name in config:
@@ -138,15 +139,15 @@ class SearchSpace:
         return row
 
     def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]:
-        """The configuration of an encoded row [knobs]; the inverse of `encode`."""
+        """Return the configuration of an encoded row [knobs]; the inverse of `encode`."""
         return {k.name: k.values[int(i)] for k, i in zip(self.knobs, row, strict=True) if i >= 0}
 
     def neighbours(self, config: Config) -> list[dict[str, Value]]:
-        """Every valid configuration one knob away, in the order of knobs and values.
+        """Return every valid configuration one knob away, in the order of knobs and values.
 
-        A change that switches other knobs on or off gives one neighbour: in knob order, each knob keeps its value where
-        a valid configuration allows that and takes the nearest in its domain where none does; then knobs that were
-        switched on take their first valid values.
+        A change that activates or deactivates other knobs gives one neighbour: in knob order, each knob keeps its value
+        where a valid configuration allows that, and otherwise takes the nearest one in its domain; newly active knobs
+        then take their first valid values.
         """
         row, found = self.encode(config), dict[str, dict[str, Value]]()
         for k, knob in enumerate(self.knobs):
@@ -163,11 +164,11 @@ class SearchSpace:
         return list(found.values())
 
     def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:
-        """The launch geometry, for the problem the space is bound to or for another one on the same GPU."""
+        """Return the launch geometry, for the space's problem or for another one on the same GPU."""
         return self._family_of(config).launch(config, self._variables_for(problem))
 
     def grids_by_sms(self, config: Config, sms: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """The grid on GPUs like this one with other numbers of SMs; empty where the launch does not depend on them.
+        """Return the grid on GPUs like this one with other numbers of SMs; empty where the launch ignores them.
 
         A number for which the rule gives no launch, or one that differs in more than the grid, is left out.
         """
@@ -182,7 +183,7 @@ class SearchSpace:
         return found if set(found.values()) - {own.grid} else {}
 
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
-        """The family's named cost figures, per block; empty where the file states none."""
+        """Return the family's named cost figures, per block; empty where the file states none."""
         return self._family_of(config).cost(config, self._variables_for(problem))
 
     def _variables_for(self, problem: HasVariables | None) -> Mapping[str, Value]:
@@ -208,7 +209,7 @@ class SearchSpace:
         return all(family.is_active(k, scope) == (k.name in config) for k in self.knobs)
 
     def _nearest(self, row: np.ndarray, k: int, value: int) -> dict[str, Value] | None:
-        """The valid configuration with knob k at `value` that keeps most of `row`, as `neighbours` says."""
+        """Return the valid configuration with knob k at `value` that keeps most of `row`; see `neighbours`."""
         enumeration = self._enumerations[self.families[value if k == 0 else row[0]]]
         wanted = row.copy()
         wanted[k] = value
@@ -256,13 +257,16 @@ class SearchSpace:
 
 
 def _in_turn(points: Sequence[tuple[Config, str]]) -> list[tuple[Config, str]]:
-    """The first of each family, then the second of each, …: even a short search sees what every family can do."""
+    """Reorder points to the first of each family, then the second of each, and so on.
+
+    Thus even a short search tries every family.
+    """
     families = [config["family"] for config, _ in points]
     order = sorted(range(len(points)), key=lambda i: families[:i].count(families[i]))
     return [points[i] for i in order]
 
 
 def _main_reason(enumeration: Enumeration) -> tuple[str, str, float]:
-    """Where the constraint stands that removed the most, its expression and why, and how much."""
+    """Return place, reason and removed share of the constraint that removed the most."""
     constraint, removed = max(enumeration.removed.items(), key=lambda item: item[1])
     return constraint.expr.where, f"{constraint.why} (`{constraint.expr.text}`)", removed

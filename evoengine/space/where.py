@@ -1,4 +1,4 @@
-"""Picks configurations by an expression over their knobs: `tile_m >= 64 and family == "wgmma"`."""
+"""Select configurations by an expression over their knobs: `tile_m >= 64 and family == "wgmma"`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class Where:
     """
 
     def __init__(self, text: str) -> None:
-        """Raises UsageError naming what is not allowed, and where the expression can be neither true nor false."""
+        """Parse the expression of `--where`.
+
+        Raises UsageError naming what is not allowed, and where the expression can be neither true nor false.
+        """
         self._expression = Expression.parse(text, "--where")
         self._checked: set[tuple[type | None, ...]] = set()
         self._names = tuple(self._expression.names)
@@ -30,10 +33,13 @@ class Where:
         """The knobs that it reads."""
         return self._expression.names
 
-    def picks(self, config: Config) -> bool:
-        """Raises UsageError where text is calculated with or compared with a number, on a division by zero, and where
-        the expression has a value that is neither true nor false."""
-        # before it is evaluated: a text times a large number would take all memory
+    def matches(self, config: Config) -> bool:
+        """Return whether the expression holds for a configuration; False where it names a knob that has no value.
+
+        Raises UsageError where text is used in arithmetic or compared with a number, on division by zero, and where the
+        value is neither true nor false.
+        """
+        # checked before evaluation: a text times a large number would exhaust memory
         if (seen := tuple(type(config.get(name)) for name in self._names)) not in self._checked:
             self._check_kinds(config)
             self._checked.add(seen)
@@ -46,7 +52,7 @@ class Where:
         return value
 
     def require_known(self, missing: Sequence[str], known: Iterable[str]) -> None:
-        """Raises UsageError where the expression names `missing`, which are none of the knobs."""
+        """Raise UsageError where the expression names any of `missing`, which are no knobs."""
         names = sorted(known)
         for name in missing:
             near = difflib.get_close_matches(name, names, n=1)
@@ -65,7 +71,7 @@ class Where:
 
 
 def _is_number(node: ast.expr) -> bool:
-    """Whether its value is a number whatever the knobs are. A name's is known when it has a value."""
+    """Return whether the value is a number whatever the knobs are. A name's kind is unknown until it has a value."""
     match node:
         case ast.Constant(value=value):
             return not isinstance(value, bool | str)

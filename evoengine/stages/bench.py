@@ -1,4 +1,4 @@
-"""The full problem on the GPU: its tensors at addresses that stay, the check of whole outputs, what is timed there."""
+"""The full problem on the GPU: its tensors at fixed addresses, the check of whole outputs, the timed calls."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from evoengine.workloads.dtypes import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
 WHOLE_FACTOR = 2.0
-"""rows that are not sampled err by less than this times the largest error of those that are"""
+"""assumed bound of the errors of unsampled rows over the largest error of the sampled ones"""
 ROWS_ELEMENTS = 1 << 24
-"""of an output that are compared at once"""
+"""elements of an output that are compared at once"""
 OTHER_POISON = 0xA5
-"""an integer that keeps both poisons was not stored to"""
+"""an integer that keeps both poisons was not written"""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the check of whole outputs found."""
+    """The result of the check of whole outputs."""
 
     cases: tuple[CaseResult, ...]
     row_error: float = 0.0
-    """that a row may have against the library's, relative to its largest output; only where all cases are correct"""
+    """allowed difference of a row from the library's, relative to its largest output; only where all cases are
+    correct"""
 
     @property
     def wrong(self) -> CaseResult | None:
@@ -99,8 +100,10 @@ class Bench:
                 _fill(copy, drawn)
 
     def _copies(self, policy: Policy) -> list[list[dict[str, torch.Tensor]]]:
-        """Return as many copies of each set of inputs as a repetition has launches, creating missing ones: this
-        process may have replaced one that a kernel broke."""
+        """Return as many copies of each set of inputs as a repetition has launches.
+
+        Missing ones are created, since this process may have replaced one that a kernel broke.
+        """
         for copies in self._sets:
             while len(copies) < policy.batch:
                 copies.append(_empty_like(copies[0]))
@@ -110,8 +113,10 @@ class Bench:
     # ── the check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, kernel: CudaKernel, contender: CompiledCandidate, name: str, seed: int) -> Checked:
-        """Check a kernel on fresh inputs at full size: every output is written, samples are compared in float64, and
-        all outputs with the library's."""
+        """Check a kernel on fresh inputs at full size.
+
+        Every output must be written; samples are compared in float64, and all outputs with the library's.
+        """
         self.launch_once(kernel, contender, seed, self.seconds)
         if reason := self._unwritten() or self._unwritten_integers(kernel, contender, seed):
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
@@ -133,8 +138,10 @@ class Bench:
         await_gpu(kernel.entry, seconds=seconds)
 
     def output_check(self, checked: Checked) -> Callable[[int], str | None]:
-        """Return a function that reports what is wrong with the outputs of a repetition on an input set, for a
-        kernel that has passed `check`."""
+        """Return a function that reports what is wrong with the outputs of a repetition on an input set.
+
+        It is for a kernel that has passed `check`.
+        """
 
         def look(number: int) -> str | None:
             if reason := self._unwritten():
@@ -176,10 +183,10 @@ class Bench:
         return compare(self._target.workload, case, drawn, sample.take(self._outputs), seed)
 
     def _row_error(self, samples: Sequence[Sample[Any]]) -> float:
-        """Return the allowed difference of a row from the library's, relative to its largest output, on the first set
-        of inputs.
+        """Return the allowed difference of a row from the library's, relative to its largest output.
 
-        Both implementations err, on other rows by at most WHOLE_FACTOR times their errors on the samples.
+        It is determined on the first set of inputs. Both implementations have errors, on other rows by at most
+        WHOLE_FACTOR times those on the samples.
         """
         floating = [t for t in self._outputs.values() if t.dtype.is_floating_point]
         usual = max((torch.finfo(t.dtype).eps for t in floating), default=0.0)
@@ -263,7 +270,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The row of an output that exceeds its limit most, and how many of all `rows` do."""
+    """The row of an output that exceeds its limit most, and the number of `rows` that exceed it."""
 
     error: float
     limit: float

@@ -1,11 +1,14 @@
-"""CUDA source → binary: NVRTC compiles for the named architecture, ptxas' report and the SASS are read out. No GPU
-needed."""
+"""CUDA source → binary, without a GPU: NVRTC compiles for the named architecture.
+
+ptxas' report and the SASS are read as well.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
@@ -25,7 +28,8 @@ _WARNING = re.compile(r"ptxas\s+(?:warning|info)\s*:\s*(.*\(C75\d\d\).*|.*)")
 
 
 COMPILE_BYTES = 2 << 30
-"""of memory that a compilation may take, beside what its worker has"""
+"""memory limit of a compilation, in addition to its worker's"""
+_UNDEFINED, _WORD = re.compile(r'identifier "(\w+)" is undefined'), re.compile(r"\w+")
 _ERROR = re.compile(r"^(?:(\S.*)\(\d+\): error: |ptxas error\s*:)", re.MULTILINE)
 
 
@@ -34,7 +38,7 @@ class CompileFailed(Exception):
 
 
 class _NotInText(CompileFailed):
-    """It failed, and its first error is none in the text: that may be the machine's fault."""
+    """It failed with a first error that is not in the text, which may be the machine's fault."""
 
 
 def options(arch: str) -> str:
@@ -57,6 +61,14 @@ def compile_source(source: Source, arch: str) -> Binary:
     return _compile(source, arch)
 
 
+def compile_with_lines(source: Source, arch: str) -> bytes:
+    """Return the cubin of a source with a line table, whose instructions are those of `compile_source`.
+
+    Raises CompileFailed and MachineError.
+    """
+    return _to_cubin(source, (*options(arch).split(), "-lineinfo"))[0]
+
+
 def _require_working(arch: str) -> None:
     """Raise MachineError if not even an empty kernel compiles."""
     probe = '#include <cuda_fp16.h>\nextern "C" __global__ void probe() {}\n'
@@ -66,28 +78,31 @@ def _require_working(arch: str) -> None:
         raise MachineError(f"not even an empty kernel can be compiled: {error}") from error
 
 
-def _compile(source: Source, arch: str) -> Binary:
+def _to_cubin(source: Source, flags: Sequence[str]) -> tuple[bytes, str]:
+    """Return the cubin, and the compiler's log."""
     api = nvrtc()
-    start = time.perf_counter()
     headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
     program = api.createProgram(source.text, f"{source.entry}.cu", *headers)
     try:
         includes = tuple(f"-I{folder}" for folder in include_folders())
         try:
             with memory_for(COMPILE_BYTES):
-                api.compileProgram(program, (*options(arch).split(), *includes))
+                api.compileProgram(program, (*flags, *includes))
         except api.NVRTCError as error:
             log = api.getProgramLog(program)
             first = _ERROR.search(log)
             in_text = first is not None and first[1] in (None, f"{source.entry}.cu")
             kind = CompileFailed if in_text else _NotInText
             raise kind(_first_error(log) or str(error)) from None
-        log = api.getProgramLog(program)
-        image = api.getCUBIN(program)
+        return whole_image(api.getCUBIN(program)), api.getProgramLog(program)
     finally:
         api.destroyProgram(program)
+
+
+def _compile(source: Source, arch: str) -> Binary:
+    start = time.perf_counter()
     try:
-        cubin = whole_image(image)
+        cubin, log = _to_cubin(source, options(arch).split())
         entries = [entry for entry, _ in source.launch.kernels(source.entry)]
         for entry in entries:
             require_entry(cubin, entry)
@@ -116,7 +131,7 @@ def _resources(log: str, entry: str) -> KernelResources:
 
 
 class Report(TypedDict):
-    """What ptxas says of a kernel, by the names of a Binary's fields."""
+    """ptxas' report on a kernel, by the names of a Binary's fields."""
 
     registers: int
     shared_bytes: int
@@ -153,7 +168,11 @@ def _warnings(log: str) -> list[str]:
 
 
 def _first_error(log: str) -> str | None:
-    return next((line.strip() for line in log.splitlines() if "error" in line.lower()), None)
+    """Return the first error, with the header to include if the name it misses is one of the C library's."""
+    error = next((line.strip() for line in log.splitlines() if "error" in line.lower()), None)
+    missing = _UNDEFINED.search(error or "")
+    header = missing and next((name for name, text in C_HEADERS.items() if missing[1] in _WORD.findall(text)), None)
+    return f"{error}; #include <{header}>, which NVRTC does not include by itself" if header else error
 
 
 def require_entry(cubin: bytes, entry: str) -> None:

@@ -14,7 +14,7 @@ from evoengine.workloads.coverage import COUNTED, Cell
 
 
 class CoverageLog:
-    """Collects what the cases of one plan visit; all of them are of one problem and configuration."""
+    """Collects the cells that the cases of one plan visit, all of one problem and configuration."""
 
     def __init__(self, workload: AnyWorkload) -> None:
         self._workload, self._tensors = workload, workload.tensors()
@@ -46,8 +46,10 @@ class CoverageLog:
                 self._visited.add(Cell("votes", f"at {site}, false"))
 
     def result(self) -> Coverage | None:
-        """Return the coverage; None of a workload without cells, and where some need a count that the device does not
-        keep."""
+        """Return the coverage.
+
+        None for a workload without cells, and where some need a count that the device does not keep.
+        """
         return coverage_of(self._cells, self._visited) if self._counted and self._cells else None
 
 

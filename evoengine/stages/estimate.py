@@ -1,11 +1,12 @@
-"""A static estimate of a candidate's time, for where the model of the chip (`predict`) cannot read its binary. It is a
-prior, not a measurement, and ranked behind all predictions.
+"""A static estimate of a candidate's time, where the model of the chip (`predict`) cannot read its binary.
+
+It is a prior, not a measurement, and ranked behind all predictions.
 
 Each block spends clocks on five pipes (tensor, FP32, MUFU, shared memory, global memory), by the space's own count of
-its work. Its phases follow one another across barriers, and those of blocks that share an SM hide behind one another:
-R blocks take R times the longest phase, and the other phases of one of them. Where a block's own warps are at unlike
-phases, the space states as `exposed` which part of those other phases is left to wait for. What no warp waits for by
-itself only bounds the whole: copies that overlap, and shared memory where wgmma reads its operands there.
+its work. Its phases follow one another across barriers, and those of blocks that share an SM hide behind one another: R
+blocks take R times the longest phase, and the other phases of one of them. Where a block's own warps are in different
+phases, the space states as `exposed` which part of those other phases is not hidden. What no warp waits for by itself
+only bounds the whole: copies that overlap, and shared memory where wgmma reads its operands there.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ MMA_SYNC_SHARE = 0.62
 def estimate(
     binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, min_dram_bytes: float
 ) -> Measurement | None:
-    """Return the estimated time in microseconds for the whole problem with its terms. `cost` is per block, as stated by
-    the space.
+    """Return the estimated time in microseconds for the whole problem with its terms, or None.
 
-    Returns None if the space states no work of any pipe, since only memory would bound such a figure. The estimate is
-    never below the roofline of `flops` and `min_dram_bytes`.
+    `cost` is per block, as stated by the space. None is returned if the space states no work of any pipe, since only
+    memory would bound such a figure. The estimate is never below the roofline of `flops` and `min_dram_bytes`.
     """
     resident = gpu.blocks_resident(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
     pipes = _pipes(binary, cost, gpu)

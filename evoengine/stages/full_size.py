@@ -16,7 +16,7 @@ from evoengine.stages.verify import Judged, compare, failed, run_plan, share_of_
 from evoengine.workloads.base import AnyWorkload, FullSize, NothingWritten, WrongBlock
 
 BLOCKS_SECONDS = 5.0
-"""of a core, for all blocks of a case, where nothing tells how long one takes"""
+"""CPU time for all blocks of a case, where the duration of one is unknown"""
 RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 """runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 
@@ -62,8 +62,7 @@ def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> t
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and those it has awaited, which do not depend on what else the machine
-    does."""
+    """Return the CPU seconds of this process and of those it has awaited, independent of the machine's load."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + used.ru_utime + used.ru_stime
 
@@ -87,8 +86,10 @@ def _not_judged(case: Judged, seed: int, reason: str) -> CaseResult:
 def check_blocks(
     workload: AnyWorkload, case: Judged, asked: BlockLaunch, traces: list[BlockTrace], seed: int
 ) -> CaseResult:
-    """Return whether the blocks wrote what they should and nothing else, with the figures of the part that is furthest
-    off."""
+    """Return whether the blocks wrote what they should and nothing else.
+
+    The figures are those of the part with the largest error.
+    """
     judged = _judged_part(case, asked)
     try:
         parts = workload.full_size().written_parts(case, asked, traces)

@@ -1,7 +1,7 @@
-"""The gate without a GPU: two judges put the same cases to a candidate.
+"""The gate without a GPU: two judges run the same cases on a candidate.
 
 The executor runs its machine code, with the registers, addresses and descriptors that the compiler chose; the emulator
-runs its source text, and names source lines. The executor comes first, for every candidate of an architecture that it
+runs its source text. Both name source lines. The executor comes first, for every candidate of an architecture that it
 can read. A candidate is judged in two steps: the short cases by one judge, and, where it may rank, the rest by both:
 long cases, and blocks of the problem itself. Those are run as machine code, which is the cheaper road, and by the
 emulator where the executor cannot judge. What is ranked near the top has passed both judges; where one cannot judge,
@@ -10,7 +10,8 @@ the other judges alone, and the verdict says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from evoengine.devices.base import Executed, KernelFailure, Round, RunRounds
@@ -34,15 +35,16 @@ from evoengine.sass.launch import require_arch
 from evoengine.sass.listing import listing_of
 from evoengine.stages.coverage import joined
 from evoengine.stages.full_size import RunBlocks, verify_blocks
+from evoengine.stages.source_lines import name_source_lines
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import AnyWorkload
 
 LAUNCH_SECONDS = 20.0
-"""one emulated launch of a gate case takes milliseconds; past this it will not end"""
+"""time limit of one emulated launch of a gate case, which normally takes milliseconds"""
 
 
 class CannotJudge(Exception):
-    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that says why."""
+    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that states why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,23 @@ def executor(contender: CompiledCandidate) -> Judge:
         executables[entry] = rounds.Executable(kernel, program)
 
     def launch(calls: Sequence[Round], seed: int) -> Executed:
-        return rounds.run_rounds(executables, calls, seed)
+        with _naming_lines(contender):
+            return rounds.run_rounds(executables, calls, seed)
 
     def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
-        return rounds.run_blocks(executables[source.entry], asked, seed)
+        with _naming_lines(contender):
+            return rounds.run_blocks(executables[source.entry], asked, seed)
 
     return Judge(EXECUTOR, launch, launch_blocks)
+
+
+@contextmanager
+def _naming_lines(contender: CompiledCandidate) -> Iterator[None]:
+    """Name source lines in what a launch of the machine code fails with."""
+    try:
+        yield
+    except KernelFailure as failure:
+        raise type(failure)(name_source_lines(str(failure), contender.source, contender.binary)) from failure
 
 
 def emulator(source: Source, arch: str) -> Judge:
@@ -128,13 +141,16 @@ def judge_whole(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int) ->
 
 
 class Judges:
-    """Both judges of one candidate, each prepared when it is asked."""
+    """Both judges of one candidate, each prepared when it is first used."""
 
     def __init__(
         self, workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, failed: str | None = None
     ) -> None:
-        """Create the judges of a candidate. `failed` states why the machine code must not be executed, for example
-        because the executor ended the process before."""
+        """Create the judges of a candidate.
+
+        `failed` states why the machine code must not be executed, for example because the executor ended the process
+        before.
+        """
         self._workload, self._contender, self._plans, self._seed = workload, contender, plans, seed
         self._failed = failed
 

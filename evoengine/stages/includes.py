@@ -1,5 +1,4 @@
-"""What a kernel includes that the compiler or the emulator cannot take: said before a search, not once per
-candidate."""
+"""Includes of a kernel that the compiler or the emulator cannot handle, reported once before a search."""
 
 from __future__ import annotations
 

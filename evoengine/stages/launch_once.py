@@ -1,5 +1,7 @@
-"""A process that launches one candidate once at full size, for a profiler or sanitizer to look at; takes a pickled
-job."""
+"""A process that launches one candidate once at full size, under a profiler or sanitizer.
+
+It takes a pickled job.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from evoengine.devices.cuda import CudaKernel
 from evoengine.stages.bench import Bench
 
 SECONDS = 250.0
-"""under a profiler a launch takes as long as its replays"""
+"""time limit of the launch, which under a profiler includes its replays"""
 
 
 def main(job: Path) -> None:

@@ -1,8 +1,8 @@
-"""Timing on a GPU: candidate, incumbent and baseline in turn, gated before and after.
+"""Time candidate, incumbent and baseline alternately on a GPU, gated before and after.
 
-Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in repetitions nobody
-foretells, and once more after it was timed. What is timed and checked there is in `bench.py`, the clock in `clock.py`,
-the rounds in `timing.py`; what is made of the samples in `figures.py`.
+Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in unpredictable
+repetitions, and once more after it was timed. `bench.py` has the timed calls and their checks, `clock.py` the clock,
+`timing.py` the rounds; `figures.py` makes figures from the samples.
 """
 
 from __future__ import annotations
@@ -62,12 +62,7 @@ def measure(
     incumbent: CompiledCandidate | None,
     baseline: Baseline,
 ) -> tuple[Verdict, Measurement | None] | Rejection:
-    """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
-
-    `baseline` is timed beside it, and all under its policy; its time is that of the long run. A Rejection, with what
-    the gate had found, where there is no result; after a crash or a hang this process must be replaced. Raises
-    MachineError where the machine is at fault, as when memory runs out.
-    """
+    """Gate, time and gate again a candidate on the GPU. A measurement only where all of it was correct."""
     torch_gpu()  # its context
     verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
     try:
@@ -101,8 +96,10 @@ def measure(
 
 
 def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: int) -> Rejection:
-    """Return a rejection with the gate's earlier findings, and the full problem as the case in which the kernel
-    failed."""
+    """Return a rejection with the gate's earlier findings.
+
+    The full problem is added as the case in which the kernel failed.
+    """
     reason = str(failure)
     if failure.outcome in (Outcome.CRASHED, Outcome.HUNG):
         full = CaseResult("full problem", str(problem), seed, False, None, None, None, reason)
@@ -176,8 +173,10 @@ def _all_stopped(samples: Mapping[str, Sequence[float]], policy: Policy) -> str 
 
 
 def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, baseline: Baseline) -> Finals:
-    """Time the best candidates against each other and the baseline in the same rounds, then each of them back to
-    back."""
+    """Time the best candidates against each other and the baseline in the same rounds.
+
+    Then each of them is timed back to back.
+    """
     bench = _bench(target)
     try:
         prepared, timed, wrong = _finalists(bench, contenders, baseline.policy, seed)
@@ -207,8 +206,10 @@ def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, b
 def _finalists(
     bench: Bench, contenders: Sequence[CompiledCandidate], policy: Policy, seed: int
 ) -> tuple[dict[str, Prepared], dict[str, Timed], dict[int, str]]:
-    """Return the candidates that are right on fresh inputs, ready for timing, and for the others what was wrong, by
-    trial."""
+    """Return, by trial, the candidates that are correct on fresh inputs, ready for timing.
+
+    For the others it is what was wrong.
+    """
     prepared: dict[str, Prepared] = {}
     timed: dict[str, Timed] = {}
     wrong: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""A kernel as plain CUDA text with `#define` knobs: no template language, and the file compiles by itself too."""
+"""A kernel as plain CUDA text with `#define` knobs: without a template language, it also compiles by itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\
 
 
 def defined(path: Path, values: Mapping[str, Value]) -> str:
-    """Return the file's text after a `#define` for every value whose name it uses. Its own definitions of those names
-    are removed.
+    """Return the file's text after a `#define` for every value whose name it uses.
 
-    Lines keep their numbers by `#line`. A name that occurs only in comments gets no definition, so that equal kernels
-    have equal text. Raises UsageError if the file cannot be read, or if a value is not a single line.
+    Its own definitions of those names are removed. Lines keep their numbers by `#line`. A name that occurs only in
+    comments gets no definition, so that equal kernels have equal text. Raises UsageError if the file cannot be read, or
+    if a value is not a single line.
     """
     try:
         text = read_limited_text(path)

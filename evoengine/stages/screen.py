@@ -1,4 +1,4 @@
-"""Static screens: what a candidate's launch and binary already tell before it runs anywhere."""
+"""Static screens of a candidate's launch and binary, before it runs anywhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from evoengine.space.family import MAX_BLOCK_Z, MAX_GRID_YZ, MAX_THREADS
 
 TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
-"""bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
+"""bytes of spills above which a candidate is excluded from a ranking by estimates, which do not include their cost"""
 
 _SERIALISED = re.compile(r"\(C751\d\)")
-"""ptxas' remarks that it waits for each wgmma before the next, or spills its accumulators"""
+"""ptxas' remarks that it serialises wgmmas, or spills their accumulators"""
 
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
@@ -36,11 +36,11 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
 
 
 def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
-    """Return why the binary of that source is not worth running, or None. With `timed`, spills and slow main loops of
-    wgmma are left to the measurement.
+    """Return why the binary of that source is not worth running, or None.
 
-    `cost` is the space's: its `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its
-    `producer_warpgroups` how many warpgroups release registers for the others.
+    With `timed`, spills and slow main loops of wgmma are left to the measurement. `cost` is the space's: its
+    `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its `producer_warpgroups` how many
+    warpgroups release registers for the others.
     """
     for entry, launch in source.launch.kernels(source.entry):
         if why := _screen_resources(binary.of_kernel(entry), launch, gpu):

@@ -1,6 +1,6 @@
-"""The verbs as tasks for a worker process: each takes records, gives a record or says why there is none.
+"""The stages as tasks for a worker process: each takes records, and returns a record or a Rejection.
 
-What a task needs is imported inside it, so that the process that only hands tasks out loads no torch and no CuPy.
+A task imports its needs itself, so that the process that only submits tasks loads neither torch nor CuPy.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
 
 NEAR_CEILING = 90.0
-"""percent of what the chip can do, from which on a figure is no figure before the gate is finished"""
+"""per cent of the chip's peak from which on a figure does not count before the gate is finished"""
 COMPILE_SECONDS = 90.0
-"""a kernel takes a few"""
+"""time limit; a kernel takes a few seconds"""
 
 
 class Evaluation(NamedTuple):
@@ -154,8 +154,10 @@ def measure_task(
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
-    """Time the library's own kernels on the GPU, other than those in `without`; a Rejection names one that crashed
-    or hung."""
+    """Time the library's own kernels on the GPU, other than those in `without`.
+
+    A Rejection names one that crashed or hung.
+    """
     from evoengine.stages.measure import BaselineFailed, baselines
 
     try:

@@ -1,5 +1,7 @@
-"""Where the CUDA pieces lie that need no GPU: NVRTC through CuPy, the headers; and whether they and
-torch are of an age with the GPU's driver."""
+"""Find the CUDA parts that need no GPU: NVRTC through CuPy, and the headers.
+
+Also tell whether they and torch match the version of the GPU's driver.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
 
 CCCL_HEADER = "cuda/std/version"
 DRIVER_FOR_13 = 580
-"""the first driver branch that runs CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
+"""the first driver branch that supports CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
 TORCH_FOR_12 = "2.9.1"
 """a torch whose wheel on PyPI is a build for CUDA 12 (12.8); that of 2.13.0 is for 13.0"""
 FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={TORCH_FOR_12}' 'evoengine[cuda12]'"
@@ -28,8 +30,10 @@ FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={T
 
 @cache
 def nvrtc() -> ModuleType:
-    """Return CuPy's low-level NVRTC module, which works without a driver. Raises MachineError if it or the library
-    is missing or damaged."""
+    """Return CuPy's low-level NVRTC module, which works without a driver.
+
+    Raises MachineError if it or the library is missing or damaged.
+    """
     if why := broken_compiler():
         raise MachineError(f"NVRTC cannot be used ({why}): {REMEDY}")
     try:
@@ -80,8 +84,7 @@ def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
 
 
 def cuda_torch_command(driver: str) -> str:
-    """Return the command that installs a torch with CUDA from the default package index, whatever pip's settings
-    are."""
+    """Return the command that installs a torch with CUDA from the default index, whatever pip's settings."""
     wanted = version("torch").partition("+")[0] if _major(driver) >= 13 else TORCH_FOR_12
     return f"PIP_CONFIG_FILE=/dev/null pip install --force-reinstall 'torch=={wanted}'"
 
@@ -92,8 +95,10 @@ def _major(cuda: str) -> int:
 
 @cache
 def include_folders() -> tuple[Path, ...]:
-    """Return the folders that hold cuda_fp16.h, crt/mma.h and, if installed, CCCL (cuda/std, CUB): NVIDIA's wheels
-    first, then a CUDA toolkit. Raises MachineError if the first two are missing."""
+    """Return the folders that hold cuda_fp16.h, crt/mma.h and, if installed, CCCL (cuda/std, CUB).
+
+    NVIDIA's wheels come first, then a CUDA toolkit. Raises MachineError if the first two are missing.
+    """
     folders: list[Path] = []
     for header in ("cuda_fp16.h", "crt/mma.h"):
         found = next((f for f in _header_candidates() if (f / header).is_file()), None)

@@ -39,8 +39,8 @@ RMS_ALLOWED = 1.15
 """times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives
 1.5"""
 ROW_BIAS_ALLOWED = 2.25
-"""times what those roundings give, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded to
-the dtype gives three times as much in most cases"""
+"""times the error of those roundings, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded
+to the dtype gives three times as much in most cases"""
 BIAS_ALLOWED = 1 / 32
 """of the spacing of the dtype's numbers, at 1; factors cut off instead of rounded give a tenth and more"""
 BIAS_SIGMAS = 4.0
@@ -48,7 +48,7 @@ BIAS_SIGMAS = 4.0
 
 
 class Judged(Protocol):
-    """A case of any kind, small or at full size: what its result says of it."""
+    """The fields of a case, small or at full size, that its result states."""
 
     @property
     def name(self) -> str: ...
@@ -197,7 +197,7 @@ def share_of_allowed(result: CaseResult) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One figure of a result's error and how large it may be, in the unit of the outputs."""
+    """One measure of a result's error and its allowed maximum, in the unit of the outputs."""
 
     name: str
     error: float
@@ -231,8 +231,10 @@ def compare(
 def bounds(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
-    """Return the bounds of each output, that on its largest error first. `errors` and `expected` are float64 [...,
-    rows, columns]."""
+    """Return the bounds of each output, that on its largest error first.
+
+    `errors` and `expected` are float64 [..., rows, columns].
+    """
     tensors, tolerance = workload.tensors(), workload.tolerance
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
@@ -256,8 +258,10 @@ def _rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:
-    """Return the error that the share `matched` of all elements must not exceed, relative to the allowed error at
-    that element."""
+    """Return the error that the share `matched` of all elements must not exceed.
+
+    It is relative to the allowed error at that element.
+    """
     allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * expected.abs()
     excess = (error.abs() - allowed).flatten()
     rank = min(excess.numel(), max(1, int(np.ceil(tolerance.matched * excess.numel()))))
@@ -302,8 +306,7 @@ def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
-    """Return how much too large the outputs are as a whole, relative to their size: the slope of the errors over the
-    outputs.
+    """Return the outputs' common relative error: the slope of the errors over the outputs.
 
     The sum over a row's columns is one sample. Rounding errors of different rows are independent, so that their sum
     scatters by the square root of the sum of squares.

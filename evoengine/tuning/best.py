@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.figures import RankedApart
+from evoengine.ledger.ranking import RankedApart
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.records import Candidate, Measurement, listed
@@ -21,7 +21,7 @@ from evoengine.tuning.setup import register_kernel, require_name
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Best:
-    """`candidates` best first, all by figures that may be compared."""
+    """`candidates`, best first, ranked by comparable figures."""
 
     problem: str
     gpu: str
@@ -34,9 +34,14 @@ class Best:
 
 
 def best(
-    problem: str | None = None, gpu: str | None = None, *, kernel: Path | str | None = None, top: int = 10,
-    pareto: bool = False, db: str | os.PathLike[str] | None = None,
-) -> Best:  # fmt: skip
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    kernel: Path | str | None = None,
+    top: int = 10,
+    pareto: bool = False,
+    db: str | os.PathLike[str] | None = None,
+) -> Best:
     """Return the best kernels found; of the last run's problem and GPU where none are named.
 
     With `kernel`, a folder, those of the kernel as that folder has it now. With `pareto` what nothing beats in all
@@ -49,9 +54,13 @@ def best(
 
 
 def find_best(
-    ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool = False,
+    ledger: Ledger,
+    problem: str | None,
+    gpu: str | None,
+    top: int | None,
+    pareto: bool = False,
     kernel: Path | str | None = None,
-) -> Best:  # fmt: skip
+) -> Best:
     """Return what `best` does, of a ledger that is open."""
     workload = register_kernel(Path(kernel)) if kernel is not None else None
     if workload is not None and problem is None:
@@ -79,7 +88,7 @@ def find_best(
 
 
 def ties(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
-    """Return trial → those that its prediction cannot be told from: their times differ by less than its range allows.
+    """Return trial → trials whose predicted times lie within its prediction's range, and so cannot be distinguished.
 
     Measured figures and those by formula have no range, and tie with none.
     """

@@ -1,4 +1,4 @@
-"""Which GPU is tuned for: one that is named, one that a file describes, or the one of this machine."""
+"""Choose the target GPU: one that is named, one that a file describes, or the one of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evoengine.workloads import workloads
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What of a workload can run on a GPU, by its space's rules about the GPU alone."""
+    """The families of a workload that can run on a GPU, by those rules of its space that concern only the GPU."""
 
     workload: str
     families: tuple[str, ...]
@@ -37,7 +37,7 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
         example = workload.parse(workload.example)
         definition = read_definition(file, {**example.variables(), **gpus[0].variables()})
         for gpu in gpus:
-            impossible = definition.impossible(gpu.variables())
+            impossible = definition.impossible_families(gpu.variables())
             families = tuple(str(f) for f in definition.knobs[0].values if f not in impossible)
             found[gpu.key].append(Fitting(workload.name, families, impossible))
     return found
@@ -47,7 +47,7 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
 class Choice:
     gpu: Gpu
     why: str | None = None
-    """a line for people where the GPU was not named"""
+    """a line for the user where the GPU was not named"""
 
 
 def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
@@ -56,32 +56,34 @@ def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = f
     Raises UsageError for an unknown name, and for a file that describes no GPU or another one than `requested`.
     """
     if file is None:
-        return _here() if requested == AUTO else Choice(find(requested))
+        return _detect() if requested == AUTO else Choice(find(requested))
     gpu = read_gpu_file(file)
     if requested not in (AUTO, gpu.key):
         raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
     return Choice(gpu, f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
 
 
-def find_kept_gpu(db: str | None, name: str) -> Gpu:
+def find_stored_gpu(db: str | None, name: str) -> Gpu:
     """Return the GPU of that name, or the board that the ledger stores under it. Raises UsageError."""
     if name.lower() not in known_gpus():
         try:
             with open_ledger(db, create=False) as ledger:
                 return stored_gpu(ledger, name)
-        except NothingFound:  # there is no ledger yet
+        except NothingFound:  # no ledger exists yet
             pass
     return find_gpu(name)
 
 
-def described(gpu: Gpu) -> dict[str, Any] | None:
+def custom_definition(gpu: Gpu) -> dict[str, Any] | None:
     """Return the description of a GPU that gpus.toml does not list, as a run stores it."""
     return None if gpu.key in known_gpus() else gpu_fields(gpu)
 
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
-    """Raise UsageError if the ledger has other limits under the GPU's name, because figures of both would be ranked
-    together."""
+    """Raise UsageError if the ledger has other limits under the GPU's name.
+
+    Figures of both would be ranked together.
+    """
     if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
         return
     own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
@@ -93,7 +95,7 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
             )
 
 
-def _here() -> Choice:
+def _detect() -> Choice:
     """Return the board of this machine's first GPU listed in gpus.toml, else a similar one, else the default."""
     found = find_driver()
     if isinstance(found, str):
@@ -102,10 +104,10 @@ def _here() -> Choice:
     for device in devices:
         if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
             return Choice(known, f"--gpu {known.key}: {device.name} is here")
-    return _like(devices[0])
+    return _nearest_board(devices[0])
 
 
-def _like(device: GpuDevice) -> Choice:
+def _nearest_board(device: GpuDevice) -> Choice:
     """Return the board of the same architecture with the nearest number of SMs; the default if there is none."""
     here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
     remedy = "--gpu-file describes it"

@@ -1,4 +1,4 @@
-"""The best kernel of a ledger, or one of its trials, as a folder to ship, after its machine code was executed."""
+"""Export the best kernel of a ledger, or one of its trials, as a folder, after its machine code was executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
 from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_place, with_checksums
+from evoengine.publish.folder import require_writable, with_checksums
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
@@ -23,8 +23,8 @@ from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 
-MOST_SMS = 512
-"""of a GPU that an exported kernel may meet"""
+MAX_SMS = 512
+"""largest number of SMs of a GPU on which an exported kernel may run"""
 
 
 def export(
@@ -40,11 +40,11 @@ def export(
 ) -> list[Path]:
     """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
-    `kernel` is that of `best`. `on_stage` is told what is being done. Raises NothingFound where there is none, or where
+    `kernel` is that of `best`. `on_stage` receives the current stage. Raises NothingFound where there is none, or where
     a judge refutes it.
     """
     db = checked(export, {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db})["db"]
-    require_place(Path(folder))
+    require_writable(Path(folder))
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
@@ -54,7 +54,7 @@ def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
     """Export a trial as `export` does, whatever its rank. Raises NothingFound with its outcome if it is not correct."""
-    require_place(Path(folder))
+    require_writable(Path(folder))
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not (found.outcome.correct or found.outcome is Outcome.UNFINISHED):
@@ -119,7 +119,7 @@ def _judge(ledger: Ledger, winner: Candidate) -> Judged:
 
 
 def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
-    """Return the candidate with the verdicts that it is exported by; what an imported file said is no verdict."""
+    """Return the candidate with the verdicts of the export; those of an imported file do not count."""
     if not found.correct:
         raise NothingFound(f"trial {winner.trial} is not exported: {found}")
     echo(f"trial {winner.trial}: {found}")
@@ -129,12 +129,14 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
-    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space. Loaders of built-in
-    workloads have their own rule."""
+    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space.
+
+    Loaders of built-in workloads have their own rule.
+    """
     if target.workload.loader():
         return {}
     try:
         space = spaces_of(ledger, [winner], target)[winner.run]
-    except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
+    except UsageError:  # the current rules refuse the space, which the check of the machine code has reported
         return {}
-    return space.grids_by_sms(winner.config, range(1, MOST_SMS + 1))
+    return space.grids_by_sms(winner.config, range(1, MAX_SMS + 1))

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as the place of a search: CPUs anywhere compile and gate, every GPU of a kind times."""
+"""The nodes of a Ray cluster as the place of a search: all CPUs compile and gate, all GPUs of a kind time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from evoengine.search.ray_workers import SentBinaries
 
 POLL_SECONDS = 1.0
-SAY_SECONDS = 5.0
-"""of waiting for a GPU, after which a person is told"""
+NOTICE_SECONDS = 5.0
+"""wait for a GPU after which the user is told"""
 
 
 def gpu_of_node(gpu: Gpu) -> GpuDevice:
-    """Run on a node: the GPU that Ray gave this process. Raises MachineError where it is not of that kind."""
+    """Return, on a node, the GPU that Ray assigned to this process. Raises MachineError if it is of another kind."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by which Ray numbers GPUs
     device = choose_device("cuda", gpu, silent)
     assert device is not None  # it raises where there is none
@@ -39,7 +39,7 @@ def gpu_of_node(gpu: Gpu) -> GpuDevice:
 
 
 def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | EvoengineError:
-    """Run on a node: its GPU, as the driver there tells of it and as the ledger keeps it."""
+    """Return, on a node, its GPU as the driver reports it and as the ledger stores it."""
     try:
         device = find()
         return device, ledger_device(device)
@@ -49,15 +49,17 @@ def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | Ev
 
 @dataclass(frozen=True, slots=True)
 class GpuFinder:
-    """How a node's GPU is found and described; tests bring their own."""
+    """The functions that find and describe a node's GPU; tests replace them."""
 
     find: Callable[[Gpu], GpuDevice] = gpu_of_node
     describe: Callable[[Callable[[], GpuDevice]], tuple[GpuDevice, Device] | EvoengineError] = describe_gpu
 
 
 class Fleet:
-    """The place of one search on a cluster that this process is connected to. `share` is its part of the CPUs;
-    `timeout` is how long it waits for a GPU of a kind that no node has."""
+    """The place of one search on a cluster to which this process is connected.
+
+    `share` is its part of the CPUs; `timeout` is how long it waits for a GPU of a kind that no node has.
+    """
 
     def __init__(self, echo: Echo, timeout: float | None = None, share: float = 1.0, finder: GpuFinder | None = None):
         self._echo, self._timeout, self._share = echo, timeout, share
@@ -99,7 +101,7 @@ class Fleet:
             if self._timeout is not None and waited > self._timeout:
                 ray.cancel(asked, force=True)
                 raise MachineError(f"{_why_no_gpu(gpu.key)} after {waited:.0f} s; --device emulator works without")
-            if not said and waited > SAY_SECONDS:
+            if not said and waited > NOTICE_SECONDS:
                 limit = "Ctrl-C gives up" if self._timeout is None else f"--timeout {self._timeout:g}"
                 self._echo(f"{_why_no_gpu(gpu.key)}; waiting ({limit})")
                 said = True
@@ -135,9 +137,13 @@ class Fleet:
         count = max(1, _count(kind))
         self._echo(f"{count} {'GPU' if count == 1 else 'GPUs'} of kind {kind} on the cluster")
         options = ActorOptions(
-            cpus=0.0, gpus=1.0, resources={f"{GPU}{kind}": 1.0}, find_gpu=partial(self._finder.find, self._gpu),
-            board=self._found[0].name, name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
-        )  # fmt: skip
+            cpus=0.0,
+            gpus=1.0,
+            resources={f"{GPU}{kind}": 1.0},
+            find_gpu=partial(self._finder.find, self._gpu),
+            board=self._found[0].name,
+            name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
+        )
         return RayWorkers(count, limits, self._echo, options, f"search on {kind}", self._binaries())
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:

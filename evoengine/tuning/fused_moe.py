@@ -1,4 +1,4 @@
-"""What a ledger knows of products on a GPU, in the layout of vLLM's and SGLang's fused MoE kernel."""
+"""Export a ledger's best matrix products on a GPU in the layout of vLLM's and SGLang's fused MoE kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.whole_file import write_whole
+from evoengine.publish.atomic_file import write_atomically
 from evoengine.workloads.gemm.fused_moe import FusedMoe, fused_moe_files
 from evoengine.workloads.gemm.problem import GemmProblem, parse_problem
 
@@ -37,19 +37,19 @@ def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
 
 
 def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list[Path], Sequence[str]]:
-    """Return the files written, and a sentence for each gemm that was left out. If a file exists with other contents,
-    nothing is written.
+    """Write the files and return them, with a sentence for each gemm that was left out.
 
-    Raises NothingFound, and UsageError if a file is in the way or cannot be written.
+    If a file exists with other contents, nothing is written. Raises NothingFound, and UsageError if a file is in the
+    way or cannot be written.
     """
     with open_ledger(db, create=False) as ledger:
         made = find_fused_moe(ledger, gpu)
     texts = {folder / name: json.dumps(rows, indent=4) + "\n" for name, rows in made.files.items()}
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
-            raise UsageError(f"{path} is there and says otherwise; name a folder without it, or take it away first")
+            raise UsageError(f"{path} exists with other contents; name a folder without it, or remove it first")
     for path, text in texts.items():
-        write_whole(path, [text])
+        write_atomically(path, [text])
     return list(texts), made.left_out
 
 

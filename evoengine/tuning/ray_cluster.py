@@ -1,6 +1,6 @@
-"""A Ray cluster: how it is reached, what its nodes are, and whether they can run what this evoengine sends them.
+"""Connect to a Ray cluster, list its nodes, and check whether they can run this evoengine's tasks.
 
-All that is needed of Ray's private names is here.
+All uses of Ray's private names are in this module.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from evoengine.passwords import command_line
 from evoengine.stages.toolchain import compiler_version
 
 LOCAL = "local"
-"""asks for a cluster of this machine alone, for the time of the command"""
+"""a cluster of only this machine, for the duration of the command"""
 AUTO = "auto"
-"""the cluster that this machine is a node of, as `ray start` left it"""
+"""the cluster of which `ray start` made this machine a node"""
 GPU = "gpu:"
-"""begins the name of the resource for a kind of GPU: gpu:h100"""
+"""prefix of the resource for a kind of GPU: gpu:h100"""
 NAMESPACE = "evoengine"
-"""of the actors' names"""
+"""namespace of the actors' names"""
 GPU_ACTOR = "gpu"
-"""begins the name of one that has a GPU"""
+"""prefix of the name of an actor that has a GPU"""
 REACH_SECONDS = 5.0
 SURVEY_SECONDS = 120.0
-"""for all nodes to say what they have; a process comes up on each"""
+"""time limit of the survey, which starts a process on each node"""
 OBJECT_STORE_BYTES = 200 << 20
-"""of a cluster of this machine alone; a binary takes about 1 MB"""
+"""of a cluster of only this machine; a binary takes about 1 MB"""
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d{1,5})\Z")
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_enable_metrics_collection": "0",
-    "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address where there is no Ray is tried for minutes
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # otherwise Ray retries an address without a cluster for minutes
 }
 """of this process, read when Ray is imported"""
 RAYLET_DIED = (
@@ -56,11 +56,11 @@ RAYLET_DIED = (
     "in Ray's session folder): start Ray again, and give the same command"
 )
 DEATH_SIGNAL = signal.SIGUSR2
-"""wakes the main thread from whatever it waits for"""
+"""interrupts whatever the main thread waits for"""
 UNWIND_SECONDS = 20.0
-"""for a search to end by itself when the raylet has died; Ray ends the process after about 60 s, with exit code 1"""
+"""time for a search to end after its raylet died; Ray ends the process after about 60 s, with exit code 1"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""what Ray does on systems without clusters of several machines: all of it listens on 127.0.0.1"""
+"""Ray's setting for systems without multi-node clusters, by which it listens only on 127.0.0.1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Node:
     address: str
     cpus: int
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """kind → how many it is said to have"""
+    """kind → number, as the node states it"""
     python: str = ""
     evoengine: str | None = None
     """its version; None where it is not installed"""
     compiler: str | None = None
     why_unfit: str | None = None
-    """why nothing of a search can run there"""
+    """why no task of a search can run there"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,7 +113,7 @@ def connected(address: str) -> Iterator[None]:
     Raises UsageError, and MachineError if the cluster cannot be reached or has other versions.
     """
     check_address(address)
-    if "ray" in sys.modules and import_ray().is_initialized():  # this is an actor, on the cluster
+    if "ray" in sys.modules and import_ray().is_initialized():  # this process is an actor of the cluster
         yield
         return
     if command_line() != " ".join(sys.argv):
@@ -126,18 +126,21 @@ def connected(address: str) -> Iterator[None]:
     if address == LOCAL:
         os.environ.update(LOOPBACK)
     elif _has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray does by itself for `auto` alone
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray does this by itself only for `auto`
     ray = import_ray()
     given: dict[str, Any] = dict(
         namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None
     )
     if address == LOCAL:
         given |= dict(
-            include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, resources=gpu_resources(),
-            num_cpus=len(os.sched_getaffinity(0)), num_gpus=sum(gpu_resources().values()),
-        )  # fmt: skip
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            resources=gpu_resources(),
+            num_cpus=len(os.sched_getaffinity(0)),
+            num_gpus=sum(gpu_resources().values()),
+        )
     try:
-        with warnings.catch_warnings(action="ignore"):  # what fails is said below
+        with warnings.catch_warnings(action="ignore"):  # failures are reported below
             ray.init(address, **given)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         raise MachineError(_why_not_connected(address, error)) from error
@@ -151,14 +154,17 @@ def connected(address: str) -> Iterator[None]:
 
 @contextmanager
 def _watched_raylet() -> Iterator[None]:
-    """Raise MachineError in the main thread when this machine's raylet dies, and end the process with its exit code
-    where that has no effect for UNWIND_SECONDS. Ray itself says nothing, and calls into it wait."""
+    """Raise MachineError in the main thread when this machine's raylet dies.
+
+    End the process with its exit code where that has no effect for UNWIND_SECONDS. Ray itself reports nothing, and
+    calls into it block.
+    """
     process = _raylet()
     if process is None:
         yield
         return
     left, leave = os.pipe()
-    in_main = threading.current_thread() is threading.main_thread()  # no other can set a handler
+    in_main = threading.current_thread() is threading.main_thread()  # only it can set a handler
     watching = threading.Thread(target=_watch, args=(process, left, in_main), name="raylet-watch", daemon=True)
     before = signal.signal(DEATH_SIGNAL, _raise_raylet_died) if in_main else None
     watching.start()
@@ -174,8 +180,10 @@ def _watched_raylet() -> Iterator[None]:
 
 
 def _raylet() -> int | None:
-    """Return a descriptor (pidfd_open(2)) of the raylet that this process is connected to; None where Ray's client
-    (ray://) reaches the cluster without one."""
+    """Return a descriptor (pidfd_open(2)) of the raylet to which this process is connected.
+
+    None where Ray's client (ray://) reaches the cluster without one.
+    """
     node = import_module("ray._private.worker").global_worker.node
     if node is None:
         return None
@@ -187,8 +195,11 @@ def _raylet() -> int | None:
 
 
 def _watch(process: int, left: int, handled: bool) -> None:
-    """Watch the raylet behind the descriptor `process`. If it dies, signal the main thread if `handled`, and end the
-    process after UNWIND_SECONDS. Return when `left` becomes readable, that is, when the cluster is left."""
+    """Watch the raylet behind the descriptor `process`.
+
+    If it dies, signal the main thread if `handled`, and end the process after UNWIND_SECONDS. Return when `left`
+    becomes readable, that is, when the cluster is left.
+    """
     if left in select.select([process, left], [], [])[0]:
         return
     if handled:
@@ -220,7 +231,7 @@ def _why_not_connected(address: str, error: Exception) -> str:
     said = " ".join(str(error).split())
     if "ersion" in said and "ython" in said:
         return f"the Ray cluster at {address} and this machine have different versions: {said}"
-    if "Failed to connect" in said or "uthenticat" in said:  # something listens there, and Ray does not let it in
+    if "Failed to connect" in said or "uthenticat" in said:  # the port is open, but Ray refuses this client
         have = "the token here may be another" if _has_token() else "there is no token here"
         return (
             f"the Ray cluster at {address} refuses this machine: if it asks for a token (RAY_AUTH_MODE=token), {have}; "
@@ -232,8 +243,10 @@ def _why_not_connected(address: str, error: Exception) -> str:
 
 
 def _be_quiet() -> None:
-    """Suppress Ray's messages on nodes and actors: they go to stdout, which is for results; a search reports them
-    itself."""
+    """Suppress Ray's messages on nodes and actors.
+
+    They go to stdout, which is for results; a search reports them itself.
+    """
     worker = import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
         vars(worker)["print_to_stdstream"] = lambda data, ignore_prefix: None
@@ -249,8 +262,10 @@ def gpu_resources() -> dict[str, float]:
 
 
 def gpus_of(resources: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of GPUs by kind from a node's resources. Ray must know of the GPUs too, because it assigns
-    them."""
+    """Return the number of GPUs by kind from a node's resources.
+
+    Ray must know of the GPUs too, because it assigns them.
+    """
     own = {name.removeprefix(GPU): int(n) for name, n in resources.items() if name.startswith(GPU) and n >= 1}
     return own if sum(own.values()) <= resources.get("GPU", 0) else {}
 
@@ -260,21 +275,27 @@ def living_nodes() -> list[Node]:
     ray = import_ray()
     return [
         Node(
-            n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)),
+            n["NodeID"],
+            n["NodeManagerHostname"],
+            n["NodeManagerAddress"],
+            int(n["Resources"].get("CPU", 0)),
             gpus_of(n["Resources"]),
         )
-        for n in ray.nodes() if n["Alive"]
-    ]  # fmt: skip
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
 
 
 def survey() -> list[Node]:
-    """Return every living node that can take work, with what it has. Raises MachineError if a node does not answer
-    in time."""
+    """Return every living node that can take work, with what it has.
+
+    Raises MachineError if a node does not answer in time.
+    """
     ray = import_ray()
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [node for node in living_nodes() if node.cpus or node.gpus]
-    look = ray.remote(num_cpus=0, max_retries=3)(_look())
-    asked = [look.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
+    inspect_node = ray.remote(num_cpus=0, max_retries=3)(_node_inspection())
+    asked = [inspect_node.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
     try:
         answers = ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
@@ -284,10 +305,10 @@ def survey() -> list[Node]:
     return [_described(node, found) for node, found in zip(nodes, answers, strict=True)]
 
 
-def _look() -> Any:
+def _node_inspection() -> Any:
     """Return a nested function, which Ray serialises by value: evoengine may not be installed on the node."""
 
-    def look() -> dict[str, str | None]:
+    def inspect_node() -> dict[str, str | None]:
         import platform
 
         found: dict[str, str | None] = {"python": platform.python_version(), "evoengine": None, "compiler": None}
@@ -302,7 +323,7 @@ def _look() -> Any:
             found["why"] = f"{type(error).__name__}: {error}"
         return found
 
-    return look
+    return inspect_node
 
 
 def _described(node: Node, found: Mapping[str, str | None]) -> Node:

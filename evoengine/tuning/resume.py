@@ -1,7 +1,7 @@
-"""Which run a search goes on with: the one that is named, or the last of the same command that was cut short.
+"""Choose the run that a search resumes: the one that is named, or the last interrupted one of the same command.
 
-What makes a run the same is all that decides what it proposes and what its figures mean: problem, GPU, space,
-templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's own gate and model.
+Runs are the same if everything agrees that determines their proposals and the meaning of their figures: problem, GPU,
+space, templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's gate and model.
 """
 
 from __future__ import annotations
@@ -17,36 +17,34 @@ from evoengine.ledger.store import Ledger, SpaceFile
 from evoengine.passwords import command_line
 from evoengine.tuning.setup import Echo
 
-LAST = 0
-"""stands for the last search of the ledger, which are numbered from 1"""
 INTERRUPTED = "interrupted"
 STOPPED = "stopped: "
-"""begins the status of a run that an error of the machine ended"""
+"""prefix of the status of a run that an error of the machine ended"""
 ENVIRONMENT = ("device", "driver", "libraries", "compiler", "gate", "model", "predicted")
-"""conditions that a kernel's evaluation depends on"""
-CHANGED = {
+"""conditions on which a kernel's evaluation depends"""
+CONDITION_REASONS = {
     "templates": "the templates have changed",
     "code": "evoengine's gate or model has changed",
     "gate": "the gate has another version",
     "model": "the model of predicted times has another version",
     "predicted": "times can be predicted from machine code in one of the two only",
 }
-"""of conditions whose values say nothing to a person"""
+"""sentences for conditions whose values mean nothing to the user"""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A run of this process, new or one that goes on."""
+class ActiveRun:
+    """The run of this process, new or resumed."""
 
     run: int
     seed: int
     spent: float = 0.0
-    """seconds that it took before"""
+    """seconds that earlier processes of the run took"""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a search is asked for, as far as a run that goes on must be the same."""
+class SearchRequest:
+    """The settings of a search that must agree with those of a resumed run."""
 
     problem: str
     gpu: str
@@ -57,7 +55,7 @@ class Asked:
     trials: int
     seconds: float | None
     seed: int | None
-    """None where any is right"""
+    """None where any seed will do"""
     conditions: Mapping[str, Any]
 
     def differences(self, run: Run) -> list[str]:
@@ -84,10 +82,13 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [_change(part, before.get(part), after.get(part)) for part in sorted(before.keys() | after.keys())
-                      if before.get(part) != after.get(part)]  # fmt: skip
+            found += [
+                _change(part, before.get(part), after.get(part))
+                for part in sorted(before.keys() | after.keys())
+                if before.get(part) != after.get(part)
+            ]
         else:
-            found.append(CHANGED.get(name) or _change(name, before, after))
+            found.append(CONDITION_REASONS.get(name) or _change(name, before, after))
     return found
 
 
@@ -111,23 +112,23 @@ def named_run(ledger: Ledger, number: int) -> Run:
     if found is None and number:
         raise UsageError(f"the ledger has no run {number}: {listed}")
     if found is None:
-        raise UsageError(f"the ledger holds no search that can go on: {listed}")
+        raise UsageError(f"the ledger holds no search that can be resumed: {listed}")
     if found.imported_from is not None:
         raise UsageError(f"run {found.id} was imported, and nothing can be added to it: {listed}")
     if found.conditions is None:
         why = "it is of an older evoengine, or no search"
-        raise UsageError(f"run {found.id} cannot go on ({why}); search without --resume begins a new one")
+        raise UsageError(f"run {found.id} cannot be resumed ({why}); search without --resume begins a new one")
     return found
 
 
-def require_same(run: Run, asked: Asked) -> None:
+def require_same(run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
         begins = "search without --resume begins a new run, which takes over what is known"
-        raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
+        raise UsageError(f"run {run.id} cannot be resumed: {'; '.join(found)}. {begins}")
 
 
-def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
+def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a completed run has no budget left."""
     if is_cut_short(run):
         return
@@ -142,43 +143,62 @@ def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
 
 
 def begin(
-    ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
-    definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
-) -> Begun:  # fmt: skip
-    """Continue the run named by `resume`, or the last interrupted one of the same command; otherwise create a run with
-    `seed`.
+    ledger: Ledger,
+    asked: SearchRequest,
+    resume: int | None,
+    echo: Echo,
+    *,
+    device: Device,
+    space: SpaceFile,
+    seed: int,
+    definition: str | None = None,
+    gpu_definition: dict[str, Any] | None = None,
+    kernel: str | None = None,
+) -> ActiveRun:
+    """Continue the run named by `resume`, or the last interrupted one of the same command.
 
-    Raises UsageError if the named run cannot continue.
+    Otherwise create a run with `seed`. Raises UsageError if the named run cannot continue.
     """
     here = {run.id for run in ledger.runs() if (run.problem, run.gpu) == (asked.problem, asked.gpu)}
     ledger.await_killed(here.__contains__, echo)
-    found = _to_go_on_with(ledger, asked) if resume is None else named_run(ledger, resume)
+    found = _find_interrupted(ledger, asked) if resume is None else named_run(ledger, resume)
     if found is not None and resume is not None:
         require_same(found, asked)
         require_budget(ledger, found, asked)
     spent = ledger.resume_run(found.id, asked.trials, asked.seconds) if found else None
     if found is not None and spent is not None:
         done = ledger.done(found.id)
-        echo(f"going on with run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
-        return Begun(found.id, found.seed, spent)
+        echo(f"resuming run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
+        return ActiveRun(found.id, found.seed, spent)
     if found is not None and resume is not None:
         wait = "wait until it has ended, or, where it was killed on another machine, for a minute"
         raise UsageError(f"run {found.id} is still going on: {wait}")
-    if changed := _since_then(ledger, asked):
+    if changed := _changes_since_last(ledger, asked):
         echo(changed)
     run = ledger.start_run(
-        gpu=asked.gpu, problem=asked.problem, device=device, space=space, sampler=asked.sampler, seed=seed,
-        command=command_line(), objectives=asked.objectives, definition=definition, gpu_definition=gpu_definition,
-        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions), kernel=kernel,
-    )  # fmt: skip
-    return Begun(run, seed)
+        gpu=asked.gpu,
+        problem=asked.problem,
+        device=device,
+        space=space,
+        sampler=asked.sampler,
+        seed=seed,
+        command=command_line(),
+        objectives=asked.objectives,
+        definition=definition,
+        gpu_definition=gpu_definition,
+        trials=asked.trials,
+        seconds=asked.seconds,
+        conditions=dict(asked.conditions),
+        kernel=kernel,
+    )
+    return ActiveRun(run, seed)
 
 
 def is_cut_short(run: Run) -> bool:
     return run.status in (INTERRUPTED, KILLED) or run.status.startswith(STOPPED)
 
 
-def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
+def _find_interrupted(ledger: Ledger, asked: SearchRequest) -> Run | None:
     """Return the last run of the same command if it was interrupted."""
     of_target = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu)]
     own = [r for r in of_target if r.conditions is not None and r.imported_from is None]
@@ -186,7 +206,7 @@ def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
     return same[-1] if same and is_cut_short(same[-1]) else None
 
 
-def _since_then(ledger: Ledger, asked: Asked) -> str | None:
+def _changes_since_last(ledger: Ledger, asked: SearchRequest) -> str | None:
     """Return what has changed since the last search for the same target, and why its results cannot be reused."""
     own = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu) and r.conditions]
     if not own or own[-1].imported_from is not None:

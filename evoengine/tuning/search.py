@@ -1,4 +1,4 @@
-"""A whole search, from what a person asks for to the ranking."""
+"""A complete search, from the user's options to the ranking."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind, listed
@@ -34,21 +34,21 @@ from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.stages.render import Fill, inert_knobs
-from evoengine.tuning.boards import Choice, described, find_kept_gpu, require_same_board
+from evoengine.tuning.boards import Choice, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine
-from evoengine.tuning.resume import Asked, begin, named_run
+from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
     begin_build,
-    ending,
     first_of_each_family,
     make_target,
     prepare_space,
+    recording_failure,
     require_compilers,
     require_seed,
     silent,
     why_no_predictions,
-)  # fmt: skip
+)
 from evoengine.workloads.base import Target
 
 DEFAULT_TRIALS = 60
@@ -56,7 +56,7 @@ DEFAULT_TRIALS = 60
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What a search may be asked for; each field is the option of `evoengine search` of that name."""
+    """The options of a search; each field is the option of `evoengine search` of that name."""
 
     problem: str | None = None
     """the workload's example where it is None"""
@@ -65,10 +65,10 @@ class SearchOptions:
     gpu_file: Path | None = None
     """a TOML file with a GPU that gpus.toml does not have"""
     kernel: Path | None = None
-    """a folder with a kernel of one's own"""
+    """a folder with the user's own kernel"""
     families: tuple[str, ...] = ()
     trials: int | None = None
-    """60 where it is None, as many as the run was asked for where that goes on"""
+    """60 where it is None, or as many as the resumed run was to do"""
     minutes: float | None = None
     sampler: str | None = None
     """evolution where it is None"""
@@ -81,15 +81,15 @@ class SearchOptions:
     jobs: int | None = None
     seed: int | None = None
     resume: int | None = None
-    """the run to go on with, 0 for the last one"""
+    """the run to resume, 0 for the last one"""
     clock: str | None = None
-    """that times are predicted for: boost, sustained or locked:MHZ; boost where it is None"""
+    """clock for which times are predicted: boost, sustained or locked:MHZ; boost where it is None"""
     remeasure: bool = False
-    """whether kernels are evaluated again whose result the ledger has"""
+    """whether to evaluate kernels again whose result the ledger has"""
     cluster: str | None = None
-    """a Ray cluster on whose nodes it runs: local, auto, ray://HOST:PORT or HOST:PORT"""
+    """the Ray cluster on which to run: local, auto, ray://HOST:PORT or HOST:PORT"""
     timeout: float | None = None
-    """seconds to wait for a GPU that the cluster does not have yet; for ever where it is None"""
+    """seconds to wait for a GPU that the cluster does not have yet; no limit where it is None"""
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values. The command line rejects most of them earlier."""
@@ -126,18 +126,18 @@ class SearchResult:
     missed: Mapping[int, str]
     """trials that are in the ledger but not in optuna-dashboard's study, with the reason"""
     pareto: bool = False
-    """whether several objectives were aimed at"""
+    """whether there were several objectives"""
 
     def __repr__(self) -> str:
         return f"SearchResult(run {self.run}, {self.progress.ended}: {listed(self.best)})"
 
 
-def filled_in(options: SearchOptions) -> SearchOptions:
+def complete_from_run(options: SearchOptions) -> SearchOptions:
     """Return the options with missing values taken from the run to continue.
 
     Raises NothingFound if there is no ledger, and UsageError if there is no such run.
     """
-    assert options.resume is not None  # who calls this was asked for it
+    assert options.resume is not None  # callers check this
     with open_ledger(options.db, create=False) as ledger:
         run = named_run(ledger, options.resume)
     if run.definition is not None and options.kernel is None:
@@ -162,9 +162,9 @@ def filled_in(options: SearchOptions) -> SearchOptions:
 
 
 class Search:
-    """A search that may begin: all that was asked for is checked, and nothing is written yet.
+    """A search that is ready to start: all options are checked, and nothing is written yet.
 
-    Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
+    Raises UsageError for invalid options, MachineError for what this machine lacks.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class Search:
         self._place = place = place or ThisMachine()
         on_stage("reading the problem")
         if options.resume is not None:
-            options = filled_in(options)
+            options = complete_from_run(options)
         objective, sampler = options.objective or DEFAULT_OBJECTIVE, options.sampler or samplers.DEFAULT
         objectives = parse_objectives(objective)
         if len(objectives) > 1:
             require_several(objective, sampler)
-        self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
+        self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_stored_gpu, options.db))
         target = make_target(options.problem, self._choice.gpu, options.kernel)
         target = replace(target, clock=Clock.parse(options.clock) if options.clock else DEFAULT_CLOCK)
         self._timing = place.choose_device(options.device, target.gpu, echo)
@@ -200,7 +200,7 @@ class Search:
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
         self._spent = 0.0
-        """seconds that the run took before"""
+        """seconds that earlier processes of the run took"""
         self._stop: Callable[[], None] | None = None
         self._stopped = False
         self.number: int | None = None
@@ -217,16 +217,18 @@ class Search:
         on_change: Callable[[Progress], None] = lambda progress: None,
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> SearchResult:
-        """Run the search. `on_change` is called after every event and about ten times a second, `on_trial` with each
-        trial that ended."""
+        """Run the search.
+
+        `on_change` is called after every event and about ten times a second, `on_trial` with each trial that ended.
+        """
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
                 ledger.patience = Patience(self._echo)
-                # what a GPU times needs no judge: it waits for the build in order to know whether it predicts
+                # a search on a GPU needs no judge, and waits for the build only to know whether it can predict
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
-                with ending(ledger, run):
+                with recording_failure(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
             self._build.close()
@@ -237,16 +239,30 @@ class Search:
         s, o, device = self._setting, self._options, self._place.ledger_device(self._timing)
         require_same_board(ledger, self._choice.gpu)
         self._environment = environment(s, device, predicted)
-        asked = Asked(
-            str(s.target.problem), s.target.gpu.key, s.space.name, s.space.sha256, s.sampler,
-            ",".join(objective.name for objective in s.objectives), s.trials, s.seconds, o.seed,
+        asked = SearchRequest(
+            str(s.target.problem),
+            s.target.gpu.key,
+            s.space.name,
+            s.space.sha256,
+            s.sampler,
+            ",".join(objective.name for objective in s.objectives),
+            s.trials,
+            s.seconds,
+            o.seed,
             self._environment | {"templates": templates_digest(s), "families": list(o.families)},
-        )  # fmt: skip
+        )
         begun = begin(
-            ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
-            definition=s.target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+            ledger,
+            asked,
+            o.resume,
+            self._echo,
+            device=device,
+            space=s.space,
+            seed=s.seed,
+            definition=s.target.workload.definition_text,
+            gpu_definition=custom_definition(self._choice.gpu),
             kernel=kernel_identity(s.target.workload),
-        )  # fmt: skip
+        )
         self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
         return begun.run
 
@@ -259,9 +275,9 @@ class Search:
         on_trial: Callable[[Candidate], None] | None,
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
-        self._on_stage("looking at what the knobs change")
+        self._on_stage("checking which knobs change kernels")
         _announce(s, self._choice, self._timing, unpredictable, ledger.place, run, self._echo)
-        if others := others_at_work(ledger, run):
+        if others := concurrent_searches(ledger, run):
             self._echo(others)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
@@ -280,17 +296,24 @@ class Search:
             on_change(progress)
 
         coordinator = Coordinator(
-            s, ledger, run, judge, changed, finish, workers=workers, identity=Identity(s, self._environment),
+            s,
+            ledger,
+            run,
+            judge,
+            changed,
+            finish,
+            workers=workers,
+            identity=Identity(s, self._environment),
             spent=self._spent,
-        )  # fmt: skip
+        )
         self._stop = coordinator.stop
         self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
-        study.write()  # before the run counts as ended: who is killed then leaves a whole study
+        study.write()  # before the run counts as ended, so that a kill leaves a complete study
         ledger.finish_run(run, progress.ended)
-        study.complete()  # of what was under way, and where the database was away for a while
+        study.complete()  # trials that were in flight, or that an unavailable database delayed
         study.summarise()
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
@@ -335,12 +358,12 @@ def _setting(
 
 def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
-    if sampler in samplers.SINGLE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+    if sampler in samplers.SINGLE_OBJECTIVE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE_OBJECTIVE)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 
-def others_at_work(ledger: Ledger, run: int) -> str | None:
+def concurrent_searches(ledger: Ledger, run: int) -> str | None:
     """Return a sentence if other searches of the same target are running, else None."""
     runs = ledger.runs()
     this = next(r for r in runs if r.id == run)
@@ -348,7 +371,7 @@ def others_at_work(ledger: Ledger, run: int) -> str | None:
     if not others:
         return None
     named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
-    return f"{named} at the same problem: each kernel is evaluated by one of them, and the others wait for it"
+    return f"{named} searching the same problem: each kernel is evaluated by one of them, and the others wait for it"
 
 
 def _same_target(one: Run, other: Run) -> bool:

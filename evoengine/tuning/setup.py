@@ -1,4 +1,4 @@
-"""What tuning needs before anything is written: target, space, templates, toolchain, device; each checked."""
+"""Prepare and check what tuning needs before anything is written: target, space, templates, toolchain, device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from evoengine.stages.toolchain import (
     cuda_torch_command,
     include_folders,
     torch_cuda,
-)  # fmt: skip
+)
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Target
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 Echo = Callable[[str], None]
-"""takes a line for people"""
+"""receives a line for the user"""
 
 
 def silent(line: str) -> None:
@@ -58,17 +58,17 @@ def register_kernel(folder: Path) -> AnyWorkload:
 
 
 def require_name(workload: AnyWorkload, problem: str) -> None:
-    """Raise UsageError where the problem is of another workload; one without a name is of any."""
+    """Raise UsageError where the problem names another workload; one without a name fits any."""
     name, colon, _ = problem.partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in the folder is {workload.name}")
 
 
 def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
-    """Return the target: a problem given as text, or the example of the workload in the folder `kernel`, or of the
-    default workload.
+    """Return the target of a search.
 
-    A folder's workload is registered under its name. Raises UsageError.
+    The problem is given as text, or it is the example of the workload in the folder `kernel`, or of the default
+    workload. A folder's workload is registered under its name. Raises UsageError.
     """
     if problem == "":
         raise UsageError("the problem is an empty text; evoengine problems lists those that can be named")
@@ -82,9 +82,13 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
+    space_file: Path | None,
+    templates: Path | None,
+    target: Target,
+    emulated: bool,
+    fill: Fill,
     families: Sequence[str] = (),
-) -> tuple[SearchSpace, Path]:  # fmt: skip
+) -> tuple[SearchSpace, Path]:
     """Return the bound space and the folder of templates. One configuration of every family is rendered as a check."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
@@ -133,7 +137,7 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
 
 
 @contextmanager
-def ending(ledger: Ledger, run: int) -> Iterator[None]:
+def recording_failure(ledger: Ledger, run: int) -> Iterator[None]:
     """Record in the ledger the error that ends a run. Raises MachineError for any OSError."""
     try:
         yield
@@ -141,7 +145,7 @@ def ending(ledger: Ledger, run: int) -> Iterator[None]:
         raise
     except (EvoengineError, OSError) as error:
         found = machine_error(error) if isinstance(error, OSError) else error
-        with suppress(EvoengineError):  # the ledger itself may be what failed
+        with suppress(EvoengineError):  # the ledger itself may have failed
             ledger.finish_run(run, f"stopped: {found}")
         raise found from error
 
@@ -153,15 +157,15 @@ def require_seed(seed: int | None) -> None:
 
 
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
-    """Begin to build the judges that this machine has not built."""
+    """Start building the judges that this machine lacks."""
     build = FirstBuild(emulated)
-    if build.under_way:
+    if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
     return build
 
 
 def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
-    """Return what is missing for predictions on the GPU; waits for a build that is given."""
+    """Return what is missing for predictions on the GPU, after waiting for `build` if it is given."""
     from evoengine.stages.predict import why_unread
 
     try:
@@ -206,8 +210,10 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
 
 
 def require_driver(driver: str, parts: Mapping[str, str]) -> None:
-    """Raise MachineError if the driver cannot run these parts, each given with the CUDA version that it was built
-    for."""
+    """Raise MachineError if the driver cannot run these parts.
+
+    Each is given with the CUDA version for which it was built.
+    """
     if why := cuda_mismatch(driver, parts):
         raise MachineError(f"{why}; --device emulator works without")
 
@@ -262,7 +268,7 @@ def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
 
 
 RESERVED_CORES = 2
-"""for the process that launches on the GPU, which must stay ahead of it, and for the coordinator"""
+"""for the process that launches on the GPU, which must not fall behind it, and for the coordinator"""
 
 
 def default_jobs(timed: bool) -> int:

@@ -1,4 +1,4 @@
-"""A search as one call, for programs."""
+"""A search as one function call, for programs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,31 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def tune(
-    problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | str | None = None,
-    kernel: Path | str | None = None, families: Sequence[str] = (), trials: int | None = None,
-    minutes: float | None = None, sampler: str | None = None, device: str = "auto", objective: str | None = None,
-    space: Path | str | None = None, templates: Path | str | None = None, db: str | os.PathLike[str] | None = None,
-    jobs: int | None = None, seed: int | None = None, resume: int | None = None, remeasure: bool = False,
-    cluster: str | None = None, timeout: float | None = None, clock: str | None = None, echo: Echo = silent,
+    problem: str | None = None,
+    gpu: str = AUTO,
+    *,
+    gpu_file: Path | str | None = None,
+    kernel: Path | str | None = None,
+    families: Sequence[str] = (),
+    trials: int | None = None,
+    minutes: float | None = None,
+    sampler: str | None = None,
+    device: str = "auto",
+    objective: str | None = None,
+    space: Path | str | None = None,
+    templates: Path | str | None = None,
+    db: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    seed: int | None = None,
+    resume: int | None = None,
+    remeasure: bool = False,
+    cluster: str | None = None,
+    timeout: float | None = None,
+    clock: str | None = None,
+    echo: Echo = silent,
     **unknown: Never,
-) -> SearchResult:  # fmt: skip
-    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
+) -> SearchResult:
+    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions describes the options.
 
     A program that calls this must be importable: candidates run in processes of their own, which import its main module
     (`if __name__ == "__main__":`); one on standard input is not imported. Raises UsageError, MachineError.
@@ -35,7 +51,7 @@ def tune(
     options = {name: value for name, value in locals().items() if name not in ("echo", "unknown")}
     if unknown:
         known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
+        raise UsageError(f"tune has no parameter {', '.join(sorted(unknown))}; it takes {known}{near}")
     return prepare(SearchOptions(**checked(SearchOptions, options)), echo).run()
 
 

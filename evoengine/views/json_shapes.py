@@ -17,22 +17,32 @@ from evoengine.workloads.base import AnyWorkload
 
 
 def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object]:
-    """Return the JSON of one trial. Fields are null if the candidate did not reach that stage; `figure` has the
-    samples and the terms."""
+    """Return the JSON of one trial.
+
+    Fields are null if the candidate did not reach that stage; `figure` has the samples and the terms.
+    """
     source, binary, figure = candidate.source, candidate.binary, candidate.measurement
     return candidate.to_json() | {
         "launch": source and {**asdict(source.launch), "entry": source.entry, "block": source.launch.block},
         "source_lines": source and len(source.text.splitlines()),
-        "binary": binary and {
-            "arch": binary.arch, "options": binary.options, "compiler": binary.compiler,
-            "stack_bytes": binary.stack_bytes, "warnings": binary.warnings, "instructions": binary.mix,
+        "binary": binary
+        and {
+            "arch": binary.arch,
+            "options": binary.options,
+            "compiler": binary.compiler,
+            "stack_bytes": binary.stack_bytes,
+            "warnings": binary.warnings,
+            "instructions": binary.mix,
             "other_kernels": [asdict(other) for other in binary.others],
         },
-        "verdict": _verdict(candidate.verdict), "cases": case_list(candidate.verdict),
-        "binary_verdict": _verdict(candidate.binary_verdict), "binary_cases": case_list(candidate.binary_verdict),
+        "verdict": _verdict(candidate.verdict),
+        "cases": case_list(candidate.verdict),
+        "binary_verdict": _verdict(candidate.binary_verdict),
+        "binary_cases": case_list(candidate.binary_verdict),
         "figure": figure and {**(figure_json(candidate) or {}), "suspect": figure.suspect},
-        "profile": profile and asdict(profile), "evidence": candidate.evidence,
-    }  # fmt: skip
+        "profile": profile and asdict(profile),
+        "evidence": candidate.evidence,
+    }
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, object] | None:
@@ -48,8 +58,10 @@ def _verdict(verdict: Verdict | None) -> dict[str, object] | None:
 def gpu_json(
     gpu: Gpu, fitting: Sequence[Fitting], unmodelled: str | None, compiled: Sequence[int] | None
 ) -> dict[str, Any]:
-    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s. `compiles` is null without a
-    compiler."""
+    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s.
+
+    `compiles` is null without a compiler.
+    """
     fields = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
     return fields | {
         "families": {f.workload: list(f.families) for f in fitting},

@@ -1,5 +1,7 @@
-"""What can be tuned. Each folder here is a workload: its __init__.py names it as `WORKLOAD`. Others may be
-registered."""
+"""The workloads. Each folder here is one, which its __init__.py names as `WORKLOAD`.
+
+Others may be registered.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
 
 
 def stored_problem(text: str) -> str:
-    """Return a problem that a ledger may hold, in the form it has there. A recorded space's, or that of an unknown
-    workload, is returned as it is. Raises UsageError."""
+    """Return a problem that a ledger may hold, in the form it has there.
+
+    A recorded space's, or that of an unknown workload, is returned as it is. Raises UsageError.
+    """
     name, colon, _ = text.partition(":")
     return str(parse_problem(text)[1]) if not colon or name in workloads() else text

@@ -1,8 +1,8 @@
-"""The Workload protocol: all that the engine asks of a kernel that can be tuned.
+"""The Workload protocol: the interface between the engine and a kernel that can be tuned.
 
 A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's
 parameters. `Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both
-travel to those processes by pickle.
+are pickled for those processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LaunchOf = Callable[["Problem"], Launch]
 
 
 class Problem(Protocol):
-    """What is computed: sizes and dtypes. Frozen; equal problems are equal and hash alike."""
+    """The sizes and dtypes of a computation. Frozen, comparable and hashable by value."""
 
     def __str__(self) -> str:
         """Return `WORKLOAD:…`, which `Workload.parse` reads back."""
@@ -52,7 +52,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Case(Generic[P]):
-    """One question put to a candidate: a small problem and a way to draw its inputs.
+    """One test of a candidate: a small problem and a way to draw its inputs.
 
     `config` is the candidate's: some kernels take parameters that depend on it, tensor maps for one.
     """
@@ -62,9 +62,9 @@ class Case(Generic[P]):
     draw: str = "normal"
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
-    """whether it is asked only of candidates that may rank, as it takes longer than the others"""
+    """whether it is run only for candidates that may be ranked, since it takes longer than the others"""
     part: str | None = None
-    """how much of the problem's own extent it has, where that is too large for the time there is"""
+    """the part of the problem's own extent that it covers, where all of it would take too long"""
     whole: P | None = None
     """the problem that is tuned, where its cells are known"""
 
@@ -75,7 +75,7 @@ AnyCase = Case[Any]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far an output may be from the float64 reference.
+    """The allowed error of an output against the float64 reference.
 
     By default FlashAttention's rule: `own` times the error of the same computation in the kernel's own dtypes, plus
     `roundings` spacings of the output's dtype at its largest value. Where `rtol` or `atol` is given they hold instead,
@@ -91,7 +91,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`inputs` go to the kernel, `expected` to the reference; they differ only where a case asks for an invariance."""
+    """`inputs` are for the kernel, `expected` for the reference; they differ only where a case tests an invariance."""
 
     inputs: Inputs
     expected: Inputs
@@ -104,14 +104,14 @@ class Sample(Generic[P]):
     problem: P
     inputs: Inputs
     take: Callable[[Outputs], Outputs]
-    """the part of whole outputs that belongs to it, in the small problem's shapes"""
+    """extracts the sample from whole outputs, in the small problem's shapes"""
 
 
 class Tensors(ABC, Generic[P]):
     """The tensor half of a workload. Tensors are torch's, on the CPU or a GPU, by the names of the parameters."""
 
     independent: frozenset[str] = frozenset()
-    """draws under which the errors of unlike rows are independent, so that sums of them can be judged too"""
+    """draws for which the errors of different rows are independent, so that sums of them can be judged too"""
 
     @abstractmethod
     def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
@@ -123,12 +123,16 @@ class Tensors(ABC, Generic[P]):
 
     @abstractmethod
     def own_dtype(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return the outputs of a straightforward implementation in the kernel's own dtypes, whose error is the
-        gate's measure."""
+        """Return the outputs of a straightforward implementation in the kernel's own dtypes.
+
+        Its error is the gate's measure.
+        """
 
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return the best result of a right kernel: float32 throughout, rounded where it must be. For `independent`
-        draws."""
+        """Return the best result of a correct kernel: float32 throughout, rounded where it must be.
+
+        It is used for `independent` draws.
+        """
         raise NotImplementedError
 
     def shown(self, case: Case[P], drawn: Drawn) -> frozenset[Cell]:
@@ -140,18 +144,24 @@ class Tensors(ABC, Generic[P]):
         return ()
 
     def baseline(self, name: str, problem: P, inputs: Inputs) -> Callable[[], object]:
-        """Return a call of that implementation. The call raises RuntimeError if the library does not support the
-        problem."""
+        """Return a call of that implementation.
+
+        The call raises RuntimeError if the library does not support the problem.
+        """
         raise NotImplementedError
 
     def library(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return all outputs of a whole problem by a library, with which each row of a candidate's output is
-        compared on a GPU."""
+        """Return all outputs of a whole problem computed by a library.
+
+        Each row of a candidate's output is compared with them on a GPU.
+        """
         return self.own_dtype(problem, inputs)
 
     def samples(self, problem: P, inputs: Inputs, seed: int) -> Sequence[Sample[P]]:
-        """Return the part of a whole problem that is compared in float64 on a GPU; all of it unless that takes too
-        long."""
+        """Return the parts of a whole problem that are compared in float64 on a GPU.
+
+        That is all of it unless it takes too long.
+        """
         return (Sample(problem, inputs, lambda outputs: outputs),)
 
     def check_bytes(self, problem: P) -> int:
@@ -163,7 +173,7 @@ class FullSize(ABC, Generic[C]):
     """Cases at full size in the emulator: blocks of the problem itself, over tensors that exist in part."""
 
     unknown_cost = False
-    """whether nothing tells how long a block takes, so that one is run before the others"""
+    """whether the duration of a block is unknown, so that one is run before the others"""
 
     @abstractmethod
     def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch | None:
@@ -189,7 +199,7 @@ class FullSize(ABC, Generic[C]):
 
 
 class WrongBlock(Exception):
-    """What a block wrote cannot be right, whatever the values. The message names the block and what it did."""
+    """A block's stores cannot be correct, whatever the values. The message names the block and what it did."""
 
 
 class NothingWritten(WrongBlock):
@@ -208,32 +218,34 @@ class WrittenPart:
     drawn: Drawn
     outputs: Outputs
     expected: Outputs | None = None
-    """in float64, where they are known"""
+    """the expected outputs in float64, where they are known"""
 
 
 class Workload(ABC, Generic[P]):
-    """A kernel that can be tuned, without its tensors. Instances are picklable and hold nothing that changes."""
+    """A kernel that can be tuned, without its tensors. Instances are picklable and immutable."""
 
     name: str
-    """also begins its problems' texts, and names its templates and its space file"""
+    """also the prefix of its problems' texts, and the name of its templates and its space file"""
     grammar: str
-    """how a problem is written, for people"""
+    """the grammar of a problem's text, for the user"""
     example: str
-    """a problem, as a person writes it: what is tuned where none is named"""
+    """the text of a problem, which is the default"""
     compile_time: tuple[str, ...]
     """the problem's variables that a template may bake into its text; all others are the kernel's parameters"""
     tolerance: Tolerance = Tolerance()
     is_default: bool = False
     """whether problems without a name before the colon are of this workload"""
     baseline_label: str = "baseline"
-    """what people call the baselines"""
+    """the usual name of the baselines"""
     definition_text: str | None = None
-    """of a kernel that somebody brought: its problem.json, which ledgers keep"""
+    """the problem.json of a user's own kernel, which ledgers store"""
 
     @abstractmethod
     def parse(self, text: str) -> P:
-        """Parse a problem, which may begin with `NAME:`. Raises UsageError naming the part that is wrong and what
-        would be right."""
+        """Parse a problem, which may begin with `NAME:`.
+
+        Raises UsageError naming the part that is wrong and what would be right.
+        """
 
     @abstractmethod
     def flops(self, problem: P) -> float:
@@ -245,13 +257,17 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def cases(self, problem: P, config: Config) -> tuple[Case[P], ...]:
-        """Return the gate's cases: small problems that share the compile-time part of `problem`, chosen against the
-        config's tiles."""
+        """Return the gate's cases: small problems chosen against the config's tiles.
+
+        They share the compile-time part of `problem`.
+        """
 
     @abstractmethod
     def parameters(self, problem: P, config: Config) -> tuple[Parameter, ...]:
-        """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps. The
-        tensors are the same for every config, also an empty one."""
+        """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps.
+
+        The tensors are the same for every config, also an empty one.
+        """
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
@@ -262,8 +278,10 @@ class Workload(ABC, Generic[P]):
         """Return the half that imports torch."""
 
     def cells(self, problem: P, config: Config) -> frozenset[Cell]:
-        """Return what a kernel of the configuration may do unlike elsewhere, all of which the gate's cases must visit;
-        nothing where that is not known."""
+        """Return the distinct behaviours of a kernel of this configuration, which the gate's cases must all visit.
+
+        Empty where they are not known.
+        """
         return frozenset()
 
     def visited(self, case: Case[P], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
@@ -301,7 +319,7 @@ class Workload(ABC, Generic[P]):
 
 
 AnyWorkload = Workload[Any]
-"""one whose type of problem the engine does not know: it takes from a workload what it gives back to the same one"""
+"""a workload of unknown problem type; the engine passes a workload's objects only back to the same workload"""
 
 
 class Named(Protocol):
@@ -326,7 +344,7 @@ def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is tuned, and for which GPU; `clock` is the one that times are predicted for."""
+    """The problem and the GPU to tune for; `clock` is that of predicted times."""
 
     workload: AnyWorkload
     problem: Problem

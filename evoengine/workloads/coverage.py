@@ -1,4 +1,4 @@
-"""Cells of a configuration: what its kernel may do unlike elsewhere, which some case of the gate must visit.
+"""Cells of a configuration: distinct behaviours of its kernel, each of which some case of the gate must visit.
 
 Workloads derive cells from a configuration. Which of them a plan visits is measured: by the visits that a device
 counts, with the sizes of the cases, and by what was drawn.
@@ -14,11 +14,11 @@ import numpy as np
 from evoengine.devices.base import VisitKind
 
 PASSES = ("first", "second", "third")
-"""times that a buffer of a pipeline is filled: at the third the barriers' phases are as at the first"""
+"""passes over a pipeline's buffers; at the third the barriers' phases equal those of the first"""
 COUNTED = ("steps", "votes")
 """kinds of cells whose visits a device must count"""
 NEAR = 3
-"""how many elements from the end of a tile lengths may differ in what they show"""
+"""distance from the end of a tile, in elements, within which each length may show another fault"""
 
 
 class Cell(NamedTuple):
@@ -30,16 +30,18 @@ class Cell(NamedTuple):
 
 
 def own_tail(length: int, tile: int, unit: int = 1) -> int:
-    """Return what a length leaves for its last tile, or about a third of a tile, in whole units, where that is
-    nothing."""
+    """Return the remainder that a length leaves for its last tile.
+
+    Where there is none, return about a third of a tile in whole units.
+    """
     return length % tile or -(-(tile // 3 + 1) // unit) * unit
 
 
 def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = NEAR) -> Iterator[Cell]:
-    """Yield the cells of an axis that is cut into tiles: a length that ends with one, up to `near` units before or
-    behind its end, and with the problem's own tail; and a single unit.
+    """Yield the cells of an axis that is cut into tiles.
 
-    `unit`: what lengths are multiples of. Remainders that a tile does not have are none.
+    They are lengths that end with a tile, up to `near` units before or behind its end, or with the problem's own tail;
+    and a single unit. Lengths are multiples of `unit`. Remainders that a tile cannot have are no cells.
     """
     yield Cell(axis, "one alone")
     for away in range(-near, near + 1):

@@ -1,5 +1,7 @@
-"""A workload that a person brings as a folder: `problem.json`, `space.toml`, and a kernel as `FAMILY.cu.j2` or plain
-`.cu`."""
+"""A workload that a user brings as a folder: `problem.json`, `space.toml`, and a kernel.
+
+The kernel is `FAMILY.cu.j2`, or plain `.cu`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int
 
 
 class FolderWorkload(Workload[FolderProblem]):
-    """A workload read from text. It travels by that text: to worker processes, and in a ledger to other machines.
+    """A workload read from text, by which it is sent to worker processes, and in a ledger to other machines.
 
     `definition_text` is a problem.json that needs no other file: the reference and the search space are in it. Without
     `folder` it can be measured, ranked and exported; only rendering a kernel needs the folder.
@@ -44,7 +46,7 @@ class FolderWorkload(Workload[FolderProblem]):
     definition_text: str
 
     def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
-        """Raises UsageError where the text is at fault or names another kernel."""
+        """Parse the definition. Raises UsageError where it is at fault or names another kernel."""
         self.definition_text, self.folder = definition_text, folder
         self.definition = parse_definition(
             definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}"
@@ -72,7 +74,10 @@ class FolderWorkload(Workload[FolderProblem]):
         return self.definition.entry
 
     def parse(self, text: str) -> FolderProblem:
-        """Reads `NAME:n=4096,k=64`, one pair for every var axis."""
+        """Parse `NAME:n=4096,k=64`, one pair for every var axis.
+
+        Raises UsageError naming the part that is wrong and what would be right.
+        """
         given: dict[str, int] = {}
         var = self.definition.var_axes
         write = f"write it like {self.example}"
@@ -111,14 +116,14 @@ class FolderWorkload(Workload[FolderProblem]):
         return lambda given: self._problem(given, problem.example)
 
     def flops(self, problem: FolderProblem) -> float:
-        """As the folder states them; else one for every element of inputs and outputs."""
+        """Return the FLOPs that the folder states, else one for every element of inputs and outputs."""
         rule = self.definition.flops
         if rule:
             return float(rule.evaluate(problem.axes))
         return float(sum(prod(shape_of(i, problem)) for i in self._tensors()))
 
     def min_dram_bytes(self, problem: FolderProblem) -> float:
-        """As the folder states them; else every tensor read or written once."""
+        """Return the bytes that the folder states, else those of every tensor read or written once."""
         rule = self.definition.bytes
         if rule:
             return float(rule.evaluate(problem.axes))
@@ -180,7 +185,7 @@ class FolderWorkload(Workload[FolderProblem]):
 
 
 def load_folder(path: Path) -> FolderWorkload:
-    """Reads a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
+    """Read a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
     if not path.is_dir():
         raise UsageError(
             f"there is no folder {path}; {hint('new', path)} writes one to start from{nearest_folder(path)}"
@@ -201,7 +206,10 @@ def load_folder(path: Path) -> FolderWorkload:
 
 
 def workload_from_text(name: str, text: str) -> FolderWorkload:
-    """The workload of a ledger's run from the text kept there: it measures, ranks and exports, and renders nothing."""
+    """Return the workload of a ledger's run from the text stored there.
+
+    It measures, ranks and exports, but renders nothing.
+    """
     return FolderWorkload(name, text)
 
 

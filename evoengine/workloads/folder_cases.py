@@ -1,5 +1,7 @@
-"""The gate's cases of a folder's workload: its own, or small problems set against the configuration's knobs, and the
-problem's own lengths."""
+"""The gate's cases of a folder's workload.
+
+They are its own, or small problems set against the configuration's knobs, and the problem's own lengths.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,30 @@ from evoengine.workloads.folder_extents import (
 from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
 MOST_SIZES = 8
-"""small problems of unlike sizes"""
+"""number of small problems of different sizes"""
 LARGEST_KNOB = 256
-"""knobs above it are taken for no tile: twice as many rows would make the gate slow"""
+"""largest knob that may be a tile: twice as many rows would make the gate slow"""
 MOST_WORK = 1 << 20
 """elements of a case's tensors plus a quarter of its operations: tens of milliseconds in the emulator"""
 FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative")
-"""draws that shape floating-point inputs which are drawn `random`"""
+"""patterns that replace the draw of `random` floating-point inputs"""
 INTEGER_PATTERN = "ends"
-"""the draw that takes integers from the ends of their ranges, and truth values all alike or nearly so"""
+"""the pattern that takes integers from the ends of their ranges, and equal or nearly equal booleans"""
 NEARBY = 128
-"""how far from a size its nearest allowed one is sought"""
+"""distance from a size within which its nearest allowed one is searched"""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
-"""what all sizes are rounded up to where no single change is enough"""
+"""multiples to which all sizes are rounded up where no single change is enough"""
 
 
 def gate_cases(
     definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
 ) -> tuple[Case[FolderProblem], ...]:
-    """Return the folder's cases where it states any; else sizes around those of tiles, draws that show what others
-    hide, and the problem's own length along each axis. Where there is time, the problem itself is among them.
+    """Return the folder's cases where it states any, else cases chosen by size.
 
-    Axes that the text of the kernel holds keep the problem's values. Sizes respect the problem's constraints, and those
-    of the search space that say by `%` which sizes a configuration takes.
+    These are sizes around those of tiles, draws that show what others hide, and the problem's own length along each
+    axis. Where there is time, the problem itself is among them. Axes that the text of the kernel contains keep the
+    problem's values. Sizes respect the problem's constraints, and those of the search space that state by `%` which
+    sizes a configuration supports.
     """
     rules = size_rules(definition, config)
     if definition.cases:
@@ -139,10 +142,9 @@ def _small_problems(
 
 
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
-    """Yield values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of
-    every knob.
+    """Yield values for the free axes: 1, one below and one above a tile, past two of it, the same of each knob.
 
-    The axes go through their lists at unlike places, so that whole tiles of one meet tails of another.
+    The axes run through their lists at different offsets, so that whole tiles of one meet tails of another.
     """
     free = free_axes(definition)
     values = {a: _around(found, config)[:MOST_SIZES] for a, found in tiles(definition, free, config).items()}
@@ -159,8 +161,10 @@ def _around(found: list[int], config: Config) -> list[int]:
 def _nearest(
     definition: Definition, problem: FolderProblem, wanted: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow; None where none is
-    near."""
+    """Return the wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow.
+
+    None where no such problem is near.
+    """
     given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **wanted}
     while True:
         given = with_equalities(definition, given, wanted)
@@ -176,8 +180,10 @@ def _nearest(
 def _allowed(
     given: dict[str, int], free: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same
-    number."""
+    """Return the problem, or the nearest allowed one that differs in one size.
+
+    Where there is none, all sizes are rounded up to multiples of one number.
+    """
 
     def attempt(sizes: Mapping[str, int]) -> FolderProblem | None:
         try:

@@ -1,4 +1,4 @@
-"""Cells of an own kernel's configuration: what its grid and its problem tell, as nothing else is known of it."""
+"""Cells of a user's own kernel, from its grid and its problem, since nothing else is known of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _ENDS = {-1: "1 short of a tile's end", 0: "whole tiles", 1: "1 behind a tile's 
 
 
 def cells(definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems) -> frozenset[Cell]:
-    """Return for each free axis its own length, one element, and lengths about the ends of each tile that the grid cuts
-    it into, where the problem's and the space's constraints have such lengths; and the draws."""
+    """Return the cells of each free axis, and those of the draws.
+
+    An axis has its own length, one element, and lengths about the ends of each tile into which the grid cuts it, where
+    the problem's and the space's constraints admit such lengths.
+    """
     rules = size_rules(definition, config)
     found = {Cell("extents", axis) for axis in free_axes(definition)}
     found |= {Cell("values", pattern) for pattern in ("normal", *patterns(definition, problem)) if not definition.cases}

@@ -1,4 +1,4 @@
-"""What a `problem.json` says: axes, inputs, outputs, the reference's text, tolerance, cases; bound to no sizes yet."""
+"""Contents of a `problem.json`: axes, inputs, outputs, the reference's text, tolerance, cases; without sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends")
 
 @dataclass(frozen=True)
 class Axis:
-    """A size. `value` where it is constant, `expression` where it follows from others; neither where a problem gives
-    it."""
+    """A size.
+
+    It has a `value` where it is constant, an `expression` where it follows from others, and neither where a problem
+    states it.
+    """
 
     name: str
     value: int | None = None
@@ -42,18 +45,18 @@ class Item:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that carries nothing into a problem or out of it. `shape` holds expressions of axes and knobs."""
+    """Scratch memory, neither an input nor an output. `shape` holds expressions of axes and knobs."""
 
     name: str
     shape: tuple[Expression, ...]
     dtype: str
     zeroed: bool
-    """whether it is zero before the first launch; else it is poisoned. Later launches find what earlier ones left"""
+    """whether it is zero before the first launch, else poisoned. It keeps its contents between launches"""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How an input gets its values: a type and its numbers, which may be expressions of axes."""
+    """The draw of an input: a type and its numbers, which may be expressions of axes."""
 
     kind: str = "random"
     value: float | int | bool | None = None
@@ -63,7 +66,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Example:
-    """A workload: the sizes, and how inputs are drawn there where not `random`."""
+    """A workload: its sizes, and the draws of inputs that are not `random`."""
 
     axes: Mapping[str, int]
     draws: Mapping[str, Draw]
@@ -92,7 +95,7 @@ class Definition:
     parameters: tuple[str, ...]
     """the first kernel's, in order: names of inputs, outputs, scratch memory and axes"""
     then: Mapping[str, tuple[str, ...]]
-    """kernels behind the first, in stream order, each with its parameters"""
+    """kernels after the first, in stream order, each with its parameters"""
     scratch: tuple[Scratch, ...]
     constants: Mapping[str, str]
     """`__constant__` variables of the kernel, each with the input whose contents it holds"""
@@ -114,7 +117,10 @@ class Definition:
         return tuple(axis.name for axis in self.axes if axis.is_var)
 
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
-        """Every axis' value from those of the var axes. Raises UsageError where one is no positive int32."""
+        """Return the value of every axis, given those of the var axes.
+
+        Raises UsageError where one is no positive int32.
+        """
         known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
         derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
         while derived:
@@ -153,7 +159,7 @@ class FolderProblem:
     sizes: tuple[tuple[str, int], ...]
     given: tuple[str, ...]
     example: int = 0
-    """the number of the workload that says how inputs are drawn"""
+    """the number of the workload with the draws of inputs"""
 
     def __str__(self) -> str:
         return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)
@@ -167,13 +173,13 @@ class FolderProblem:
 
 
 def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Raises UsageError where a size is no positive integer."""
+    """Return the shape of an item. Raises UsageError where a size is no positive integer."""
     axes = problem.axes
     return tuple(whole(size, axes) for size in item.shape or ())
 
 
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
-    """Whether a constraint holds; one that needs a name without a value is none."""
+    """Return whether a constraint holds; True where it needs a name without a value."""
     try:
         return bool(constraint.evaluate(values))
     except Undefined:

@@ -1,4 +1,4 @@
-"""A folder's problem at its own lengths: one axis at a time, and cut where that takes too long."""
+"""A folder's problem at its own lengths: one axis at a time, shortened where that takes too long."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Problems = Callable[[Mapping[str, int]], FolderProblem]
 SMALL = (3, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 """lengths of the other axes, in the order in which they are tried"""
 MOST_WORK = 1 << 24
-"""of a case with the problem's own lengths, as `cost` counts: some seconds in the emulator"""
+"""cost limit of a case with the problem's own lengths, by `cost`: some seconds in the emulator"""
 _THREAD = 8
-"""elements that a thread costs as much as"""
+"""cost of a thread in elements"""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A problem with the whole's own length along `axis`, the others as short as they may be."""
+    """A problem with the whole's own length along `axis`, and minimal others."""
 
     axis: str
     problem: FolderProblem
     part: str | None
-    """how much of that length it has, where all of it takes too long"""
+    """the part of that length that it has, where all of it takes too long"""
 
 
 def free_axes(definition: Definition) -> list[str]:
@@ -75,8 +75,10 @@ def input_bytes(definition: Definition, problem: FolderProblem) -> int:
 def own_extents(
     definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
 ) -> Iterator[Extent]:
-    """Yield for each free axis the smallest valid problem that has its own length there, or the longest affordable one
-    that leaves the same remainders."""
+    """Yield for each free axis the smallest valid problem that has its own length there.
+
+    Where that is not affordable, it is the longest affordable one that leaves the same remainders.
+    """
     for axis in free_axes(definition):
         own = problem.axes[axis]
         for length in (own, *shorter_lengths(own)):
@@ -114,8 +116,10 @@ def smallest_with(
 def attempt(
     given: Mapping[str, int], definition: Definition, movable: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the problem of these sizes, with the movable axes set that a constraint `axis == expression` fixes; None
-    where there is none."""
+    """Return the problem of these sizes, or None where it is invalid.
+
+    Movable axes that a constraint `axis == expression` fixes are set first.
+    """
     try:
         problem = problem_of(with_equalities(definition, given, movable))
     except UsageError:
@@ -153,8 +157,10 @@ def cut_until(
     problem_of: Problems,
     first: Collection[str] = (),
 ) -> FolderProblem | None:
-    """Return the problem with axes shortened until it fits, those of `first` before others and the longest before
-    shorter ones, with the remainders that it leaves; None where no shorter one is valid."""
+    """Return the problem with axes shortened until it fits, keeping their remainders.
+
+    Axes of `first` are shortened before others, and the longest first. None where no shorter problem is valid.
+    """
     found = problem
     while not fits(found):
         shorter = next(_shortened(definition, found, rules, problem_of, first), None)

@@ -32,11 +32,11 @@ from evoengine.workloads.folder_tensors import FolderTensors
 
 POOL_PAGES = 256
 _INPUT_LIMIT = 1 << 28
-"""bytes of pooled inputs after which a block is given up"""
+"""bytes of pooled inputs after which a block is aborted"""
 _SMALL_BYTES = 1 << 22
-"""of inputs that are handed to the emulator as they are"""
+"""limit of inputs that are passed to the emulator whole"""
 _ALL = 64
-"""blocks of a launch that are all run"""
+"""number of blocks up to which all blocks of a launch are run"""
 _SLICE_ELEMENTS, _SLICE_OPERATIONS = 1 << 24, 4e9
 """of the reference of a few places"""
 _ALL_ELEMENTS = 1 << 26
@@ -51,8 +51,11 @@ class FolderFullSize(FullSize[FolderFullCase]):
         self._tensors = FolderTensors(definition)
 
     def draw_blocks(self, case: FolderFullCase, launch: Launch, seed: int) -> BlockLaunch | None:
-        """Return what to run; None where the reference cannot be compared with at that size, or where it can at the
-        whole one's and the case is a part of it."""
+        """Return the blocks to run.
+
+        None where the reference is not affordable at that size, or where it is affordable at the whole one's and the
+        case is a part of it.
+        """
         can_whole = self._can_be_judged(case, case.whole)
         if (case.part is not None) == can_whole:
             return None
@@ -128,8 +131,10 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return independent_axes(self._definition, case.small)
 
     def _can_be_judged(self, case: FolderFullCase, problem: FolderProblem) -> bool:
-        """Return whether there is memory for what must be drawn, and the reference is affordable, on the whole problem
-        or on one place of it."""
+        """Return whether the drawn inputs fit in memory and the reference is affordable.
+
+        The reference runs on the whole problem or on a single place of it.
+        """
         if self._drawn_bytes(problem) > REAL_BYTES:
             return False
         if affordable(self._definition, problem):

@@ -1,4 +1,4 @@
-"""Reads the text of a `problem.json` into a Definition; every complaint names the key and the remedy.
+"""Read the text of a `problem.json` into a Definition; every error names the key and the remedy.
 
 The format is a superset of FlashInfer-Trace's Definition with its Workloads; docs/own-kernel.md lists the keys.
 """
@@ -38,7 +38,7 @@ _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in
     "uint8": (0, 255),
     "bool": (0, 1),
 }
-"""dtype → its lowest and highest number"""
+"""dtype → its minimum and maximum"""
 _LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
 SCALAR_DTYPES = ("fp32", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
@@ -58,8 +58,10 @@ _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
 
 def parse_definition(text: str, where: str) -> Definition:
-    """Reads a problem.json whose reference is in it. Raises UsageError naming the key that is wrong and what would be
-    right."""
+    """Parse a problem.json that contains its reference.
+
+    Raises UsageError naming the key that is wrong and what would be right.
+    """
     try:
         data = parse_json(text, parse_constant=_no_constant)
     except ValueError as error:
@@ -74,7 +76,7 @@ def _no_constant(name: str) -> None:
 
 
 def require_name(name: object, where: str, what: str) -> str:
-    """A name that may stand in C++, in a path and in an expression."""
+    """Return the name. Raises UsageError unless it is valid in C++, in a path and in an expression."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise UsageError(f"{where}: {name!r} cannot name {what}; use letters, digits and _, at most 63, no digit first")
     return name
@@ -147,7 +149,7 @@ class _Reader:
                 self._fail(f"{at} has the unknown key {key!r}; known are {', '.join(known)}")
 
     def _expression(self, value: Any, at: str) -> Expression:
-        """An expression of axes."""
+        """Parse an expression of axes."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             self._fail(f"{at} must be a number or an expression of axes in quotes, not {json.dumps(value)[:60]}")
         expression = Expression.parse(value if isinstance(value, str) else repr(value), f"{self.where}: {at}")
@@ -253,7 +255,7 @@ class _Reader:
         return Scratch(name, shape, self._dtype(entry["dtype"], at), entry.get("zeroed", False))
 
     def _compile_time(self) -> tuple[str, ...]:
-        """The axes a template may bake in: constant ones, those listed, and all that follow from these alone."""
+        """Return the axes that a template may bake in: constant ones, those listed, and all that follow from these."""
         listed = self._list("compile_time")
         for name in listed:
             if not isinstance(name, str) or name not in self.names:
@@ -424,7 +426,7 @@ class _Reader:
 
 
 def _fits(value: object, dtype: str) -> bool:
-    """Whether a number of JSON is one of that dtype."""
+    """Return whether a number of JSON is representable in that dtype."""
     if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return False
     if dtype not in _INTEGERS:

@@ -1,6 +1,6 @@
-"""Runs the reference of a folder's workload: the user's own Python, with torch or NumPy.
+"""Run the reference of a folder's workload: the user's own Python, with torch or NumPy.
 
-It runs in worker processes alone. What is wrong with it becomes a UsageError that names the line.
+It runs only in worker processes. Its errors become a UsageError that names the line.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TO_HALF = ("float", "half", "bfloat16")
 
 
 class NotDouble(Exception):
-    """The reference cannot compute in float64; the message says why."""
+    """The reference cannot compute in float64; the message states why."""
 
 
 def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
-    """The outputs in the dtypes that problem.json states.
+    """Return the outputs in the dtypes that problem.json states.
 
     Raises UsageError where the reference raises, or returns other outputs than stated.
     """
@@ -39,7 +39,7 @@ def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) ->
 
 
 def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
-    """The outputs from floating-point inputs raised to float64, with every cast to a narrower type left out.
+    """Return the outputs from floating-point inputs raised to float64, ignoring casts to narrower types.
 
     Raises NotDouble where the reference does not run so.
     """
@@ -57,12 +57,12 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 
 
 def uses_numpy(definition: Definition) -> bool:
-    """Whether the reference imports NumPy and no torch: it is then given arrays. Runs nothing."""
+    """Return whether the reference imports NumPy and not torch, and so takes arrays. Runs nothing."""
     return _imports_numpy_alone(definition.reference)
 
 
 def reference_call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
-    """A call of `run` with its arguments ready, as a baseline is timed."""
+    """Return a call of `run` with its arguments prepared, to be timed as a baseline."""
     run = _loaded(definition.reference, definition.name)
     arguments = _arguments(definition, problem, inputs, numpy=uses_numpy(definition))
     return lambda: run(*arguments)
@@ -89,7 +89,7 @@ def _loaded(text: str, name: str) -> Callable[..., object]:
 
 
 def _said(error: BaseException) -> str:
-    """The error in its own words, with the innermost line of the reference it came from."""
+    """Return the error's type and text, with the innermost line of the reference that raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _FILE]
     where = f"line {lines[-1]}: " if lines else ""
     words = " ".join(str(error).split())[:200]
@@ -103,7 +103,7 @@ def _arguments(definition: Definition, problem: FolderProblem, inputs: Inputs, n
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    """NumPy has no bfloat16; float32 holds its values exactly."""
+    """Convert a tensor to NumPy; bfloat16 becomes float32, which holds its values exactly."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
@@ -119,7 +119,7 @@ def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dic
 
 
 def _named(definition: Definition, returned: object) -> dict[str, torch.Tensor]:
-    """What `run` returned, by the outputs' names: one value, a sequence in their order, or a dictionary."""
+    """Return what `run` returned by output name: from one value, a sequence in their order, or a mapping."""
     names, of = [item.name for item in definition.outputs], f"the reference of {definition.name}"
     if isinstance(returned, Mapping):
         if set(returned) != set(names):
@@ -157,7 +157,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 class _Widening(TorchFunctionMode):
-    """Makes every floating-point dtype that torch is asked for float64: what a reference casts to stays exact."""
+    """Replaces every floating-point dtype passed to torch by float64, so that a reference's casts stay exact."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _TO_HALF and args and isinstance(args[0], torch.Tensor):

@@ -1,5 +1,4 @@
-"""What the search space of a folder says of sizes: which ones a configuration takes, and how it cuts an axis into
-tiles."""
+"""What the search space of a folder states about sizes: which a configuration supports, and its tiles."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ class _Space:
     constraints: tuple[Expression, ...]
     lets: Mapping[str, Expression]
     grids: Mapping[str, tuple[Expression, ...]]
-    """family, or nothing, → the grid's sizes"""
+    """family, or "", → the grid's sizes"""
     threads: Mapping[str, tuple[Expression, ...]]
     kernels: frozenset[str]
-    """entries behind the first of a launch, of any family"""
+    """entries of the kernels after the first, of any family"""
 
     @property
     def grid(self) -> tuple[Expression, ...]:
@@ -37,9 +36,9 @@ class _Space:
 
 
 def size_rules(definition: Definition, config: Config) -> Rules:
-    """Whether a configuration takes these sizes, by the constraints of the space in which `%` meets an axis.
+    """Return whether a configuration supports sizes, by those constraints in which `%` applies to an axis.
 
-    Other constraints may speak of sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
+    Other constraints may concern sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
     """
     space = _read(definition.space)
     names = {axis.name for axis in definition.axes}
@@ -97,10 +96,9 @@ def launched_threads(definition: Definition, problem: FolderProblem, config: Con
 
 
 def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[str, list[int]]:
-    """What each axis is divided by in the grid, largest first: `ceil_div(rows, tile_m)` says that tiles have tile_m
-    rows.
+    """Return the sizes by which the grid divides each axis, largest first.
 
-    A let that reads no axis may be a tile of any of them.
+    `ceil_div(rows, tile_m)` states that tiles have tile_m rows. A let that reads no axis may be a tile of any of them.
     """
     space = _read(definition.space)
     first = {axis.name: axis.value or 1 for axis in definition.axes}
@@ -121,9 +119,9 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 
 @lru_cache(maxsize=8)
 def _read(text: str) -> _Space:
-    """The constraints without a condition, the lets of every family and the grids.
+    """Return the constraints without a condition, the lets of every family and the grids.
 
-    Raises UsageError where the text is no space file; what exactly is wrong with one says the space's own reader.
+    Raises UsageError where the text is no space file; the exact fault is reported by the space's own reader.
     """
     try:
         return _parsed(parse_toml(text) if text else {})
@@ -165,7 +163,7 @@ def _divisions(tree: ast.expr) -> Iterator[ast.expr]:
 
 
 def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """What is divided and by what."""
+    """Return the dividend and the divisor of a division, or None."""
     match node:
         case ast.Call(func=ast.Name(id="ceil_div"), args=[left, right]):
             return left, right
@@ -175,8 +173,10 @@ def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _divisor(node: ast.expr, scope: Scope) -> int:
-    """The product along a chain of divisions: ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128. 0 where it is
-    none."""
+    """Return the product of the divisors along a chain of divisions; 0 where one is no size.
+
+    ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128.
+    """
     parts = _parts(node)
     if parts is None:
         return 1
@@ -184,7 +184,7 @@ def _divisor(node: ast.expr, scope: Scope) -> int:
 
 
 def _size(expression: Expression, scope: Scope) -> int:
-    """Its value where that is an integer; 0 where it has none or is something else."""
+    """Return the expression's value where it is an integer, else 0."""
     try:
         value = expression.evaluate(scope)
     except UsageError:

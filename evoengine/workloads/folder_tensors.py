@@ -24,7 +24,7 @@ BASELINE = "reference"
 MOST_INTEGER = 128
 """integers of a `random` input are below it, and above its negative where the dtype has a sign"""
 LARGE = (1024.0, 64.0, 8.0)
-"""what inputs are multiplied by in the pattern `large`: the first by which the reference's outputs stay finite"""
+"""factors of inputs in the pattern `large`: the first with which the reference's outputs stay finite is used"""
 
 
 class FolderTensors(Tensors[FolderProblem]):
@@ -41,7 +41,7 @@ class FolderTensors(Tensors[FolderProblem]):
         return Drawn(plain, plain)
 
     def reference(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
-        """In float64 where the reference computes so, else its own outputs."""
+        """Return float64 outputs: computed so where the reference can, else its own outputs converted."""
         try:
             return run_in_float64(self._definition, problem, inputs)
         except NotDouble:
@@ -56,7 +56,7 @@ class FolderTensors(Tensors[FolderProblem]):
         return frozenset({Cell("values", case.draw)})
 
     def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
-        """The reference, where it is torch's: NumPy's runs on no GPU."""
+        """Return the reference, if it is torch's; NumPy's runs on no GPU."""
         return () if uses_numpy(self._definition) else (BASELINE,)
 
     def baseline(self, name: str, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
@@ -74,7 +74,7 @@ class FolderTensors(Tensors[FolderProblem]):
         return run
 
     def check_bytes(self, problem: FolderProblem) -> int:
-        """Inputs and outputs in float64, and as much again for what a reference keeps in between."""
+        """Return the bytes of inputs and outputs in float64, times three for the reference's intermediates."""
         items = (*self._definition.inputs, *self._definition.outputs)
         return 3 * 8 * sum(prod(shape_of(item, problem)) for item in items)
 
@@ -116,7 +116,7 @@ class FolderTensors(Tensors[FolderProblem]):
 
 
 def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
-    """Of the item's shape; in float32 or float64 where it holds floating-point numbers."""
+    """Draw values of the item's shape, in float32 or float64 where it holds floating-point numbers."""
     shape, dtype, axes = shape_of(item, problem), TORCH_DTYPES[item.dtype], problem.axes
     made = torch.float64 if dtype == torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
     device = generator.device
@@ -145,8 +145,10 @@ def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Gen
 def _ends(
     item: Item, draw: Draw, problem: FolderProblem, values: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return integers from the ends of their ranges, and truth values that are all alike but for one or none; what is
-    drawn in another way stays."""
+    """Return integers from the ends of their ranges, and booleans all alike but for at most one.
+
+    Other draws are returned unchanged.
+    """
     if draw.kind not in ("random", "integers") or not values.numel():
         return values
     if item.dtype == "bool":
@@ -176,7 +178,7 @@ def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One element of each row as it was drawn, all others zero."""
+    """Keep one element of each row as drawn, and set all others to zero."""
     if values.dim() == 0:
         return values
     rows = (*values.shape[:-1], 1)

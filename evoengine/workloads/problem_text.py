@@ -1,4 +1,4 @@
-"""How problems are written: `WORKLOAD:m4096,n512,fp16`, parts of a name with a number, or of a word alone."""
+"""Parse problems such as `WORKLOAD:m4096,n512,fp16`, whose parts are a name with a number, or a word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from evoengine.errors import UsageError
 
 LARGEST = 2**31 - 1
-"""sizes travel to kernels as int32"""
+"""sizes are passed to kernels as int32"""
 
 _PART = re.compile(r"([a-z]+)(\d+)\Z")
 
@@ -20,13 +20,11 @@ def read_parts(
     words: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """The fields of a problem: those that are numbers, and those that are words.
+    """Return the fields of a problem: those that are numbers, and those that are words.
 
-    `numbers`: how a part begins → field; `words`: field → the words that it may be.
-
-    All fields but the `optional` ones must be there; numbers are at least 1. `example` is the whole problem as a person
-    would write it, its workload's name included. Raises UsageError naming the part that is wrong and what would be
-    right.
+    `numbers` maps how a part begins to its field; `words` maps a field to the words that it may be. All fields but the
+    `optional` ones must be present; numbers are at least 1. `example` is a whole problem as a user would write it,
+    including its workload's name. Raises UsageError naming the part that is wrong and what would be right.
     """
     workload, _, _ = example.partition(":")
     sizes: dict[str, int] = {}
@@ -49,7 +47,7 @@ def read_parts(
 
 
 def read_size(digits: str) -> int:
-    """A number of however many digits, as one of at most 19: longer ones are too large, whatever they are."""
+    """Return the number, cut to 19 digits: longer ones are too large in any case."""
     significant = digits.lstrip("0")
     return int(significant[:19] or "0")
 

@@ -1,4 +1,4 @@
-"""The tensor half of `rectangles`: what the blocks that were run wrote, and what they should have written."""
+"""The tensor half of `rectangles`: the stores of the blocks that were run, and the expected ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL_PAGES = 256
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
 Read = Callable[[str, range, range], torch.Tensor]
-"""the rows and columns of an input, by its name; of a vector row 0"""
+"""reads rows and columns of an input by its name; a vector is row 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class RectangleFullSize(FullSize[FullCase[P]]):
 
     @abstractmethod
     def tile(self, problem: P, config: Config) -> tuple[int, int]:
-        """Rows and columns that a block writes, but for those that the problem does not have."""
+        """Return the rows and columns that a block writes, where the problem has them."""
 
     @abstractmethod
     def part(self, problem: P, rectangle: Rectangle, read: Read) -> tuple[P, Inputs]:
-        """The rectangle of the outputs as a problem of its own."""
+        """Return the rectangle of the outputs as a problem of its own, with its inputs."""
 
     def values(self, case: FullCase[P], normal: torch.Tensor) -> torch.Tensor:
         """Return what inputs hold, made from standard normal numbers."""
@@ -67,10 +67,10 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
 
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """The rectangles with what they are to be compared with.
+        """Return the rectangles that the blocks wrote, with what to compare them with.
 
-        Raises WrongBlock where a block was not done, or wrote anything but one whole tile of every output, or where two
-        wrote the same.
+        Raises WrongBlock where a block did not finish, or wrote anything but one whole tile of every output, or where
+        two wrote the same.
         """
         tensors = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter)}
         tile = self.tile(case.problem, case.config)
@@ -95,7 +95,10 @@ class RectangleFullSize(FullSize[FullCase[P]]):
 
 
 def _written(one: BlockTrace, parameter: TensorParameter) -> tuple[Rectangle, torch.Tensor]:
-    """The rectangle of an output that a block wrote, with its values."""
+    """Return the rectangle of an output that a block wrote, with its values.
+
+    Raises WrongBlock where it wrote nothing, or not all of the rectangle.
+    """
     bits, columns = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-1]
     places, values = [], []
     for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -19,15 +20,15 @@ from benchmarks.instant import microseconds, number_of
 from benchmarks.ledger_scale import make_ledger
 from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import commits, heartbeat
-from evoengine.ledger.commits import Commits, was_made
+from evoengine.ledger import heartbeat
+from evoengine.ledger import transactions as commits
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.history import Last, Wanted
+from evoengine.ledger.lists import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
-from evoengine.ledger.patience import Patience, Unavailable
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from evoengine.tuning.report import write_report
@@ -143,7 +144,7 @@ def test_a_damaged_value_is_named(database):
 
 
 def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, tmp_path, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.study.default_database", lambda: f"sqlite:///{tmp_path}/evoengine.db")
+    monkeypatch.setattr("evoengine.ledger.optuna.study.default_database", lambda: f"sqlite:///{tmp_path}/evoengine.db")
     with open_ledger(database, create=True) as ledger:
         run = start_run(ledger)
         trial = add_ranked(ledger, run, a_figure(42.0))
@@ -154,6 +155,19 @@ def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, 
         assert optuna.load_study(study_name=projection.name, storage=storage).best_value == 42.0
         assert differences(ledger, Base.metadata) == []
         storage.engine.dispose()
+
+
+def test_finals_count_as_they_are_recorded(database):
+    first, second = ({"final_of_run": 1.0, "place": place} for place in (1.0, 2.0))
+    with open_ledger(database, create=True) as ledger:
+        run = start_run(ledger)
+        alone, slow, fast = (
+            add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), name=str(tflops)) for tflops in (9.0, 7.0, 8.0)
+        )
+        for trial, terms in ((slow, first), (fast, second)):
+            ledger.record_measurement(trial, replace(a_figure(8.5, Kind.MEASURED), terms=terms))
+            check_ranking(ledger)
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, 3)] == [slow, fast, alone]
 
 
 def test_views_show_what_commands_show(database):
@@ -283,7 +297,7 @@ def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evalu
     assert second.returncode == 0, said
     assert "the ledger is back after" in said and "60 trials" in said.splitlines()[-1]
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
-    assert again.returncode == 0 and "going on with run" in again.stdout, (again.stdout, again.stderr)
+    assert again.returncode == 0 and "resuming run" in again.stdout, (again.stdout, again.stderr)
     with open_ledger(database, create=False) as ledger:
         runs = {run.id: run.seed for run in ledger.runs()}
         assert sorted(runs.values()) == [1, 2] and {run.status for run in ledger.runs()} == {"all trials done"}

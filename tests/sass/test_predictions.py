@@ -137,3 +137,29 @@ def test_a_load_takes_a_clock_of_the_load_store_units_where_there_are_32(gpu, ar
     loads = 64 * 8 * 32
     assert loads * clocks < p.clocks
     assert grid_of(launch).clusters == 1
+
+
+# ── what the DRAM gives ─────────────────────────────────────────────────────────────────────────────────────────────
+
+PASSES = """
+extern "C" __global__ void __launch_bounds__(128) rows(const float* a, float* o) {
+  const float* row = a + (SHARED ? 0 : (size_t)blockIdx.x * 2048);
+  float sum = 0;
+  for (int pass = 0; pass < 3; pass++) {
+    for (int col = threadIdx.x; col < 2048; col += 128) sum = sum * 0.5f + row[col];
+    __syncthreads();
+  }
+  o[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize(("shared", "row_reads"), [(0, 1), (1, 1 / 2112)], ids=["own rows", "one row for all"])
+def test_a_row_comes_from_the_dram_once_for_all_blocks_that_read_it(shared, row_reads):
+    """Blocks read a row of 8 KB three times: of 3 × 8 KB the DRAM gives a third, and less where blocks share it."""
+    blocks = 4096
+    program, kernel = program_of(PASSES.replace("SHARED", str(shared)), "rows")
+    arguments = [DrawnArgument("a", 8192 * blocks, "fp32"), DrawnArgument("o", 512 * blocks, "fp32", True)]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1), 0), arguments, 0)
+    traffic = context_of(program, launch, find_chip(H100), 16, cold=True).traffic
+    assert traffic[0].loads_from_dram == pytest.approx(row_reads / 3, rel=0.02)

@@ -72,6 +72,18 @@ def test_a_binary_states_its_resources(mma):
     assert mma.compiler.startswith("nvrtc ")
 
 
+@pytest.mark.parametrize(
+    ("value", "header"), [("INFINITY", "math.h"), ("FLT_MAX", "float.h"), ("INT_MAX", "limits.h"), ("mine", None)]
+)
+def test_a_name_of_the_c_library_is_given_with_the_header_that_has_it(value, header):
+    text = f'extern "C" __global__ void product(float* c) {{ c[0] = {value}; }}\n'
+    with pytest.raises(CompileFailed, match=f'identifier "{value}" is undefined') as failure:
+        compile_source(source(text), "sm_90a")
+    assert str(failure.value).endswith(f"; #include <{header}>, which NVRTC does not include by itself") == bool(header)
+    if header:
+        assert compile_source(source(f"#include <{header}>\n{text}"), "sm_90a").registers
+
+
 def test_the_instruction_mix_counts_what_the_kernel_does(mma):
     assert mma.mix["HMMA"] == 1  # the half of the product that no thread reads, x[1] and beyond, is compiled away
     assert mma.mix["MUFU"] == 1

@@ -1,4 +1,5 @@
-"""README.md, CONTRIBUTING.md and docs/: their code blocks, the commands they name, and a way to run their shell blocks.
+"""README.md, CONTRIBUTING.md, docs/ and the notes of benchmarks/: their code blocks, the commands they name, and a way
+to run their shell blocks.
 
 A block fenced as `sh` is run, unless the comment `<!-- not run: REASON -->` stands on the line before it.
 """
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = [ROOT / "benchmarks" / "NOTES.md", *sorted((ROOT / "benchmarks" / "notes").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *NOTES]
 SECONDS = 300
 _FENCE = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`(evoengine [a-z-][^`]*)`(?!`)")

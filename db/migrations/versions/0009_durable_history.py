@@ -1,8 +1,6 @@
-"""searches that go on, claims, which figure each candidate is ranked by, the service, compressed sources
+"""searches that go on, claims, the service, compressed sources
 
 Of what older ledgers hold nothing is claimed: what their trials were evaluated with is not known well enough.
-
-What stands follows from the figures and is made after the upgrade.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ def upgrade() -> None:
     _add_service()
     _pack_sources()
     _move_machine_code()
-    _add_standings()
     op.drop_index("ix_candidates_run_id", "candidates")
     op.drop_index("ix_candidates_gpu_problem", "candidates")
     op.create_index("ix_candidates_run_id_outcome", "candidates", ["run_id", "outcome"])
@@ -161,45 +158,3 @@ def _move_machine_code() -> None:
             connection.execute(code.insert().values(sha256=sha256, packed=zlib.compress(cubin)))
     op.drop_column("binaries", "cubin")
     op.create_index("ix_binaries_cubin_sha256", "binaries", ["cubin_sha256"])
-
-
-def _add_standings() -> None:
-    op.create_table(
-        "rankings",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("problem", sa.Text(), nullable=False),
-        sa.Column("gpu", sa.Text(), nullable=False),
-        sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("by_formula", sa.Integer(), nullable=False),
-        sa.Column("device", sa.Text(), nullable=False),
-        sa.Column("policy", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_rankings"),
-        sa.UniqueConstraint(
-            "problem", "gpu", "kind", "by_formula", "device", "policy",
-            name="uq_rankings_problem_gpu_kind_by_formula_device_policy",
-        ),
-    )  # fmt: skip
-    op.create_table(
-        "standings",
-        sa.Column("candidate_id", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("ranking_id", sa.Integer(), nullable=False),
-        sa.Column("run_id", sa.Integer(), nullable=False),
-        sa.Column("figure_id", sa.Integer(), nullable=False),
-        sa.Column("us", sa.Double(), nullable=False),
-        sa.Column("is_final", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["candidate_id"], ["candidates.id"], name="fk_standings_candidate_id"),
-        sa.ForeignKeyConstraint(["ranking_id"], ["rankings.id"], name="fk_standings_ranking_id"),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_standings_run_id"),
-        sa.PrimaryKeyConstraint("candidate_id", name="pk_standings"),
-    )
-    op.create_index(
-        "ix_standings_ranking_id_us_figure_id_run_id", "standings", ["ranking_id", "us", "figure_id", "run_id"]
-    )
-    op.create_index(
-        "ix_standings_run_id_ranking_id_us_figure_id", "standings", ["run_id", "ranking_id", "us", "figure_id"]
-    )
-    op.create_index("ix_standings_ranking_id_figure_id", "standings", ["ranking_id", "figure_id"])
-    final = sa.text("is_final = 1")
-    op.create_index(
-        "ix_standings_finals", "standings", ["ranking_id", "run_id"], sqlite_where=final, postgresql_where=final
-    )  # fmt: skip

@@ -1,8 +1,4 @@
-"""what a verdict belongs to: the kernel that a folder brings and the gate's version; several kernels; unfinished ones
-
-Figures of other kernels of one name, and of candidates that another gate judged, are ranked apart. What stands follows
-from the figures and is made after the upgrade.
-"""
+"""what a verdict belongs to: the kernel that a folder brings, the gate's version; several kernels; unfinished ones"""
 
 from __future__ import annotations
 
@@ -25,16 +21,6 @@ def upgrade() -> None:
     op.add_column("verdicts", sa.Column("gate_version", sa.Integer(), nullable=True))
     op.add_column("verdicts", sa.Column("short_only", sa.Integer(), nullable=True))
     _name_kernels()
-    op.execute("DELETE FROM standings")
-    op.execute("DELETE FROM rankings")
-    with op.batch_alter_table("rankings") as rankings:
-        rankings.add_column(sa.Column("kernel", sa.String(64), nullable=False, server_default=""))
-        rankings.add_column(sa.Column("gate_version", sa.Integer(), nullable=False, server_default="0"))
-        rankings.drop_constraint("uq_rankings_problem_gpu_kind_by_formula_device_policy", type_="unique")
-        rankings.create_unique_constraint(
-            "uq_rankings",
-            ["problem", "gpu", "kind", "by_formula", "device", "policy", "kernel", "gate_version"],
-        )
 
 
 def _name_kernels() -> None:

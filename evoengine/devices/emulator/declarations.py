@@ -94,8 +94,10 @@ def is_namespace_head(text: str) -> bool:
 
 
 def poison_insertions(masked: str) -> list[Insertion]:
-    """Return insertions that initialise variables and members without a value to NaN. Literals and comments are
-    blank in `masked`."""
+    """Return insertions that initialise variables and members without a value to NaN.
+
+    Literals and comments are blank in `masked`.
+    """
     code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
     return [*_local_variables(code), *_objects_with_constructors(code)]
 
@@ -117,8 +119,10 @@ def _objects_with_constructors(code: str) -> Iterator[Insertion]:
 
 
 def _statements(code: str) -> Iterator[tuple[str, int, list[_Scope]]]:
-    """Yield each statement that ends at a `;` outside round brackets or at a closing brace: its text, end and
-    enclosing scopes."""
+    """Yield each statement's text, end and enclosing scopes.
+
+    A statement ends at a `;` outside round brackets, or at a closing brace.
+    """
     scopes: list[_Scope] = []
     start = depth = 0
     for mark in re.finditer(r"[;{}()]", code):

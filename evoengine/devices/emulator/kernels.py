@@ -93,8 +93,10 @@ def _without_directives(masked: str) -> str:
 
 
 def shares_memory(text: str) -> bool:
-    """Return whether blocks of the text's kernels may communicate: by atomics, fences, volatile or strong accesses,
-    device variables, or from kernel to kernel."""
+    """Return whether blocks of the text's kernels may communicate.
+
+    They may by atomics, fences, volatile or strong accesses, device variables, or from kernel to kernel.
+    """
     masked = mask(text)
     if len(find_kernels(masked)) > 1 or find_device_variables(masked):
         return True

@@ -46,7 +46,7 @@ _OF_NVRTC = {
     "__cpp_threadsafe_static_init": "200806L", "__cpp_unicode_characters": "200704L",
     "__cpp_unicode_literals": "200710L", "__cpp_user_defined_literals": "200809L",
     "__cpp_variable_templates": "201304L", "__cpp_variadic_templates": "200704L", "__cpp_variadic_using": "201611L",
-}  # fmt: skip
+}  # fmt: skip # a table
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _VERSION = "13.0.88"
 """of a compiler that is no package"""
@@ -78,8 +78,10 @@ def _nvrtc_version() -> str:
 
 
 def host_macros(flags: Sequence[str], headers: Iterable[str] = ()) -> list[str]:
-    """Return the macros that the host compiler defines with these flags, and those of `headers`, except those that
-    the emulator's headers define."""
+    """Return the macros that the host compiler defines with these flags, and those of `headers`.
+
+    Those that the emulator's headers define are left out.
+    """
     text = "".join(f"#include <{header}>\n" for header in sorted(headers))
     dump = run_compiler([*flags, "-dM", "-E", "-xc++", "-"], text).stdout
     own = {name for path in INCLUDE.rglob("*") if path.is_file() for name in _DEFINED.findall(path.read_text("utf-8"))}
@@ -87,8 +89,10 @@ def host_macros(flags: Sequence[str], headers: Iterable[str] = ()) -> list[str]:
 
 
 def into_kernel(host: Iterable[str], arch: str, keep: bool = False) -> str:
-    """Return directives that replace the host's macros by NVRTC's. With `keep`, `out_of_kernel` can restore the
-    host's."""
+    """Return directives that replace the host's macros by NVRTC's.
+
+    With `keep`, `out_of_kernel` can restore the host's.
+    """
     nvrtc = nvrtc_macros(arch)
     lines = [f'#pragma push_macro("{name}")' for name in _all(host, nvrtc)] if keep else []
     lines += [f"#undef {name}" for name in _all(host, nvrtc)]

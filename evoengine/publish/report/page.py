@@ -1,7 +1,7 @@
-"""The page: sections with their charts, Plotly inlined, and a policy under which nothing else can run or be loaded.
+"""The report page: sections with charts, Plotly inlined, and a policy that blocks all other scripts and resources.
 
-What comes from the ledger is text. In HTML and in charts it is escaped; in the charts' JSON no character stands that
-could end the script around it. The page's Content-Security-Policy lets just the two scripts run whose SHA-256 it names.
+Text from the ledger is escaped in HTML and in charts; the charts' JSON has no character that could end the script
+around it. The page's Content-Security-Policy allows only the two scripts whose SHA-256 it names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.publish.report.look import Section
-from evoengine.publish.whole_file import write_whole
+from evoengine.publish.atomic_file import write_atomically
+from evoengine.publish.report.style import Section
 from evoengine.text import plain
 from evoengine.untrusted import read_limited
 
@@ -27,10 +27,10 @@ BEGINNING = """<!doctype html>
 <meta charset="utf-8">
 <meta name="generator" content="evoengine report">
 """
-"""by which a report is known"""
+"""by which a report is recognised"""
 _SEAL = "<!-- SHA-256 of all before this line: "
 LARGEST = 1 << 30
-"""bytes of a file that may be an earlier report"""
+"""largest file, in bytes, that may be an earlier report"""
 STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -73,7 +73,7 @@ const drawing = Object.entries(charts).map(([name, chart]) => {
 Promise.all(drawing).then(all => { document.documentElement.dataset.drawn = String(all.length); });
 """
 Facts = Sequence[tuple[str, str]]
-"""what the top of the page says, each with its name"""
+"""named facts at the top of the page"""
 
 
 def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> str:
@@ -82,11 +82,15 @@ def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> 
     scripts = [_script(plotly), _script(DRAW)]
     body = [
         f"<h1>{_text(title)}</h1>",
-        "<dl>", *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts), "</dl>",
-        "<nav>", *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections), "</nav>",
+        "<dl>",
+        *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts),
+        "</dl>",
+        "<nav>",
+        *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections),
+        "</nav>",
         "<noscript><p>The charts are drawn by the page's own script, and scripts are switched off here.</p></noscript>",
         *map(_section, sections),
-    ]  # fmt: skip
+    ]
     parts = [
         BEGINNING,
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n',
@@ -105,11 +109,11 @@ def write_page(file: Path, text: str) -> None:
 
     Raises UsageError if `file` is not a report, was changed since it was written, or cannot be written.
     """
-    require_place(file)
-    write_whole(file, [text])
+    require_writable(file)
+    write_atomically(file, [text])
 
 
-def require_place(file: Path) -> None:
+def require_writable(file: Path) -> None:
     """Raise UsageError if no report may be written there."""
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder; name a file in it, such as {file / 'report.html'}")
@@ -183,8 +187,10 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _json(charts: Mapping[str, Any]) -> str:
-    r"""Return JSON in ASCII with <, > and & as \u003c and so on, so that nothing in it ends the script or begins a
-    comment."""
+    r"""Return JSON in ASCII with <, > and & as \u003c and so on.
+
+    Thus nothing in it ends the script or begins a comment.
+    """
     text = json.dumps(_rounded(charts), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -5,6 +5,8 @@
 // between in the rest. Clusters that may tell each other something lag at drawn places until the others have come as far
 // as they can. Order finds races whatever was drawn; what it cannot see, such as how atomics follow one another, may show
 // in the results.
+//
+// What runs once for a launch or a cluster is `cold`: a third of this file's compilation would go into making it fast.
 #include "functional.h"
 
 #include <algorithm>
@@ -120,6 +122,7 @@ struct Functional : Machine {
   }
 };
 
+[[gnu::cold]]
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
@@ -204,6 +207,7 @@ bool run_round(Functional& machine, Resident& r) {
   }
 }
 
+[[gnu::cold]]
 Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   Resident r;
   r.cluster = make_cluster(machine, first);
@@ -232,6 +236,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
+[[gnu::cold]]
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
   const u32 (&grid)[3] = machine.launch.grid;
   for (const auto& [site, count] : machine.counted.counts) {
@@ -244,6 +249,7 @@ void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to
 }
 
 // Where clusters lag: at every place in some launches, else at every second.
+[[gnu::cold]]
 void draw_lags(Functional& machine) {
   const std::vector<Instruction>& code = machine.program->code;
   const bool all = machine.random.below(2);
@@ -254,6 +260,7 @@ void draw_lags(Functional& machine) {
 }
 
 // How many clusters run at once: few, or more than a warp looks back at.
+[[gnu::cold]]
 size_t draw_room(Functional& machine, size_t clusters) {
   const Launch& l = machine.launch;
   const u32 warps = l.cluster[0] * l.cluster[1] * l.cluster[2] * ((l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES);
@@ -261,6 +268,7 @@ size_t draw_room(Functional& machine, size_t clusters) {
   return clusters > LANES && machine.random.below(4) ? std::max(few, many) : few;
 }
 
+[[gnu::cold]]
 bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
   const size_t count = residents.size(), from = count ? machine.random.below(u32(count)) : 0;
   for (size_t n = 0; n < count; n++)
@@ -270,6 +278,7 @@ bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
 
 // Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one that
 // lags goes on; where none does, more begin: another block may be what they wait for.
+[[gnu::cold]]
 void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
   std::vector<Resident> residents;
   size_t begun = 0, room = 1;
@@ -309,6 +318,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   }
 }
 
+[[gnu::cold]]
 void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
              const std::vector<u8>* banks, u64 seed) {
   machine.program = &program;
@@ -319,6 +329,7 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
 }
 
 // Marks in `written` the bytes that the launch has stored to.
+[[gnu::cold]]
 void mark_written(const Allocation& a) {
   const Shadow& shadow = *a.shadow;
   for (size_t word = 0; word < shadow.writer.size(); word++)
@@ -328,6 +339,7 @@ void mark_written(const Allocation& a) {
 }
 
 // Appends what one block touched of sparse allocations.
+[[gnu::cold]]
 void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
   auto put = [&](const auto& value) {
     const u8* bytes = reinterpret_cast<const u8*>(&value);
@@ -348,6 +360,7 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
 
 }  // namespace
 
+[[gnu::cold]]
 void require_declared_barriers(const Program& program, const Launch& launch) {
   auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
     char at[32];
@@ -365,6 +378,7 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   }
 }
 
+[[gnu::cold]]
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, bool lone) {
   Functional machine;
@@ -382,6 +396,7 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   }
 }
 
+[[gnu::cold]]
 std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
                          const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit) {
   Functional machine;
@@ -404,6 +419,7 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   return visited;
 }
 
+[[gnu::cold]]
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                            const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
   std::vector<u8> traces;

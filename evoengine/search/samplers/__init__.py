@@ -1,9 +1,11 @@
-"""Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no
-Optuna."""
+"""The samplers, which propose configurations.
+
+The names are separate from the factories, so that --help imports no Optuna.
+"""
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"
-SINGLE = frozenset({"cmaes"})
-"""those that aim at one objective only"""
-LED = frozenset({"evolution"})
-"""those that a prior leads"""
+SINGLE_OBJECTIVE = frozenset({"cmaes"})
+"""samplers that support only one objective"""
+PRIOR_GUIDED = frozenset({"evolution"})
+"""samplers that a prior guides"""

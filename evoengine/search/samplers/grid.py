@@ -14,7 +14,7 @@ from evoengine.records import Config
 from evoengine.space.definition import Knob
 
 FINEST = 64
-"""values that a continuous or wider range is cut into"""
+"""number of values into which a continuous or wider range is divided"""
 
 
 class Grid:
@@ -28,7 +28,8 @@ class Grid:
 
     def contains(self, config: Config) -> bool:
         return all(
-            name in config and d._contains(d.to_internal_repr(config[name])) for name, d in self._distributions.items()
+            name in config and d._contains(d.to_internal_repr(config[name]))  # noqa: SLF001 - nothing public tells
+            for name, d in self._distributions.items()
         )
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
 
 LONG = 4096
-"""keys at least of the longest case, over which errors of sums kept in 16 bits add up"""
+"""minimum number of keys of the longest case, over which errors of sums in 16 bits accumulate"""
 MOST_WORK = 600_000_000
 """rows times keys times the mean of both head_dims, of all that a case computes, which takes about two seconds"""
 MOST_ROW_TILES = 128
-"""of a case with all heads or batch entries of the problem"""
+"""limit of tiles of rows of a case with all heads or batch entries of the problem"""
 _OTHER_GROUPS = (3, 5)
 """query heads per KV head, of which a case has the first that the problem does not have; no shift divides by them"""
 
@@ -37,8 +37,10 @@ def _single(problem: AttentionProblem) -> AttentionProblem:
 
 
 def _at(base: AttentionProblem, seq_q: int, seq_k: int, step: int = 1) -> AttentionProblem:
-    """Return the problem with these lengths; under a mask with so many steps of keys more that there are as many as
-    queries."""
+    """Return the problem with these lengths.
+
+    Under a causal mask keys are added in multiples of `step` until there are as many as queries.
+    """
     missing = max(0, seq_q - seq_k) if base.causal else 0
     return replace(base, seq_q=seq_q, seq_k=seq_k + -(-missing // step) * step)
 
@@ -109,8 +111,10 @@ def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Atte
 
 
 def _long(tile_m: int, tile_n: int, stages: int) -> int:
-    """Return LONG keys, or half as many beside larger tiles, ending one key before a tile's end; more where a pipeline
-    is so deep that its buffers are not filled three times."""
+    """Return LONG keys, or half as many with larger tiles, so that they end one key before a tile's end.
+
+    There are more where a pipeline is so deep that its buffers would not be filled three times.
+    """
     long = max(LONG if tile_m <= 64 else LONG // 2, 3 * stages * tile_n)
     return long + tile_n - 1 - long % tile_n
 

@@ -22,19 +22,19 @@ from evoengine.workloads.blocks import DRAWN, chosen_blocks, draw_blocks, few, i
 LaunchOf = Callable[[AttentionProblem], Launch]
 
 _SCHEDULES = ("none", "static", "longest_first")
-"""by which the number of a block says what it does"""
+"""schedules by which a block's number determines its work"""
 _COUNTER = 256
-"""values of a counter of 8 bits"""
+"""number of values of an 8-bit counter"""
 _KEYS = (1 << 15, 1 << 16)
-"""values of a number of keys of 16 bits, with a sign and without"""
+"""numbers of values of a signed and an unsigned 16-bit count of keys"""
 _ALIASES = (1 << 8, 1 << 16)
-"""values of an index of 8 and of 16 bits"""
+"""numbers of values of an 8-bit and a 16-bit index"""
 _MOST_VISITS, _FEW_VISITS = 64, 8
-"""tiles of rows through which a persistent block is followed; where it has more, its grid is made larger"""
+"""limit of the tiles of rows of a persistent block that is run; a larger grid reduces their number"""
 _MOST_BATCH = 65535
-"""of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
+"""limit of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
 _OWN_BLOCKS = 3
-"""blocks at most that go through all their keys at the problem's own size"""
+"""largest number of blocks that process all their keys at the problem's own size"""
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
@@ -43,9 +43,9 @@ those of the problem are larger, they are taken: the L2 may hold none"""
 _L2_KEY_BYTES = 32 << 20
 """of K and V, in all the heads whose tiles of rows are dealt out together"""
 _REAL_BYTES = 1 << 26
-"""of Q, K and V that are drawn whole"""
+"""limit of Q, K and V that are drawn whole"""
 _SPARE_BYTES = 32 << 10
-"""pages that tensors share with what lies before and behind the rows of a block"""
+"""for the pages that a block's rows share with their neighbours"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class FullCase:
     whole: AttentionProblem
     config: Config = field(hash=False)
     input_limit: int
-    """bytes of inputs, in whole pages, after which a block is given up"""
+    """bytes of inputs, in whole pages, after which a block is aborted"""
     ends: bool
-    """whether blocks of a right kernel get to their end before"""
+    """whether blocks of a correct kernel end before that"""
     visits: int = 1
-    """tiles of rows that a block goes through"""
+    """tiles of rows that a block processes"""
     blocks: Literal["many", "all", "drawn", "ends"] = "many"
     drawn: int = DRAWN
-    """blocks that are drawn by seed"""
+    """number of blocks drawn by seed"""
     endless: bool = False
-    """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
+    """whether all blocks of a correct kernel are aborted, since they see far more keys than they may read"""
     part: str | None = None
-    """how many of the problem's keys there are, where all take too long"""
+    """the number of keys in place of the problem's, where all take too long"""
     draw: str | None = None
-    """how inputs are drawn that are there as a whole; None where they are a pool's"""
+    """the draw of inputs that exist as a whole; None where they are pooled"""
 
     @property
     def row_tiles(self) -> int:
@@ -78,7 +78,7 @@ class FullCase:
         return _row_tiles(self.problem, self.config)
 
     def tiles_of(self, block: int, blocks: int) -> tuple[int, ...]:
-        """How many tiles of rows that block of so many may write; a block of a cluster stands for all of them."""
+        """Return how many tiles of rows the block may write, of `blocks`; a block of a cluster counts for all of it."""
         if self.config.get("schedule") == "static" and self.problem.causal:
             return (_dealt(self.problem, self.config, blocks)[block],)
         share, left = divmod(self.row_tiles * int(self.config.get("cluster", 1)), blocks)
@@ -86,8 +86,9 @@ class FullCase:
 
 
 def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
-    """Return the cases with their launches; none where the configuration does not say how large tiles are, or where
-    blocks take tiles of rows as they come.
+    """Return the cases with their launches.
+
+    There are none where the configuration does not state tile sizes, or where blocks fetch tiles of rows dynamically.
     """
     if not {"tile_m", "tile_n"} <= config.keys() or config.get("schedule", "none") not in _SCHEDULES:
         return []
@@ -121,10 +122,10 @@ def _own_keys(problem: AttentionProblem, config: Config) -> FullCase:
 
 
 def _own_rows(problem: AttentionProblem, config: Config) -> FullCase | None:
-    """Return one head with all its rows and keys, in values that show a row which sees a wrong key; of it the first
-    rows, the last and some between.
+    """Return one head with all its rows and keys, in values by which a row that sees a wrong key shows.
 
-    None where that is too large, or has no more rows than the long cases.
+    Of its rows the first, the last and some between are run. None where that is too large, or has no more rows than the
+    long cases.
     """
     head = replace(problem, batch=1, heads=1, kv_heads=1)
     work = block_work(problem, config, problem.seq_k)
@@ -138,14 +139,14 @@ def _own_rows(problem: AttentionProblem, config: Config) -> FullCase | None:
 
 
 def _full_grid(problem: AttentionProblem, config: Config) -> FullCase:
-    """All sizes but that of the keys are the problem's. Under a mask blocks of later rows are given up."""
+    """Return the problem with few keys. Under a mask blocks of later rows are given up."""
     shorter = _fewer_keys(problem, config, 2)
     limit = _bytes(problem, config, min(shorter.seq_k, _near(config)))
     return FullCase("full grid", shorter, problem, config, limit, ends=not problem.causal)
 
 
 def _full_tensors(problem: AttentionProblem, config: Config) -> FullCase | None:
-    """Where K and V of `_full_grid` are small beside the problem's, or its blocks are given up."""
+    """Return a case with large K and V where those of `_full_grid` are small or its blocks are given up."""
     folded = _folded(problem, config, 2)
     if folded == problem or not (problem.causal or _is_large(problem)):
         return None
@@ -153,7 +154,10 @@ def _full_tensors(problem: AttentionProblem, config: Config) -> FullCase | None:
 
 
 def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
-    """One block through all its tiles of rows, with one tile of keys for each or as many as a counter needs."""
+    """Return cases of one block through all its tiles of rows, with few tiles of keys for each.
+
+    There is one tile of keys, or as many as a counter needs.
+    """
     tiles = _tiles_to_count(problem, config, launch_of)
     folded = _folded(problem, config, tiles)
     cases = [("full tensors", folded)] if problem.causal or _is_large(problem) else []
@@ -163,7 +167,7 @@ def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) 
 
 
 def _tiles_to_count(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> int:
-    """Tiles of keys for each tile of rows, so that a block counts more than 8 bits do if it does so in the problem.
+    """Return tiles of keys per tile of rows, so that a block counts beyond 8 bits if it does so in the problem.
 
     Places and phases of K and V repeat every 2·stages tiles: a counter that wraps is right where that divides 256.
     """
@@ -186,7 +190,7 @@ def _followed(
 
 
 def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
-    """Some heads whose K and V are too large for the L2 together: every block begins, to show which rows it takes."""
+    """Return some heads whose K and V together exceed the L2; every block begins, to show its rows."""
     tile_m = int(config["tile_m"])
     keys = max(problem.seq_k, _HEAD_BYTES // (_widths(problem) * DTYPE_BYTES[problem.dtype]))
     group = min(problem.heads // problem.kv_heads, 2)
@@ -199,7 +203,7 @@ def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -
 
 
 def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
-    """One tile of rows over as many keys as 16 bits take for a few, or for fewer than none."""
+    """Return one tile of rows over so many keys that their count, truncated to 16 bits, is small or negative."""
     beyond = [keys + 16 for keys in _KEYS if keys + 16 <= problem.seq_k]
     if not beyond:
         return []
@@ -210,7 +214,7 @@ def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
 
 
 def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
-    """Tiles of rows of the last block, or one more."""
+    """Return the number of tiles of rows of the last block, or one more."""
     blocks = prod(launch.grid)
     if config.get("schedule") == "static" and problem.causal:
         return max(1, _dealt(problem, config, blocks)[-1])
@@ -218,8 +222,11 @@ def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
 
 
 def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
-    """Tiles of rows that persistent blocks get under a mask, as the template's TileScheduler deals them out: those of
-    as many heads at a time as the L2 holds, in rounds of which every second one begins at the other end."""
+    """Return the number of tiles of rows that each persistent block gets under a mask [blocks].
+
+    They are assigned as by the template's TileScheduler: those of as many heads at a time as the L2 holds, in rounds of
+    which every second one runs in reverse.
+    """
     p = problem
     keys = _L2_KEY_BYTES // (_widths(p) * DTYPE_BYTES[p.dtype])
     heads_at_once, heads = max(1, keys // p.seq_k) * (p.heads // p.kv_heads), p.heads * p.batch
@@ -236,7 +243,7 @@ def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
 
 
 def _unmasked(problem: AttentionProblem) -> int:
-    """Keys that the first row of queries sees."""
+    """Return the number of keys that the first row of queries sees."""
     return problem.seq_k - problem.seq_q + 1 if problem.causal else problem.seq_k
 
 
@@ -246,13 +253,15 @@ def _fewer_keys(problem: AttentionProblem, config: Config, tiles: int) -> Attent
 
 
 def _near(config: Config) -> int:
-    """Keys that the first tiles of rows see under a mask, in whole tiles, and then some."""
+    """Return a number of keys, some more than the first tiles of rows see under a mask, in whole tiles."""
     return 2 * int(config["tile_m"]) + 3 * int(config["tile_n"])
 
 
 def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
-    """Two tiles of rows, few keys, and so many batch entries that no tensor is larger than the problem's; Q and O of a
-    problem of few rows may be, up to a size whose offsets fit 32 bits in bytes too."""
+    """Return two tiles of rows, few keys, and so many batch entries that no tensor exceeds the problem's.
+
+    Q and O of a problem of few rows may exceed it, up to a size whose offsets fit 32 bits in bytes too.
+    """
     tile_n, rows = int(config["tile_n"]), few(problem.seq_q, int(config["tile_m"]), 2)
     alike = -(-rows * problem.seq_k // (problem.seq_q * tile_n))
     seen = few(
@@ -269,18 +278,18 @@ def _row_tiles(problem: AttentionProblem, config: Config) -> int:
 
 
 def _is_large(problem: AttentionProblem) -> bool:
-    """Whether an offset into K or V, in bytes, may need more than 32 bits with the sign."""
+    """Return whether a byte offset into K or V may need more than 31 bits."""
     return problem.batch * problem.kv_heads * problem.seq_k * _widest(problem) * DTYPE_BYTES[problem.dtype] >= 1 << 31
 
 
 def _bytes(problem: AttentionProblem, config: Config, keys: int) -> int:
-    """Of Q, K and V that a block reads, or a cluster of them, for one tile of rows that see so many keys."""
+    """Return the bytes of Q, K and V that a block or cluster reads for one tile of rows that see `keys` keys."""
     elements = int(config["tile_m"]) * problem.head_dim + keys * _widths(problem)
     return int(config.get("cluster", 1)) * elements * DTYPE_BYTES[problem.dtype] + _SPARE_BYTES
 
 
 def _widths(problem: AttentionProblem) -> int:
-    """Elements of a key and its value."""
+    """Return the elements of a key and its value together."""
     return problem.head_dim + problem.head_dim_v
 
 
@@ -315,7 +324,10 @@ def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock
 
 
 def _owners_of_aliases(blocks: int, tiles: int) -> list[int]:
-    """Who begins with the tile of rows that 8 or 16 bits take for one of the last block's, whichever way rounds go."""
+    """Return the blocks whose first tile of rows aliases one of the last block's under 8- or 16-bit truncation.
+
+    Both directions of dealing out tiles are considered.
+    """
     found = []
     for values in (v for v in _ALIASES if v < tiles):
         first = -(-(values - blocks + 1) // blocks) if values >= blocks else 0

@@ -40,10 +40,10 @@ class AttentionFullSize(FullSize[FullCase]):
         return BlockLaunch(launch, own, _pool(case, seed), blocks)
 
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """The rows that the blocks wrote with what they are to be compared with.
+        """Return the rows that the blocks wrote, with what to compare them with.
 
         A block may write only whole tiles of rows, each tile once, and as many as it gets when all are dealt out. No
-        block may do another's work. Raises WrongBlock where one did not do so.
+        block may do another's work. Raises WrongBlock where one did not comply.
         """
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
@@ -78,7 +78,10 @@ def _pool(case: FullCase, seed: int) -> Pool:
 
 
 def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
-    """That no block that was given up read the rows of Q of another. No two tiles of rows share two pages."""
+    """Raise WrongBlock where a block that was given up read the rows of Q of another one.
+
+    No two tiles of rows share two pages.
+    """
     readers: dict[tuple[int, ...], BlockTrace] = {}
     for one in (trace for trace in traces if "q" in trace.pages):
         pages = tuple(sorted(offset for offset, _ in one.pages["q"]))
@@ -88,7 +91,7 @@ def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
 
 
 def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(head through the batch, tile of rows, its rows as bits [rows, head_dim_v]) of each tile that the block wrote."""
+    """Yield (head through the batch, tile of rows, its rows as bits [rows, head_dim_v]) of each written tile."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     rows: dict[int, np.ndarray] = {}
     for first, block in _runs(one.pages[OUTPUT], p.head_dim_v):
@@ -106,7 +109,7 @@ def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarr
 
 
 def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, bits [rows, head_dim_v]) of each run of pages that follow one another."""
+    """Yield (first row, bits [rows, head_dim_v]) of each run of consecutive pages."""
     row, at = 2 * head_dim_v, 0
     pages = sorted(pages, key=lambda page: page[0])
     while at < len(pages):
@@ -121,7 +124,7 @@ def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[
 
 
 def _parts(case: FullCase, asked: BlockLaunch, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
-    """Tiles of as many rows that see as many keys together."""
+    """Yield the tiles grouped by their numbers of rows and of visible keys."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     alike: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
     for head, tile, rows in tiles:

@@ -111,8 +111,10 @@ def _check_shapes(shapes):
 
 
 def _merge_strides(name, shape, strides, library):
-    """Return the bytes from row to row and from head to head of the whole batch. Raises ValueError if the kernel
-    cannot use them."""
+    """Return the bytes from row to row and from head to head of the whole batch.
+
+    Raises ValueError if the kernel cannot use them.
+    """
     (batch, heads, seq, head_dim), (entry, head, row, element) = shape, strides
     row_bytes = ELEMENT_BYTES * head_dim
     if seq == 1:
@@ -143,8 +145,10 @@ def _span(shape, merged):
 
 
 def _grid(gpu, batch, heads, seq_q):
-    """Return a block for each tile of rows; for a persistent kernel as many as are resident on this GPU, in whole
-    clusters."""
+    """Return a block for each tile of rows.
+
+    For a persistent kernel it is as many as are resident on this GPU, in whole clusters.
+    """
     row_tiles = -(-seq_q // CONFIG["tile_m"])
     if SCHEDULE == "static":
         return min(gpu.clusters_at_once, -(-row_tiles * heads * batch // CLUSTER)) * CLUSTER, 1, 1

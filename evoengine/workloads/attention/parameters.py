@@ -1,5 +1,4 @@
-"""The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps where it moves tiles by
-TMA."""
+"""The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps for TMA."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument,
 
 
 def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Return the tensor maps of Q, K and V, and of O if it is stored by TMA, as [heads of the batch, seq, head_dim or
-    head_dim_v].
+    """Return the tensor maps of Q, K and V, and of O if it is stored by TMA.
 
-    A box holds a tile's rows (for O a warpgroup's; for K and V the part of one of a cluster's blocks) by the 64 or 32
-    columns that the kernel swizzles together; beyond a head's end it reads zeros and writes nothing.
+    Each is of [heads of the batch, seq, head_dim or head_dim_v]. A box holds a tile's rows (for O a warpgroup's; for K
+    and V the part of one of a cluster's blocks) by the 64 or 32 columns that the kernel swizzles together; beyond a
+    head's end it reads zeros and writes nothing.
     """
     if config.get("load") != "tma":
         return ()

@@ -1,4 +1,4 @@
-"""What is computed: the shape, dtype and mask of one attention forward pass."""
+"""The shape, dtype and mask of one attention forward pass."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionProblem:
-    """Attention forward: Q [batch, heads, seq_q, head_dim], K [batch, kv_heads, seq_k, head_dim], V [batch, kv_heads,
-    seq_k, head_dim_v], O [batch, heads, seq_q, head_dim_v].
+    """Attention forward: O = softmax(Q Kᵀ / √head_dim) V.
 
-    All four are contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the mask is aligned to the lower
-    right corner, as FlashAttention has it since 2.1).
+    Q [batch, heads, seq_q, head_dim], K [batch, kv_heads, seq_k, head_dim], V [batch, kv_heads, seq_k, head_dim_v], O
+    [batch, heads, seq_q, head_dim_v], all contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the
+    mask is aligned to the lower right corner, as FlashAttention has it since 2.1).
     """
 
     batch: int

@@ -31,11 +31,11 @@ BACKENDS = (
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
 SCORES_AT_ONCE = 1 << 26
-"""of one head, where no fused backend takes the problem"""
+"""scores of one head at once, where no fused backend supports the problem"""
 SAMPLE_SCORES = 1 << 28
 """scores of one head that the float64 reference holds at once: 2 GiB, three times over while softmax runs"""
 SAMPLE_BLOCKS = 4
-"""blocks of rows, drawn at random, that are compared in float64 beside those of the first and last head"""
+"""random blocks of rows that are compared in float64, in addition to those of the first and last head"""
 BLOCK_ROWS = 64
 
 
@@ -72,12 +72,12 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
 
     def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """Return SDPA with every step rounded to the candidate's own dtype: the error of a straightforward
-        implementation.
+        """Return SDPA with every step rounded to the candidate's own dtype.
 
-        As in FlashAttention's tests (`attention_ref(upcast=False, reorder_ops=True)`), with the scale on Q and K as in
-        torch's math backend. Products are summed in float32 and rounded: in 16 bits torch takes ten times as long on a
-        CPU, and whether it sums in 16 bits too depends on device and settings.
+        Its error is that of a straightforward implementation, as in FlashAttention's tests
+        (`attention_ref(upcast=False, reorder_ops=True)`), with the scale on Q and K as in torch's math backend.
+        Products are summed in float32 and rounded: in 16 bits torch takes ten times as long on a CPU, and whether it
+        sums in 16 bits too depends on device and settings.
         """
         dtype, out, group = inputs["q"].dtype, _empty_output(problem, inputs), problem.heads // problem.kv_heads
         mask, scale = _mask(problem, out.device), problem.head_dim**-0.25
@@ -131,8 +131,11 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return [_sample(problem, inputs, *place) for place in _sampled_rows(problem, seed)]
 
     def check_bytes(self, problem: AttentionProblem) -> int:
-        """Return the memory of the check in bytes: inputs are drawn in float32 beside their rounded copies, and for
-        one head it holds inputs, output and three matrices of scores in float64."""
+        """Return the memory of the check in bytes.
+
+        Inputs are drawn in float32 beside their rounded copies, and for one head the check holds inputs, output and
+        three matrices of scores in float64.
+        """
         p = problem
         widths = p.head_dim + p.head_dim_v
         out = p.batch * p.heads * p.seq_q * p.head_dim_v
@@ -159,12 +162,12 @@ def _below(most: int, generator: torch.Generator) -> int:
 
 
 def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Draw rows of five kinds in turn, beginning with any of them, so that neighbours differ; the first column of K
-    alone decides how far a row lies from 0.
+    """Draw rows of five kinds in turn, starting with a random one, so that neighbours differ.
 
-    Logits of standard deviation 10, where exp overflows a half unless the maximum is taken off; about -100, which exp
+    Logits of standard deviation 10, where exp overflows a half unless the maximum is subtracted; about -100, which exp
     takes to 0 under a maximum that starts at 0; all -49152 or all 49152, below what may stand for a masked score (-1e4,
-    -65504) and with products q·k beyond a half's largest number; and ordinary ones.
+    -65504) and with products q·k beyond a half's largest number; and ordinary ones. The first column of K alone decides
+    how far a row lies from 0.
     """
     q, k = q.clone(), k.clone()
     row = (torch.arange(q.shape[2], device=q.device) + _below(5, generator)) % 5
@@ -202,7 +205,7 @@ def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generat
 
 
 GOLDEN = 0.6180339887
-"""neighbouring multiples of it, less their whole parts, lie far apart and everywhere from 0 to 1"""
+"""fractional parts of its successive multiples are far apart and cover 0 to 1 evenly"""
 
 
 def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -220,8 +223,10 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch
 
 
 def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Point every query at the last key that it sees under a mask, and every second at the one behind: a row that
-    sees one key too few or too many is another row of V."""
+    """Point every query at the last key that it sees under a mask, and every second at the next one.
+
+    A row that sees one key too few or too many yields another row of V.
+    """
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
     return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
@@ -234,13 +239,14 @@ def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Draw rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of
-    2^-15.5 in every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
+    """Draw rows of four kinds over columns of V that are nearly constant.
 
-    The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or
-    never, and factors of a rescaling that do not: the keys of weight 1 have small values, so that what little weight
-    all others keep adds up beside them. To the third some keys of every tile matter, wherever along the keys a pipeline
-    goes wrong.
+    Every second row has weights of 2/3, but every eighth weights of 2^-15.5; between them are logits of standard
+    deviation 4, and one key pointed at in turn.
+
+    The first show sums and outputs kept in 16 bits. The second and last show weights that become 0 too early, or never,
+    and rescaling factors that do not: the keys of weight 1 have small values, so that the little weight all others keep
+    adds up beside them. In the third some keys of every tile matter, wherever along the keys a pipeline goes wrong.
     """
     targets = _targets(q, k, generator)
     pointing, small = _pointing(q, k, targets), normalize(k, dim=-1)
@@ -321,8 +327,7 @@ def _empty_output(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 
 def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
-    """Run torch's math backend one batch entry at a time, since the scores of a whole problem do not fit into
-    memory."""
+    """Run torch's math backend one batch entry at a time: the scores of a whole problem exceed the memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     mask, out, grouped = _mask(problem, q.device), _empty_output(problem, inputs), problem.kv_heads != problem.heads
     with sdpa_kernel(SDPBackend.MATH):
@@ -351,10 +356,10 @@ def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, ro
 def _rows_of(
     problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range
 ) -> tuple[AttentionProblem, Inputs]:
-    """Return the output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim_v], with the keys that
-    they see.
+    """Return the output's `rows` of one head as a problem of their own, with the keys that they see.
 
-    The causal mask is aligned to the lower right, so it ends with the last of them.
+    The output is [1, 1, rows, head_dim_v]. The causal mask is aligned to the lower right, so it ends with the last of
+    them.
     """
     p = problem
     keys = min(p.seq_k, rows.stop + p.seq_k - p.seq_q) if p.causal else p.seq_k
@@ -377,9 +382,11 @@ def _lower_right(problem: AttentionProblem) -> torch.Tensor:
 def _library_call(
     problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]
 ) -> Callable[[], torch.Tensor]:
-    """Return a call of SDPA by the first of these backends that supports the problem. The call raises RuntimeError
-    if none does."""
-    # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
+    """Return a call of SDPA by the first of these backends that supports the problem.
+
+    The call raises RuntimeError if none does.
+    """
+    # torch aligns is_causal to the upper left, which is the same mask only for equal lengths
     square = problem.seq_q == problem.seq_k
     mask = _lower_right(problem) if problem.causal and not square else None
     grouped = problem.kv_heads != problem.heads

@@ -35,8 +35,7 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
         return {"output": _convolved(inputs["image"].double(), inputs["filter"].double())}
 
     def own_dtype(self, problem: ConvolutionProblem, inputs: Inputs) -> Outputs:
-        """Add one weight after the other, with each product and each sum rounded: the longest chain of roundings
-        there is."""
+        """Add one product after the other, rounding each product and each sum: the longest chain of roundings."""
         image, weights = inputs["image"], inputs["filter"]
         output = torch.zeros(problem.height, problem.width, device=image.device)
         for v in range(problem.filter_h):

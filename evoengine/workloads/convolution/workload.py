@@ -49,12 +49,11 @@ class Convolution(Workload[ConvolutionProblem]):
         return 4.0 * floats
 
     def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case[ConvolutionProblem], ...]:
-        """Return cases with the problem's own filter size, which a template may bake in, and sizes set against a
-        block's tile.
+        """Return cases of the problem's own filter size, which a template may bake in, sized against a block's tile.
 
-        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those
-        of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes
-        do, so that a read one pixel further is seen.
+        Most are of small whole numbers, whose sums float32 holds exactly in any order, so that the smallest fault
+        shows. Those of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an
+        image's bytes do, so that a read one pixel further is seen.
         """
         tile_h, tile_w = tile_of(config)
         own_w, own_h = own_tail(problem.width, tile_w), own_tail(problem.height, tile_h)

@@ -14,7 +14,7 @@ from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFull
 from evoengine.workloads.rectangles import FullCase
 
 MOST_POSITIVE = 4096
-"""products of at most 9, whose sum a half still holds"""
+"""number of products of at most 9 whose sum a half can represent"""
 
 
 class GemmFullSize(RectangleFullSize[GemmProblem]):
@@ -22,8 +22,11 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         return int(config["tile_m"]), int(config["tile_n"])
 
     def values(self, case: FullCase[GemmProblem], normal: torch.Tensor) -> torch.Tensor:
-        """Return whole numbers, whose sums are exact: above 0, so that no sum is so small that its relative error says
-        nothing, but over all of K, where they might overflow a half, with a sign."""
+        """Return whole numbers, whose sums are exact.
+
+        They are positive, so that no sum is so small that its relative error is meaningless; over all of K, where sums
+        might overflow a half, they have signs.
+        """
         return whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
 
     def part(self, problem: GemmProblem, rectangle: Rectangle, read: Read) -> tuple[GemmProblem, Inputs]:

@@ -23,7 +23,7 @@ _TRITONS = {
     "GROUP_SIZE_M": "group_m",
     "num_stages": "stages",
 }
-"""Triton's knob → ours"""
+"""Triton's knob → evoengine's"""
 Files = dict[str, dict[str, dict[str, int]]]
 """name → rows M → Triton's knobs"""
 
@@ -36,8 +36,10 @@ class FusedMoe:
 
 
 def fused_moe_files(best: Iterable[tuple[GemmProblem, Candidate]], gpu: Gpu) -> FusedMoe:
-    """Return the files of the best candidate of each problem on one GPU. Of problems with the same M and N, the
-    first with the largest k is taken."""
+    """Return the files of the best candidate of each problem on one GPU.
+
+    Of problems with the same M and N, the first with the largest k is taken.
+    """
     files: Files = {}
     left_out = []
     for problem, candidate in sorted(best, key=lambda found: -found[0].k):

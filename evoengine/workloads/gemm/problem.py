@@ -1,4 +1,4 @@
-"""What is computed: the shape, dtype and epilogue of one matrix product."""
+"""The shape, dtype and epilogue of one matrix product."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ class GemmProblem:
 
 
 def parse_problem(text: str) -> GemmProblem:
-    """Parse `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be
-    right."""
+    """Parse `m4096,n4096,k4096,fp16[,bias]`.
+
+    Raises UsageError naming the part that is wrong and what would be right.
+    """
     known = {"dtype": DTYPES, "epilogue": EPILOGUES}
     sizes, words = read_parts(text, EXAMPLE, {"m": "m", "n": "n", "k": "k"}, known, optional=("epilogue",))
     return GemmProblem(sizes["m"], sizes["n"], sizes["k"], words["dtype"], words.get("epilogue", NO_EPILOGUE))

@@ -16,7 +16,7 @@ from evoengine.workloads.gemm.coverage import ALIKE
 from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
 
 SAMPLED_ROWS = 128
-"""of a whole problem, compared in float64"""
+"""rows of a whole problem that are compared in float64"""
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -128,7 +128,7 @@ def _normal(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 
 
 def positive_numbers(normal: torch.Tensor) -> torch.Tensor:
-    """Whole numbers from 1 to 3, whose sums are exact."""
+    """Return whole numbers from 1 to 3, whose sums are exact."""
     return (2.0 * normal.abs()).ceil().clamp(1, 3)
 
 
@@ -143,13 +143,15 @@ def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 
 
 def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
+    """Draw positive whole numbers, for rows so short that GELU of negative sums might leave only erf's rounding."""
     return positive_numbers(a), positive_numbers(b), positive_numbers(bias)
 
 
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong
-    place."""
+    """Point every row of A at one row of B, in an order of its own.
+
+    Rows and columns that land in the wrong place show.
+    """
     k = a.shape[1]
     row = torch.arange(a.shape[0], device=a.device)
     pointed = torch.zeros_like(a)
@@ -158,14 +160,13 @@ def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 
 
 LARGE = 192.0
-"""its square is beyond half of the largest half, and many of them add up exactly in float32"""
+"""its square exceeds half of the largest half, and sums of many of its squares are exact in float32"""
 
 
 def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the
-    second.
+    """Draw products near the largest half that exceed it over the first half of K and cancel over the second.
 
-    What is left are about LARGE² or -LARGE², whole multiples of LARGE, exact in float32.
+    About LARGE² or -LARGE² is left, in whole multiples of LARGE, exact in float32.
     """
     k, half = torch.arange(a.shape[1], device=a.device), a.shape[1] // 2
     sign = torch.where(k < half, 1.0, -1.0) * (k < 2 * half - 1)
@@ -174,8 +175,10 @@ def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Tri
 
 
 def _long(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Rows of three kinds in turn: ordinary; sums of 2/3 and the like, which in 16 bits are rounded the same way for as
-    long as their exponent stays; and such sums that all but cancel out, which leaves what was rounded on the way.
+    """Draw rows of three kinds in turn, which show sums kept in 16 bits.
+
+    Ordinary rows; sums of 2/3 and the like, which in 16 bits are rounded the same way for as long as their exponent
+    stays; and such sums that all but cancel out, which leaves the accumulated rounding errors.
     """
     k = torch.arange(a.shape[1], device=a.device)
     row = torch.arange(a.shape[0], device=a.device).view(-1, 1)

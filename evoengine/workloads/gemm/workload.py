@@ -34,11 +34,11 @@ class Gemm(Workload[GemmProblem]):
         return parse_problem(text)
 
     def flops(self, problem: GemmProblem) -> float:
-        """2·m·n·k, as the field counts; the epilogue is left out."""
+        """Return 2·m·n·k, the usual count; the epilogue is left out."""
         return 2.0 * problem.m * problem.n * problem.k
 
     def min_dram_bytes(self, problem: GemmProblem) -> float:
-        """A and B read once, C written once; the bias is too small to count."""
+        """Return the bytes of A and B read once and C written once; the bias is too small to count."""
         p = problem
         return float(DTYPE_BYTES[p.dtype]) * (p.m * p.k + p.k * p.n + p.m * p.n)
 
@@ -68,8 +68,10 @@ class Gemm(Workload[GemmProblem]):
         return GemmTensors()
 
     def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """Return the whole grid over few steps of K, one block over all of K, and all of A and of B where offsets into
-        them may need more than 32 bits."""
+        """Return the whole grid over few steps of K, and one block over all of K.
+
+        All of A and of B follow where offsets into them may need more than 32 bits.
+        """
         if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
             return ()
         p = problem
@@ -92,15 +94,20 @@ class Gemm(Workload[GemmProblem]):
 
 
 def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
-    """Return the problem with the deepest K, and so much more of the other side of A (m) or B (n) where that is less
-    than its own."""
+    """Return the problem with the deepest K.
+
+    Where that is less than its own, the other side of A (m) or B (n) grows in proportion.
+    """
     k, length = deepest(problem, config), getattr(problem, side)
     longer = length + (length * problem.k // k - length) // CHUNK * CHUNK
     return replace(problem, k=k, **{side: longer})
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """A and B for kernels that load tiles by TMA: a box is a tile's rows by the columns that are swizzled together."""
+    """Return the tensor maps of A and B for kernels that load by TMA.
+
+    A box is a tile's rows by the columns that are swizzled together.
+    """
     if config.get("family") != "wgmma":
         return ()
 

@@ -14,19 +14,19 @@ from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.rms_norm.problem import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
 
 SAMPLED_ROWS = 256
-"""of a whole problem, compared in float64"""
+"""rows of a whole problem that are compared in float64"""
 
 MANY = 33
-"""rows over whose errors sums are judged"""
+"""number of rows over whose errors sums are judged"""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class RmsNormTensors(Tensors[RmsNormProblem]):
-    """The reference norms the sum before it is rounded, as FlashInfer does; a kernel may norm the rounded sum, as vLLM
-    does.
+    """The reference norms the sum before it is rounded, as FlashInfer does.
 
-    The tolerance has room for either: rounding the sum moves y by half a spacing at most.
+    A kernel may norm the rounded sum, as vLLM does. The tolerance has room for either: rounding the sum moves y by half
+    a spacing at most.
     """
 
     independent = frozenset({"16 bits"})
@@ -40,7 +40,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
 
         x, residual = normal(problem.rows, problem.hidden), normal(problem.rows, problem.hidden)
         x, residual = _SHAPED[case.draw](problem, x, residual)
-        # No weight is near 0: what is wrong in a column must show.
+        # No weight is near 0, so that an error in any column shows.
         weight = normal(problem.hidden)
         weight = weight + weight.sign()
         dtype = TORCH_DTYPES[problem.dtype]
@@ -53,7 +53,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return {"y": total * _inverse_rms(total) * weight, "residual_out": total}
 
     def own_dtype(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
-        """As Llama's own code has it: the norm in float32, rounded before the product with the weight and after it.
+        """Return the norm in float32, rounded before the product with the weight and after it, as Llama's code does.
 
         Squares are added one after the other, the longest chain of roundings there is: in float32 that is what counts.
         """
@@ -64,7 +64,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return {"y": normed.to(total.dtype) * inputs["weight"], "residual_out": total}
 
     def rounded_once(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
-        """The norm of the rounded sum: rounding that as well is the most a kernel may do."""
+        """Return the norm of the rounded sum, which is the most rounding that a kernel may do."""
         total = inputs["x"] + inputs["residual"]
         y = total.float() * _inverse_rms(total.float()) * inputs["weight"].float()
         return {"y": y.to(total.dtype), "residual_out": total}
@@ -81,7 +81,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: RmsNormProblem, inputs: Inputs) -> Callable[[], object]:
-        """An addition and torch.nn.functional.rms_norm, which read and write the sum once more than a fused kernel."""
+        """Return an addition and torch.nn.functional.rms_norm, which read and write the sum once more than fused."""
 
         def call() -> torch.Tensor:
             total = inputs["x"] + inputs["residual"]
@@ -90,7 +90,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return call
 
     def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RmsNormProblem]]:
-        """Some rows, the first and the last among them."""
+        """Return some rows, the first and the last among them."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
@@ -102,7 +102,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return (Sample(replace(problem, rows=len(rows)), part, take),)
 
     def check_bytes(self, problem: RmsNormProblem) -> int:
-        """Both inputs as drawn in float32; later four tensors of that size at once."""
+        """Return the bytes of both inputs in float32, and of the four tensors of that size that follow."""
         return 16 * problem.rows * problem.hidden
 
 
@@ -138,7 +138,7 @@ def _normal(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) ->
 
 
 def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
-    """Rows of KINDS kinds in turn, so that neighbours differ.
+    """Draw rows of KINDS kinds in turn, so that neighbours differ.
 
     Ordinary ones; one element far above all others; zeros, which eps keeps from a division by 0; values whose squares
     are as small as eps and have few bits in a half; values whose squares overflow a half (and for other dtypes all but
@@ -160,9 +160,10 @@ def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tens
 
 
 def _constant_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
-    """One number from 1 to 2 for each row, alone in its first half: shows sums that miss columns or count some twice.
+    """Set each row to one magnitude from 1 to 2, halved in its second half: shows sums with wrong columns.
 
-    Neighbouring rows are unlike in size, so that a row's sum in another's place shows too.
+    A sum may miss columns or count some twice. Neighbouring rows differ in size, so that a row's sum in another's place
+    shows too.
     """
     row = torch.arange(problem.rows, device=x.device).view(-1, 1)
     column = torch.arange(problem.hidden, device=x.device)

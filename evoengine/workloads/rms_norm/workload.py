@@ -46,11 +46,11 @@ class RmsNorm(Workload[RmsNormProblem]):
         return parse_problem(text)
 
     def flops(self, problem: RmsNormProblem) -> float:
-        """Five per element: the addition, a square and its sum, two products."""
+        """Return five per element: the addition, a square and its sum, two products."""
         return 5.0 * problem.rows * problem.hidden
 
     def min_dram_bytes(self, problem: RmsNormProblem) -> float:
-        """x, residual and weight read once, y and residual_out written once."""
+        """Return the bytes of x, residual and weight read once, and of y and residual_out written once."""
         return float(DTYPE_BYTES[problem.dtype]) * problem.hidden * (4 * problem.rows + 1)
 
     def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case[RmsNormProblem], ...]:

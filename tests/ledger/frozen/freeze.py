@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from evoengine.ledger.standings import rebuild
+from evoengine.ledger.ranking import rebuild
 from tests.support.vouch import vouch_for_all
 
 FOLDER = Path(__file__).parent

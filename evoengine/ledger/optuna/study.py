@@ -1,0 +1,451 @@
+"""The Optuna study of a run, in the ledger's database: a projection for optuna-dashboard, written as candidates finish.
+
+The ledger's tables are the truth. A trial that cannot be projected does not stop the search: it is kept in
+`Projection.missed` with the reason, for the search to show at its end, and the next search adds it (`add_missing`).
+`rebuild` makes the whole study again from the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from io import BytesIO
+from itertools import product
+from pathlib import Path
+from typing import cast
+
+import optuna
+from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import URL, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from evoengine.errors import EvoengineError, NothingFound, UsageError
+from evoengine.ledger.check import Fault
+from evoengine.ledger.database import engine_options, inspect_database, parse_url, set_pragmas, setup_lock
+from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.listing import BATCH, StudyTrial
+from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
+from evoengine.ledger.rows import most_trusted_kind
+from evoengine.ledger.runs import RUNNING, Run
+from evoengine.ledger.store import Ledger
+from evoengine.ledger.transactions import FileLost
+from evoengine.lineage import Effect, effects, transition
+from evoengine.objectives import Objective, stored_objectives
+from evoengine.passwords import hide_passwords
+from evoengine.paths import default_database
+from evoengine.records import Candidate, Kind, Value
+from evoengine.text import markdown, plain
+
+BATCH_SECONDS = 2.0
+"""so seldom a study is written to: a transaction of its own for each trial costs more than the rest of the ledger"""
+REASON_LENGTH = 200
+CHANGE_LENGTH = 60
+PAID = 20
+"""changes of knobs in the study's note; so many fit into one of the 2,045-character attributes that optuna-dashboard
+keeps it in"""
+
+STORAGE_FAILS = (OptunaError, SQLAlchemyError, EvoengineError, FileLost, OSError)
+"""what the study's side of the database, or the folder of its sources, may fail with"""
+PROJECTING = (*STORAGE_FAILS, ValueError, LookupError)
+"""what a projection may fail with; the ledger has it all, so none of it ends a search"""
+
+logger = logging.getLogger(__name__)
+
+
+def optuna_storage(database: str) -> RDBStorage:
+    """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = parse_url(database)
+    # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
+    with setup_lock(url), _explained(url):
+        contents = inspect_database(url)
+        if not contents.studies_half_made:  # then it makes the rest
+            require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
+        storage = RDBStorage(
+            url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
+        )
+    if url.drivername == "sqlite":
+        storage.engine.dispose()
+        set_pragmas(storage.engine)
+    return storage
+
+
+def artifact_store(database: str) -> FileSystemArtifactStore:
+    """The folder `artifacts` beside the SQLite file; beside the default one for a server's database."""
+    url = parse_url(database)
+    beside = url if url.drivername == "sqlite" else parse_url(default_database())
+    folder = Path(beside.database or "").parent / "artifacts"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder {folder}, where the study keeps its sources, cannot be made: {error.strerror}"
+        ) from error
+    return FileSystemArtifactStore(str(folder))
+
+
+@contextmanager
+def _explained(url: URL) -> Iterator[None]:
+    """As `explained`, for errors that Optuna has wrapped in its own."""
+    with translate_errors(url):
+        try:
+            yield
+        except StorageInternalError as error:
+            raise error.__cause__ or error from None
+
+
+class Projection:
+    """The study of one run and one kind of figure. Give it each trial once, when it is finished."""
+
+    def __init__(
+        self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+        suffix: str = "",
+    ) -> None:  # fmt: skip
+        """`domains`: each knob's values, the same for all trials of the run. `suffix` ends the study's name.
+
+        Raises UsageError where the database has been locked for too long.
+        """
+        self._storage, self._ledger, self._run, self._kind = storage, ledger, run, kind
+        self._artifacts = artifact_store(ledger.url)
+        self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
+        self._known_places: dict[tuple[str, type, Value], float] = {}
+        self.name = study_name(ledger, run, kind) + suffix
+        self._objectives = stored_objectives(_described(ledger, run).objectives)
+        self.missed: dict[int, str] = {}
+        """trial → why it is not in the study"""
+        self._waiting: list[int] = []
+        """finished trials that are still to be written"""
+        self._written_at = -BATCH_SECONDS
+        self._run_ended = False
+        self._failed: str | None = None
+        """why nothing more is written: each further trial would wait for the same failure"""
+        ledger.watch(storage.engine)
+        with _explained(parse_url(ledger.url)), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study = optuna.create_study(
+                storage=storage, study_name=self.name, load_if_exists=True,
+                directions=[o.direction for o in self._objectives],
+            )  # fmt: skip
+            study.set_metric_names([_metric(o, kind) for o in self._objectives])
+            self._study_id = storage.get_study_id_from_name(self.name)
+
+    def add(self, trial: int) -> None:
+        """Has a finished candidate written, with others that finish within BATCH_SECONDS; what goes wrong is kept in
+        `missed`."""
+        self._waiting.append(trial)
+        self.write_due()
+
+    def write_due(self) -> None:
+        """Writes what waits, unless something was written a moment ago."""
+        if self._waiting and time.monotonic() - self._written_at >= BATCH_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Writes what waits; what goes wrong is kept in `missed`."""
+        trials, self._waiting = self._waiting, []
+        for begin in range(0, len(trials), BATCH):
+            some = trials[begin : begin + BATCH]
+            if self._failed is None:
+                self._try(some)
+            else:
+                self.missed |= dict.fromkeys(some, self._failed)
+        self._written_at = time.monotonic()
+
+    def _try(self, trials: Sequence[int]) -> None:
+        try:
+            for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+                self._insert(some)
+        except PROJECTING as error:
+            storage_fails = isinstance(error, STORAGE_FAILS)
+            if len(trials) > 1 and not storage_fails:
+                for trial in trials:  # so that one that cannot be shown hides no other
+                    self._try([trial])
+                return
+            reason = _one_line(error)
+            self.missed |= dict.fromkeys(trials, reason)
+            if storage_fails:
+                self._failed = reason
+
+    def _insert(self, some: Sequence[StudyTrial]) -> None:
+        """In one transaction, numbered after those that are there."""
+        due = [shown for shown in some if self._run_ended or not shown.unfinished]
+        placed = [(shown, places) for shown in due if (places := self._places(shown)) is not None]
+        if not knows_schema(self._storage.get_current_version()):
+            for shown, _ in placed:
+                self._storage.create_new_trial(self._study_id, self._frozen(shown))
+            return
+        whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
+        with _explained(parse_url(self._ledger.url)), self._storage.engine.begin() as connection:
+            insert_trials(connection, self._study_id, whole, self._distributions)
+
+    def complete(self) -> None:
+        """Add the finished trials of the run that the study misses; what goes wrong is kept in `missed`.
+
+        Trials whose gate was not finished are added once the run has ended: until then they may still be ranked.
+        """
+        try:
+            self._run_ended = _described(self._ledger, self._run).status != RUNNING
+            known = self._storage.get_all_trials(self._study_id, deepcopy=False)
+            finished = self._ledger.finished_trials(self._run).get(self._run, [])
+        except PROJECTING as error:
+            self._failed = _one_line(error)
+            return
+        self._failed, self.missed = None, {}
+        projected = {trial.user_attrs.get("trial") for trial in known}
+        self._waiting = [number for number in finished if number not in projected]
+        self.write()
+
+    def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
+        """Writes finished candidates at once, numbered in their order; what goes wrong is raised.
+
+        `on_done` is told how many are written.
+        """
+        done = 0
+        self._run_ended = True
+        for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+            self._insert(some)
+            done += len(some)
+            on_done(done)
+
+    def _places(self, shown: StudyTrial) -> dict[str, float] | None:
+        """Of the values in their knobs' domains; None where one is not there, and the trial is missed."""
+        places: dict[str, float] = {}
+        try:
+            for knob, value in shown.config.items():
+                key = knob, type(value), value
+                if key not in self._known_places:
+                    self._known_places[key] = self._distributions[knob].to_internal_repr(value)
+                places[knob] = self._known_places[key]
+        except PROJECTING as error:
+            self.missed[shown.trial] = _one_line(error)
+            return None
+        return places
+
+    def summarise(self) -> None:
+        """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
+        if self._failed is not None:
+            return
+        try:
+            self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run, ranked=True))))
+        except PROJECTING as error:
+            logger.warning("the Optuna study has no note of what paid: %s", _one_line(error))
+
+    def _frozen(self, shown: StudyTrial) -> FrozenTrial:
+        """Ranked candidates are complete with their values; the others pruned, without any."""
+        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in shown.config}
+        frozen = optuna.trial.create_trial(
+            state=TrialState.COMPLETE if shown.values else TrialState.PRUNED,
+            values=shown.values,
+            params=dict(shown.config),
+            distributions=distributions,
+            user_attrs=dict(shown.attributes),
+            system_attrs=dict(self._keep_source(shown)),
+        )
+        # Optuna keeps local time without a zone
+        frozen.datetime_start = shown.started.astimezone().replace(tzinfo=None)
+        frozen.datetime_complete = shown.finished and shown.finished.astimezone().replace(tzinfo=None)
+        return frozen
+
+    def _keep_source(self, shown: StudyTrial) -> dict[str, str]:
+        """The source as an artifact, named by its sha256 so that it is kept once; and the attribute that links it.
+
+        Optuna's own `upload_artifact` cannot link to a trial that is written finished.
+        """
+        key = shown.source_sha256
+        text = self._ledger.source_text(key) if key else None
+        if key is None or text is None:
+            return {}
+        self._artifacts.write(key, BytesIO(text.encode()))
+        meta = ArtifactMeta(artifact_id=key, filename=f"trial-{shown.trial}.cu", mimetype="text/plain", encoding=None)
+        return {f"artifacts:{key}": json.dumps(asdict(meta))}
+
+    def _write_note(self, prefix: str, body: str) -> None:
+        """As optuna-dashboard's `save_note` does, which reads every note of the study to write one."""
+        self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_ver", 1)
+        self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_str:0", body)
+
+
+def rebuild(
+    storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+    on_done: Callable[[int], None] = lambda done: None,
+) -> Projection:  # fmt: skip
+    """The study of a run made again, from the ledger alone; an old one goes, with what was typed into its notes."""
+    name = study_name(ledger, run, kind)
+    with storage.engine.begin() as connection:
+        delete_study(connection, name)
+    projection = Projection(storage, ledger, run, kind, domains)
+    projection.fill(ledger.finished_trials(run).get(run, []), on_done)
+    projection.summarise()
+    return projection
+
+
+def add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
+    """Adds to the studies of ended searches the finished trials that they miss, as a killed one leaves; trial → reason
+    of those that still cannot be added.
+
+    Studies of imported runs are the import's. Few queries where nothing is missing. What goes wrong is logged.
+    """
+    try:
+        return _add_missing(storage, ledger)
+    except PROJECTING as error:
+        logger.warning("the Optuna studies of earlier runs could not be completed: %s", _one_line(error))
+        return {}
+
+
+def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
+    missed: dict[int, str] = {}
+    finished = ledger.finished_trials()
+    counts = trial_counts(storage)
+    ended = [r for r in ledger.runs() if r.status != RUNNING and r.imported_from is None and r.id in finished]
+    for run, kind in product(ended, Kind):
+        name = study_name(ledger, run.id, kind)
+        if name not in counts or counts[name] >= len(finished[run.id]):
+            continue
+        known = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
+        if not known and run.conditions is not None:
+            continue  # it may go on, and then knows every value that its knobs have
+        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger.candidates(run=run.id)))
+        projection.complete()
+        projection.summarise()
+        missed |= projection.missed
+    return missed
+
+
+def trial_counts(storage: RDBStorage) -> dict[str, int]:
+    """Return the number of trials of each study, by its name."""
+    with storage.engine.connect() as connection:
+        return {name: count for name, count in connection.execute(_COUNTS)}
+
+
+_COUNTS = text(
+    "SELECT studies.study_name, count(trials.trial_id) FROM studies LEFT JOIN trials USING (study_id) "
+    "GROUP BY studies.study_name"
+)
+
+
+def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> dict[str, list[Value]]:
+    """Each knob's values as the study has them, for Optuna takes no others; else those that occur."""
+    occurring: dict[str, dict[Value, None]] = {}
+    for candidate in candidates:
+        for knob, value in candidate.config.items():
+            occurring.setdefault(knob, {})[value] = None
+    domains = {knob: list(values) for knob, values in occurring.items()}
+    for trial in known:
+        for knob, distribution in trial.distributions.items():
+            if isinstance(distribution, CategoricalDistribution):
+                domains[knob] = [cast(Value, choice) for choice in distribution.choices]
+    return domains
+
+
+def _one_line(error: Exception) -> str:
+    told = " ".join(hide_passwords(str(error)).split())
+    return f"{type(error).__name__}: {told[:REASON_LENGTH]}"
+
+
+def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
+    described = _described(ledger, run)
+    aims = ", ".join(o.title for o in stored_objectives(described.objectives))
+    return plain(f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}")
+
+
+def _described(ledger: Ledger, run: int) -> Run:
+    return next(r for r in ledger.runs() if r.id == run)
+
+
+def _metric(objective: Objective, kind: Kind) -> str:
+    return f"{objective.title} ({kind})" if objective.timed else objective.title
+
+
+def study_note(found: Sequence[Effect]) -> str:
+    """Which changes of knobs paid, in Markdown, most rewarding first; `found` as `effects` orders them."""
+    if not found:
+        return "No trial was made from another yet: start points have no parents, and most samplers name none."
+    lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
+    for e in found[:PAID]:
+        change = markdown(transition(e.change), CHANGE_LENGTH)
+        lines.append(f"| {change} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
+    if len(found) > PAID:
+        lines.append(f"\n{len(found) - PAID} more: evoengine report")
+    return "\n".join(lines)
+
+
+# ── studies that do not agree with the ledger ─────────────────────────────────────────────────────────────────────────
+
+
+_TRIALS = text(
+    "SELECT studies.study_name, attributes.value_json FROM studies "
+    "JOIN trials ON trials.study_id = studies.study_id "
+    "LEFT JOIN trial_user_attributes AS attributes ON attributes.trial_id = trials.trial_id "
+    "AND attributes.key = 'trial'"
+)
+_NAMES = text("SELECT study_name FROM studies")
+
+
+def study_faults(storage: RDBStorage, ledger: Ledger) -> list[Fault]:
+    """Studies of ended runs that have not each finished trial once. Figures that were taken later, as in finals, are
+    the ledger's alone."""
+    return [
+        Fault(f"the study of run {run} ({kind}) has {has:,} trials, {right:,} of the {finished:,} that ended", True)
+        for run, kind, has, right, finished in _differing(storage, ledger)
+    ]
+
+
+def repair_studies(storage: RDBStorage, ledger: Ledger) -> None:
+    for run, kind, *_ in _differing(storage, ledger):
+        rebuild(storage, ledger, run, kind, run_domains(ledger, run))
+
+
+def rebuild_studies(
+    storage: RDBStorage, ledger: Ledger, run: int, on_done: Callable[[int], None]
+) -> list[Projection]:  # fmt: skip
+    """Those that the run has; where it has none, that of its most trusted figures.
+
+    Raises NothingFound where no trial of it has ended.
+    """
+    if run not in ledger.finished_trials(run):
+        raise NothingFound(f"no trial of run {run} has ended, so its study is empty")
+    with storage.engine.connect() as connection:
+        held = set(connection.scalars(_NAMES))
+    kinds = [kind for kind in Kind if study_name(ledger, run, kind) in held]
+    if not kinds:
+        kinds = [most_trusted_kind(t.measurement for t in ledger.trials(run=run, ranked=True) if t.measurement)]
+    domains = run_domains(ledger, run)
+    return [rebuild(storage, ledger, run, kind, domains, on_done) for kind in kinds]
+
+
+def _differing(storage: RDBStorage, ledger: Ledger) -> list[tuple[int, Kind, int, int, int]]:
+    """Run, kind, trials of the study, those of them that are right, trials of the ledger that ended."""
+    found: dict[str, Counter[str | None]] = {}
+    with storage.engine.connect() as connection:
+        for name in connection.scalars(_NAMES):
+            found[name] = Counter()
+        for name, trial in connection.execute(_TRIALS):
+            found[name][trial] += 1
+    finished = ledger.finished_trials()
+    ended = [run.id for run in ledger.runs() if run.status != RUNNING]
+    differing = []
+    for run, kind in product(ended, Kind):
+        has = found.get(study_name(ledger, run, kind))
+        trials = {str(trial) for trial in finished.get(run, ())}
+        if has is not None and (has.keys() != trials or has.total() != len(trials)):
+            differing.append((run, kind, has.total(), len(has.keys() & trials), len(trials)))
+    return differing
+
+
+def run_domains(ledger: Ledger, run: int) -> dict[str, list[Value]]:
+    """Return the values of each knob that occur in a run."""
+    occurring: dict[str, dict[Value, None]] = {}
+    for trial in ledger.trials(run=run):
+        for knob, value in trial.config.items():
+            occurring.setdefault(knob, {})[value] = None
+    return {knob: list(values) for knob, values in occurring.items()}
