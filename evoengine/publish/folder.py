@@ -26,8 +26,9 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 
 def require_writable(folder: Path) -> None:
-    """Raise UsageError if `folder` contains files that no export wrote, or is not a folder."""
-    if why := _why_not(Path(os.path.realpath(folder))):
+    """Raise UsageError if `folder` contains files that no export wrote, is not a folder, or cannot be made."""
+    target = Path(os.path.realpath(folder))
+    if why := _why_not(target) or _why_not_beside(target):
         raise UsageError(
             f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
         )
@@ -83,6 +84,14 @@ def _why_not(target: Path) -> str | None:
         return _changed(target, found) if found else None
     except OSError as error:
         return f"{error.strerror}"
+
+
+def _why_not_beside(target: Path) -> str | None:
+    """Return why nothing may be made beside the folder, where its files are written first; None if it may."""
+    above = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not above.is_dir():
+        return f"{above} is a file"
+    return None if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written to"
 
 
 def _changed(target: Path, found: set[str]) -> str | None:

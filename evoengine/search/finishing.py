@@ -146,7 +146,8 @@ class Finisher:
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
         said += dict.fromkeys(f"only one judge could run: {why}" for why in alone if why)
         if unjudged:
-            said.append(f"{unjudged} candidates are not ranked, as the gate was not finished for them in time")
+            who = "1 candidate is" if unjudged == 1 else f"{unjudged} candidates are"
+            said.append(f"{who} not ranked, as the gate was not finished in time")
         return said
 
     def finish_finalists(self, count: int) -> list[str]:

@@ -65,6 +65,18 @@ def test_a_changed_kernel_is_ranked_apart_and_that_is_said(ledger, tmp_path, cha
     assert not ledger.lists.comparison(1, 2).comparable
 
 
+def test_of_a_changed_kernel_without_a_correct_candidate_it_is_said_too(ledger, tmp_path):
+    first = searched(ledger, saxpy(tmp_path), 1.0)
+    last = searched(ledger, saxpy(tmp_path, reference=OTHER_REFERENCE), 1.0)
+    ledger.finish(last, Outcome.INCORRECT, "wrong", 0.5, "emulator")
+    found = find_best(ledger, "saxpy:n=4096", GPU, None)
+    assert [c.trial for c in found.candidates] == [first]
+    [apart] = map(str, found.apart)
+    assert (
+        apart == "run 2 searched another text, definition or reference of the kernel, of which no candidate is ranked"
+    )
+
+
 def test_a_changed_space_is_the_same_kernel(tmp_path):
     folder = saxpy(tmp_path)
     before = kernel_identity(load_folder(folder))
