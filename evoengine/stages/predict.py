@@ -124,9 +124,13 @@ def _in_stream_order(predictions: Sequence[Prediction], roofline_us: float) -> P
         return max(roofline_us, sum(float(getattr(p, name)) for p in predictions))
 
     return replace(
-        max(predictions, key=lambda p: p.time_us), time_us=total("time_us"), low_us=total("low_us"),
-        high_us=total("high_us"), clocks=sum(p.clocks for p in predictions), roofline_us=roofline_us,
-    )  # fmt: skip
+        max(predictions, key=lambda p: p.time_us),
+        time_us=total("time_us"),
+        low_us=total("low_us"),
+        high_us=total("high_us"),
+        clocks=sum(p.clocks for p in predictions),
+        roofline_us=roofline_us,
+    )
 
 
 def _drawn(parameter: Parameter) -> DrawnArgument | Argument:

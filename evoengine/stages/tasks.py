@@ -72,9 +72,14 @@ def build_judges_task(emulated: bool) -> str:
 
 
 def estimate_task(
-    target: Target, contender: CompiledCandidate, plans: Plans, seed: int, cost: Mapping[str, float],
-    whole: bool, failed: str | None = None,
-) -> Evaluation | Rejection:  # fmt: skip
+    target: Target,
+    contender: CompiledCandidate,
+    plans: Plans,
+    seed: int,
+    cost: Mapping[str, float],
+    whole: bool,
+    failed: str | None = None,
+) -> Evaluation | Rejection:
     """Judge the short cases and predict the time; judge to the end where that is to be `whole`.
 
     Without a figure, and with one so near the ceiling of the chip that work may have been skipped, the candidate is
@@ -103,9 +108,13 @@ def _near_ceiling(figure: Measurement) -> bool:
 
 
 def finish_task(
-    workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, known: tuple[Verdict, ...],
+    workload: AnyWorkload,
+    contender: CompiledCandidate,
+    plans: Plans,
+    seed: int,
+    known: tuple[Verdict, ...],
     failed: str | None = None,
-) -> Judged | Rejection:  # fmt: skip
+) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open."""
     from evoengine.stages.gate import CannotJudge, Judges
 
