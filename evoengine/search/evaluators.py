@@ -117,13 +117,13 @@ def end_of(result: Evaluation | Rejection) -> End:
         assert wrong.outcome is not None  # it refutes
         return End(wrong.outcome, judged.why_wrong, wrong.device, result.verdicts)
     if figure is None:
-        outcome, said = Outcome.UNRANKED, [NO_COST, result.unread, judged.alone]
+        outcome, said = Outcome.UNRANKED, [NO_COST, result.model_error, judged.alone]
     elif figure.suspect:
         outcome, said = Outcome.SUSPECT, [figure.suspect]
     elif not result.whole:
         outcome, said = Outcome.UNFINISHED, [NOT_FINISHED]
     else:
-        outcome, said = Outcome(str(figure.kind)), [result.unread, judged.alone, why_dropped(figure)]
+        outcome, said = Outcome(str(figure.kind)), [result.model_error, judged.alone, why_dropped(figure)]
     return End(outcome, "; ".join(filter(None, said)) or None, device, result.verdicts, figure)
 
 

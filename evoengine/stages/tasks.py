@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
     verdicts: tuple[Verdict, ...]
     figure: Measurement | None
     """None where a verdict refutes the candidate, or nothing tells how fast it is"""
-    unread: str | None = None
+    model_error: str | None = None
     """why its figure is the formula's and no prediction"""
     whole: bool = True
     """whether the gate was finished"""
@@ -99,7 +99,7 @@ def estimate_task(
             judged = judges.judge_rest(judged.verdicts)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
-    return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.unread, judged.whole)
+    return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.model_error, judged.whole)
 
 
 def _near_ceiling(figure: Measurement) -> bool:
