@@ -111,7 +111,7 @@ def pairs(overview: Overview) -> Section:
     made["layout"]["margin"]["t"] = 70
     text = (
         f"How much longer than the best the best trial with both values takes, in %, by {kind_name(sort)} figures "
-        f"({device_and_policy(sort)}). White was not tried. The knobs are those whose values tell most of the time."
+        f"({device_and_policy(sort)}). White cells were not tried. The knobs shown are those that affect the time most."
     )
     return Section(name, title, text, made)
 
