@@ -6,18 +6,7 @@ from collections.abc import Set
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Index,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    inspect,
-    text,
-)
+from sqlalchemy import Column, Connection, Engine, Index, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models

@@ -14,15 +14,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from evoengine.ledger import chains
 from evoengine.ledger.checksums import row_checksum
-from evoengine.ledger.models import (
-    Base,
-    BaselineRow,
-    CandidateRow,
-    MeasurementRow,
-    ProfileRow,
-    RunRow,
-    VerdictRow,
-)
+from evoengine.ledger.models import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
