@@ -39,7 +39,6 @@ from evoengine.tuning.places import Place, ThisMachine
 from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
-    begin_build,
     first_of_each_family,
     make_target,
     prepare_space,
@@ -186,7 +185,7 @@ class Search:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
         require_compilers(target.gpu, emulated=self._timing is None)
-        self._build = begin_build(self._timing is None, echo)
+        self._build = place.begin_build(self._timing is None, echo)
         self._renderer = Renderer()
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)
@@ -195,8 +194,7 @@ class Search:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
-            self._build.close()
-            self._renderer.close()
+            self._close()
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
         self._spent = 0.0
@@ -231,8 +229,12 @@ class Search:
                 with recording_failure(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._build:
             self._build.close()
-            self._renderer.close()
+        self._renderer.close()
 
     def _begin(self, ledger: Ledger, predicted: bool) -> int:
         """Return the number of the run, new or continued. `predicted` states whether the model supports the GPU."""

@@ -74,14 +74,19 @@ struct Functional : Machine {
   bool land_one() {
     const std::deque<Completion>& pending = current->pending;
     u32 count = u32(pending.size());
+    std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
     for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
       u32 chosen = (from + n) % count;
+      const Warp* warp = pending[chosen].warp;
       if (pending[chosen].queue == Completion::Queue::Product) {
-        if (land_product(*pending[chosen].warp)) return true;
+        const Warp* group = warp - warp->number % 4;
+        if (std::find(unready.begin(), unready.end(), group) != unready.end()) continue;
+        if (land_product(*warp)) return true;
+        unready.push_back(group);
         continue;
       }
       for (u32 first = 0; first < chosen; first++)
-        if (pending[first].warp == pending[chosen].warp && pending[first].queue == pending[chosen].queue) chosen = first;
+        if (pending[first].warp == warp && pending[first].queue == pending[chosen].queue) chosen = first;
       land(chosen);
       return true;
     }
@@ -92,15 +97,19 @@ struct Functional : Machine {
   // one warp frees for all four what its product has read.
   bool land_product(const Warp& warp) {
     constexpr u32 missing = ~0u;
-    u32 first[4] = {missing, missing, missing, missing};
-    for (u32 n = u32(current->pending.size()); n-- > 0;) {
-      const Completion& p = current->pending[n];
-      if (p.queue == Completion::Queue::Product && p.warp->block == warp.block && p.warp->number / 4 == warp.number / 4)
-        first[p.warp->number % 4] = n;
+    u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;
+    for (const Completion& p : current->pending) {
+      const Warp& w = *p.warp;
+      u32& own = first[w.number % 4];
+      if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
+        own = n;
+        if (++found == 4) break;
+      }
+      n++;
     }
+    if (found < 4) return false;
     std::sort(first, first + 4);
-    if (first[3] == missing) return false;
-    for (int n = 3; n >= 0; n--) land(first[n]);
+    for (int k = 3; k >= 0; k--) land(first[k]);
     return true;
   }
 
