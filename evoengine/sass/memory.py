@@ -18,8 +18,8 @@ from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
 """warp instructions of all clusters of which the beginnings are surveyed"""
-MOST = 128
-"""clusters that are surveyed, next to one another in the order of the launch"""
+FEWEST = 128
+"""clusters that are surveyed, neighbors in the order of the launch; more where whole ones fit into SURVEYED"""
 WHOLE = 100_000
 """warp instructions of the cluster that is surveyed for longer than its beginning"""
 ALSO_MAIN = 0.2
@@ -35,7 +35,7 @@ def traffic_of(
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
     wave = max(1, min(at_once, grid.clusters))
-    surveyed = min(MOST, wave)
+    surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
     first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
@@ -46,7 +46,7 @@ def traffic_of(
     asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
-    loaders = _loaders(t, surveyed, wave)
+    loaders = _loaders(t, wave / surveyed)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -61,59 +61,58 @@ def traffic_of(
     longest = min(work.mean, WHOLE)  # what the one that is run longer executes
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 
-    def found_again(share: np.ndarray, instructions: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def found_again(
+        share: np.ndarray, instructions: float, sweeps: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
 
-        The third result is the probability that they are still in the L2 afterwards.
+        The third result is the probability that they are still in the L2 afterwards, or, with `sweeps`, after as many
+        waves as load all of the allocation once.
         """
         loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
         between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
-        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(between, chip.l2_kept_bytes))
+        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.ones(sizes.shape)
+        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
 
     _, _, hit = found_again(kept, longest)
     share = hit * kept + (1 - hit) * beside
-    loads, stores, hit = found_again(share, work.mean)
+    loads, stores, hit = found_again(share, work.mean, sweeps=True)
     again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
     together = t["loaded_together"] / _at_least(t["loaded"])
     return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
 
 
-def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
+def _loaders(touched: Mapping[str, np.ndarray], scale: float) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    The share of the surveyed blocks that do counts that block, too; the share of the others is extrapolated without it.
+    A wave has `scale` times as many blocks as were surveyed. The number of others grows from the middle half of the
+    surveyed blocks to all of them: not at all where neighbors share a row, twofold where all blocks share a column. It
+    is taken to grow so beyond them. If no block reaches an allocation at its beginning and as much is loaded of it as
+    of the others, theirs is taken.
     """
-    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1) / max(1, surveyed - 1)
-    return np.asarray(1 + others * (wave - 1))
-
-
-def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the share of the surveyed blocks that load what one of them loads, of each allocation.
-
-    If no block reaches an allocation at its beginning and as much is loaded of it as of the others, theirs is taken.
-    """
-    of_each, loaded = touched["in_whole"], touched["whole_loaded"]
+    near, others = (np.maximum(0.0, touched[name] - 1) for name in ("loaders_near", "loaders"))
+    of_each, loaded = 1 + _grown(near, others, scale), touched["whole_loaded"]
     reached = (touched["loaded"] > 0) & (loaded > 0)
     if not reached.any():
         return of_each
-    others = float(np.average(of_each[reached], weights=loaded[reached]))
-    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, others)
+    mean = float(np.average(of_each[reached], weights=loaded[reached]))
+    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, mean)
 
 
 def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
     """Return the share of local memory's traffic behind the L1 that the L2 cannot hold."""
     threads = chip.sms * resident * math.prod(launch.threads) * math.prod(launch.cluster)
-    return 1 - _hit(float(threads * launch.local_bytes), chip.l2_kept_bytes)
+    return 1 - float(_hit(np.array(threads * launch.local_bytes, float), chip.l2_kept_bytes))
 
 
-def _hit(between: float, capacity: float) -> float:
+def _hit(between: np.ndarray, capacity: float) -> np.ndarray:
     """Return the probability that the L2 still has data after `between` other bytes passed through it.
 
     Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
     """
-    return min(1.0, max(0.0, 2 * capacity / max(1.0, between) - 1))
+    return np.asarray(np.clip(2 * capacity / np.maximum(1.0, between) - 1, 0.0, 1.0))
 
 
 def _at_least(values: np.ndarray) -> np.ndarray:

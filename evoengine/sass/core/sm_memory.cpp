@@ -55,6 +55,7 @@ void Timing::load_dram(Sm& sm, double start, double clocks) {
 // Whether the L2 holds so much that the store waits for the DRAM.
 bool Timing::store_dram(Sm& sm, double start, double clocks) {
   sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram)) + clocks;
+  sm.dram = std::max(sm.dram, start);
   result.dram += clocks;
   double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
   if (beyond <= 0) return false;
