@@ -89,7 +89,7 @@ def throughput(count: int, tasks: list[tuple[Callable[..., str], tuple[Any, ...]
         stack.callback(workers.close)
 
         def submit(task: Callable[..., str], args: tuple[Any, ...]) -> Future[Any]:
-            return workers.submit(task, *args, died=Outcome.CRASHED, gives=str)
+            return workers.submit(task, *args, on_crash=Outcome.CRASHED, returns=str)
 
         for future in [submit(sleep, (3.0,)) for _ in range(count)] + [submit(*tasks[0]) for _ in range(2 * count)]:
             future.result()
@@ -123,15 +123,15 @@ class SleepingGpu:
         import ray
 
         from evoengine import __version__
-        from evoengine.search.ray_node import Ready
+        from evoengine.search.ray_node import ActorInfo
 
-        return Ready(ray.get_runtime_context().get_node_id(), "here", __version__)
+        return ActorInfo(ray.get_runtime_context().get_node_id(), "here", __version__)
 
-    def run(self, task: Callable[..., Any], died: Outcome, gives: type, seconds: float, *args: Any) -> Any:
-        from evoengine.search.ray_node import Ran
+    def run(self, task: Callable[..., Any], on_crash: Outcome, returns: type, seconds: float, *args: Any) -> Any:
+        from evoengine.search.ray_node import TaskResult
 
         time.sleep(self._seconds)
-        return Ran(task(*args), self._seconds, 0.0)
+        return TaskResult(task(*args), self._seconds, 0.0)
 
 
 class ClockGpus:
@@ -198,7 +198,7 @@ def one() -> int:
 def queued(gpus: Any, count: int) -> float:
     """The share of the time that the GPUs are busy with `count` tasks each, all in a queue."""
     start, before = time.monotonic(), gpus.seconds_busy
-    for future in [gpus.submit(one, died=Outcome.CRASHED, gives=int) for _ in range(count * gpus.size)]:
+    for future in [gpus.submit(one, on_crash=Outcome.CRASHED, returns=int) for _ in range(count * gpus.size)]:
         future.result()
     return (gpus.seconds_busy - before) / gpus.size / (time.monotonic() - start)
 

@@ -24,10 +24,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from evoengine.gpu import find_gpu
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
@@ -48,8 +48,8 @@ from evoengine.search.progress import Progress
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import Evaluation
-from evoengine.tuning.resume import Asked, Begun, begin
-from evoengine.tuning.setup import ending
+from evoengine.tuning.resume import ActiveRun, SearchRequest, begin
+from evoengine.tuning.setup import recording_failure
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 
@@ -182,9 +182,9 @@ def make_setting(folder: Path, size: int, trials: int, seed: int, sampler: str, 
     return Setting(target, space, folder, sampler, seed, trials, None, jobs, timed=False)
 
 
-def start(ledger: Ledger, s: Setting, echo: Callable[[str], None] = print) -> Begun:
+def start(ledger: Ledger, s: Setting, echo: Callable[[str], None] = print) -> ActiveRun:
     """Enters the run, or goes on with the last one of the same setting that was cut short."""
-    asked = Asked(
+    asked = SearchRequest(
         str(s.target.problem), s.target.gpu.key, s.space.name, s.space.sha256, s.sampler, "tflops", s.trials, s.seconds,
         s.seed, conditions={},
     )  # fmt: skip
@@ -211,7 +211,7 @@ def search(
         ledger.patience = Patience(echo)
         setting = replace(make_setting(Path(folder), size, trials, seed, sampler, jobs), remeasure=remeasure)
         begun = start(ledger, setting, echo)
-        with ending(ledger, begun.run), compiling_nothing():
+        with recording_failure(ledger, begun.run), compiling_nothing():
             projection = make_study(ledger, begun.run, setting) if study else None
             judge = InstantJudge(log, milliseconds)
             finished = projection.add if projection else lambda trial: None

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.paths import asset
 from evoengine.records import Baseline, Binary, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator

@@ -28,8 +28,8 @@ from pathlib import Path
 import optuna
 
 from benchmarks import instant
-from evoengine.ledger.integrity import find_damage
-from evoengine.ledger.reclaim import RETRIES, WHY_CRASHED
+from evoengine.ledger.check import find_damage
+from evoengine.ledger.heartbeat import RETRIES, WHY_CRASHED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Candidate, Outcome
 

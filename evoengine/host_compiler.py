@@ -63,9 +63,15 @@ def run_compiler(
     command = [find_compiler(), *arguments]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-            errors="replace", env={**os.environ, "LC_ALL": "C"}, process_group=0,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            process_group=0,
+        )
     except OSError as error:
         raise machine_error(error) from error
     with process:

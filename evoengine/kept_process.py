@@ -69,9 +69,13 @@ class _Keeper:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", keeper.__file__, str(theirs.fileno()), *self._imports],
-                pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
@@ -110,18 +114,27 @@ class KeptProcess:
     """A worker or another process, as its keeper tells of it."""
 
     def __init__(
-        self, held: Held, command: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None,
-        handles: Mapping[str, int] | None = None, fds: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        held: Held,
+        command: Sequence[str] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        handles: Mapping[str, int] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
         """Execute the command in the environment; without a command, fork a worker with `handles`.
 
         `handles` are as `multiprocessing` has them. The process inherits these `fds` and no others. Raises OSError
         where it or its folder cannot be created.
         """
         request = {
-            "processes": held.processes, "bytes": held.bytes, "handles": handles, "fds": fds, "command": command,
+            "processes": held.processes,
+            "bytes": held.bytes,
+            "handles": handles,
+            "fds": fds,
+            "command": command,
             "environment": environment,
-        }  # fmt: skip
+        }
         self.why = ""
         self._code: int | None = None
         self._gone = False

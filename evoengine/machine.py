@@ -31,7 +31,7 @@ OWN_LIMITS = (errno.EFBIG,)
 
 _MACHINE_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
-)  # fmt: skip
+)  # fmt: skip # a table
 _SIGNALS_OF_LIMITS = (signal.SIGXCPU, signal.SIGXFSZ)
 _PART_KILLED = re.compile(r"(Killed|Terminated) signal terminated program.*")
 """what the driver of a compiler says of one of its programs that somebody ended"""

@@ -96,7 +96,7 @@ def objective_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple
     return known if len(known) == len(values) else None
 
 
-def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+def sampler_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """Return a candidate's values for the sampler.
 
     Estimates by formula rank below all predictions and keep their own order.

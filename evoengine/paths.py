@@ -1,8 +1,11 @@
-"""Where the files beside the package lie, in a checkout and in an installed evoengine alike."""
+"""Find the files beside the package, in a checkout and in an installed evoengine alike, and the ledger meant."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from evoengine.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 _CARRIED = _PACKAGE / "_assets"
@@ -22,3 +25,34 @@ def package_folder() -> Path:
 def default_database() -> str:
     """Return the SQLAlchemy URL of the default ledger: db/evoengine.db in the current folder."""
     return f"sqlite:///{Path.cwd() / 'db' / 'evoengine.db'}"
+
+
+URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
+"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
+_LARGEST_URL = 4096
+
+
+def chosen_database(named: str | None) -> str:
+    """Return the ledger that is meant: `named`, else what the environment names, else the default file.
+
+    Raises UsageError where the environment names two, or a file without a URL.
+    """
+    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
+    if named:
+        return named
+    if url and file:
+        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
+    return url or (_url_in(Path(file)) if file else default_database())
+
+
+def _url_in(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST_URL + 1)
+    except OSError as error:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
+    lines = content.decode(errors="replace").split("\n")
+    url = lines[0].strip()
+    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
+    return url

@@ -199,9 +199,12 @@ class Binary:
         if other is None:
             return self
         return replace(
-            self, registers=other.registers, spill_bytes=other.spill_bytes, stack_bytes=other.stack_bytes,
+            self,
+            registers=other.registers,
+            spill_bytes=other.spill_bytes,
+            stack_bytes=other.stack_bytes,
             shared_bytes=other.shared_bytes,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,29 +562,43 @@ class Candidate:
         """Return the public JSON of a candidate. Scripts depend on the field names."""
         source, binary, figure = self.source, self.binary, self.measurement
         return {
-            "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
-            "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
-            "created_at": utc(self.created_at), "finished_at": utc(self.finished_at),
+            "trial": self.trial,
+            "run": self.run,
+            "problem": self.problem,
+            "gpu": self.gpu,
+            "config": dict(self.config),
+            "outcome": str(self.outcome) if self.outcome else None,
+            "reason": self.reason,
+            "device": self.device,
+            "created_at": utc(self.created_at),
+            "finished_at": utc(self.finished_at),
             "imported_from": self.imported_from,
             "source_sha256": source.sha256 if source else None,
-            "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
-            "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,
+            "registers": binary.registers if binary else None,
+            "spill_bytes": binary.spill_bytes if binary else None,
+            "shared_bytes": self.shared_bytes,
+            "occupancy": self.occupancy,
             "compile_ms": binary.compile_ms if binary else None,
-            "correct": self.correct, "gate_version": self.gate_version,
+            "correct": self.correct,
+            "gate_version": self.gate_version,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
             "max_abs_error": max((v.max_error for v in self.verdicts if v.max_error is not None), default=None),
-            "tflops": figure.tflops if figure else None, "tflops_kind": str(figure.kind) if figure else None,
+            "tflops": figure.tflops if figure else None,
+            "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
-            "samples": len(figure.samples_us) if figure else None, "taken_at": utc(figure.taken_at) if figure else None,
+            "samples": len(figure.samples_us) if figure else None,
+            "taken_at": utc(figure.taken_at) if figure else None,
             "peak_percent": peak_percent(figure.terms, figure.compared_us) if figure else None,
             **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
             **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
-            "parents": list(self.parents), "operator": self.operator,
-            "retry_of": self.retry_of, "taken_from": self.taken_from,
-        }  # fmt: skip
+            "parents": list(self.parents),
+            "operator": self.operator,
+            "retry_of": self.retry_of,
+            "taken_from": self.taken_from,
+        }
 
 
 REPR_CANDIDATES = 10

@@ -59,7 +59,11 @@ def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
     """Return the fields of a candidate's JSON that only estimates have; null for others."""
     made_by = model_of(terms) if estimated else None
     return {
-        "range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by,
-        "model_version": model_version(terms) if estimated else None, "clock": clock(terms),
+        "range_us": range_us(terms),
+        "bound": bound(terms),
+        "utilisation": utilisation(terms),
+        "model": made_by,
+        "model_version": model_version(terms) if estimated else None,
+        "clock": clock(terms),
         "kernel_class": kernel_class(terms),
-    }  # fmt: skip
+    }

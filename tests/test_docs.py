@@ -14,7 +14,7 @@ import pytest
 
 import evoengine as face
 from evoengine.cli.main import evoengine
-from evoengine.devices.emulator.includes import GIVEN, STANDARD
+from evoengine.devices.emulator.includes import PROVIDED, STANDARD
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.formats.importers import KINDS
 from evoengine.gpu import find_gpu
@@ -220,7 +220,7 @@ def unnamed(page: str, names) -> list[str]:
 def headers() -> set[str]:
     """What a kernel may include in the emulator; C headers once, by their C name."""
     own = {p.relative_to(INCLUDE).as_posix() for p in INCLUDE.rglob("*") if p.is_file() and "evo_emu" not in p.parts}
-    c_names = {name for name in GIVEN | own if not (name.startswith("c") and f"{name[1:]}.h" in GIVEN | own)}
+    c_names = {name for name in PROVIDED | own if not (name.startswith("c") and f"{name[1:]}.h" in PROVIDED | own)}
     return c_names | STANDARD
 
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.objectives import OBJECTIVES, front, objective_values, parse_objectives, stored_objectives, told
+from evoengine.objectives import (
+    OBJECTIVES,
+    front,
+    objective_values,
+    parse_objectives,
+    sampler_values,
+    stored_objectives,
+)
 from evoengine.records import Binary, Candidate, Kind, Launch, Measurement, Outcome, Source
 
 
@@ -65,7 +72,9 @@ def estimate(tflops: float, predicted: float) -> Candidate:
 
 def test_a_sampler_is_told_less_of_any_estimate_by_formula_than_of_the_slowest_prediction():
     aims = parse_objectives("tflops,registers")
-    slow_formula, fast_formula, prediction = (told(estimate(*of), aims) for of in ((100, 0), (900, 0), (0.01, 1)))
+    slow_formula, fast_formula, prediction = (
+        sampler_values(estimate(*of), aims) for of in ((100, 0), (900, 0), (0.01, 1))
+    )
     assert OBJECTIVES["tflops"].penalty < slow_formula[0] < fast_formula[0] < prediction[0]
     assert slow_formula[1] == prediction[1] == 64.0
 
@@ -73,5 +82,5 @@ def test_a_sampler_is_told_less_of_any_estimate_by_formula_than_of_the_slowest_p
 def test_a_sampler_is_told_predicted_and_measured_speeds_as_they_are():
     aims = parse_objectives("tflops")
     for of in (estimate(400.0, 1.0), candidate(1, 400.0, 64)):
-        assert told(of, aims) == objective_values(of, aims) == (400.0,)
-    assert told(candidate(1, 400.0, 64, Outcome.INCORRECT), aims) is None
+        assert sampler_values(of, aims) == objective_values(of, aims) == (400.0,)
+    assert sampler_values(candidate(1, 400.0, 64, Outcome.INCORRECT), aims) is None

@@ -14,11 +14,12 @@ from click.testing import CliRunner
 from evoengine.cli import dashboard, ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger import study, study_summary
-from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import parse_url
 from evoengine.ledger.driver_errors import display_url
+from evoengine.ledger.optuna import dashboard as study_summary
+from evoengine.ledger.optuna import study
 from evoengine.passwords import command_line, hide_passwords
+from evoengine.paths import chosen_database
 from tests.support.recorded import cache
 from tests.support.vouch import vouch_for_all
 

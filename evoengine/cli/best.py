@@ -81,9 +81,9 @@ def best(
     from evoengine.tuning.best import best as find
 
     if folder:
-        from evoengine.publish.folder import require_place
+        from evoengine.publish.folder import require_writable
 
-        require_place(folder)
+        require_writable(folder)
     found = find(problem, gpu, kernel=kernel, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:

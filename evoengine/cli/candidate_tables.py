@@ -17,7 +17,7 @@ from evoengine.text import number, plain
 
 if TYPE_CHECKING:
     from evoengine.ledger.listing import Trial
-    from evoengine.ledger.summaries import RunSummary
+    from evoengine.ledger.lists import RunSummary
 
 NOTHING = "–"
 FAMILY = "family"

@@ -56,8 +56,8 @@ def dashboard(db: str | None, port: int) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.hints import hint
-    from evoengine.ledger.study import PROJECTING, artifact_store, optuna_storage
-    from evoengine.ledger.study_summary import summarise_large_studies
+    from evoengine.ledger.optuna.dashboard import summarise_large_studies
+    from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage
     from evoengine.passwords import hide_passwords
 
     with reading(db) as ledger:

@@ -31,9 +31,8 @@ def check(repair: bool, db: str | None) -> None:
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger.maintenance import open_unchecked
-    from evoengine.ledger.study import optuna_storage
-    from evoengine.ledger.study_repair import repair_studies, study_faults
+    from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
+    from evoengine.ledger.store import open_unchecked
 
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
@@ -68,11 +67,12 @@ def upgrade(db: str | None) -> None:
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
-    from evoengine.ledger.maintenance import schema_of
+    from evoengine.ledger.database import parse_url, schema_of
     from evoengine.ledger.schema import known_revisions
     from evoengine.ledger.store import open_ledger
+    from evoengine.paths import chosen_database
 
-    before = schema_of(db)
+    before = schema_of(parse_url(chosen_database(db)))
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         place = ledger.place
@@ -88,7 +88,7 @@ def backup(file: Path, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger.maintenance import back_up
+    from evoengine.ledger.database import back_up
 
     say_which(db)
     with LiveProgress() as live:
@@ -144,9 +144,8 @@ def rebuild_study(run: int, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
     from evoengine.ledger.runs import RUNNING
-    from evoengine.ledger.study import optuna_storage
-    from evoengine.ledger.study_repair import rebuild_studies
 
     with LiveProgress() as live, reading(db) as ledger:
         known = {described.id: described for described in ledger.runs()}

@@ -15,7 +15,7 @@ from evoengine.ledger.runs import PENDING
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
-    from evoengine.ledger.history import Wanted
+    from evoengine.ledger.lists import Wanted
     from evoengine.ledger.store import Ledger
 
 ENDINGS = (*map(str, Outcome), PENDING)
@@ -59,7 +59,7 @@ def history(
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
-    from evoengine.ledger.history import Wanted
+    from evoengine.ledger.lists import Wanted
     from evoengine.space.where import Where
 
     if all_of_them and limit:
@@ -114,7 +114,7 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
     from evoengine.cli.csv_output import csv_lines
     from evoengine.cli.display import say
-    from evoengine.publish.whole_file import write_whole
+    from evoengine.publish.atomic_file import write_atomically
 
     lines = csv_lines(ledger.whole(trials), ledger.knobs_of(trials))
     if file == STDOUT:
@@ -123,7 +123,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
         return
     if file.resolve() == Path(ledger.place).resolve():
         raise UsageError(f"{file} is the ledger itself; name another file for the CSV")
-    write_whole(file, lines)
+    write_atomically(file, lines)
     say(f"wrote {len(trials):,} trials to {file}")
 
 

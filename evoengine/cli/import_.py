@@ -32,8 +32,8 @@ def import_(file: Path, db: str | None) -> None:
     """Import a run from a T4 file or a Kernel Tuner cache file into the ledger."""
     from evoengine.cli.conclusion import say_missed
     from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.optuna.study import optuna_storage, rebuild
     from evoengine.ledger.store import open_ledger
-    from evoengine.ledger.study import optuna_storage, rebuild
     from evoengine.untrusted import printable
 
     with LiveProgress() as live:

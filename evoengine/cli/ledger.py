@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from evoengine.cli.display import say
-from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import parse_url
 from evoengine.ledger.driver_errors import display_url
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.paths import chosen_database
 
 
 @contextmanager

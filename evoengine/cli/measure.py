@@ -21,7 +21,7 @@ from evoengine.hints import hint
 if TYPE_CHECKING:
     from evoengine.records import Baseline
     from evoengine.search.agreement import Agreement
-    from evoengine.tuning.measure import Measured
+    from evoengine.tuning.measure import MeasureResult
 
 
 @click.command()
@@ -55,28 +55,28 @@ def measure(
     from evoengine.cli.log import EventLog
     from evoengine.cli.progress import LiveProgress
     from evoengine.cli.signals import stop_on_signal
-    from evoengine.tuning.measure import Measuring
+    from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
 
     with EventLog() if log_json else LiveProgress(trials=True) as live:
         if kernel:
             register_kernel(kernel)
-        measuring = Measuring(None if everything else top, gpu, problem, db, live.say, live.trial)
-        stop_on_signal(measuring.stop)
+        measure_run = MeasureRun(None if everything else top, gpu, problem, db, live.say, live.trial)
+        stop_on_signal(measure_run.stop)
         live.stage("gating and timing")
-        measured = measuring.run()
+        measured = measure_run.run()
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
         live.say(line)
     if as_json:
         print_json(**measured_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
-    code = INTERRUPTED if measuring.stopped else result_code(0, hint("best", db=db), live.say)
-    live.end(measured.run, "interrupted" if measuring.stopped else "all candidates done", code)
+    code = INTERRUPTED if measure_run.stopped else result_code(0, hint("best", db=db), live.say)
+    live.end(measured.run, "interrupted" if measure_run.stopped else "all candidates done", code)
     return code
 
 
-def measured_json(measured: Measured) -> dict[str, object]:
+def measured_json(measured: MeasureResult) -> dict[str, object]:
     m = measured
     summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
     return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}

@@ -13,7 +13,7 @@ from evoengine.cli.tables import Column, Table
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import hint
-from evoengine.publish.folder import require_place, write_folder
+from evoengine.publish.folder import require_writable, write_folder
 from evoengine.text import plain
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def best(
         ranking = client.ranking(gpu, problem, top or 10)
         found = ranking["trials"]
         if folder:
-            require_place(folder)
+            require_writable(folder)
             first = found[0]
             if not first["source_sha256"]:
                 raise NothingFound(f"trial {first['trial']} was recorded by another tuner: there is no kernel of it")

@@ -14,7 +14,7 @@ from evoengine.hints import hint
 from evoengine.times import utc
 
 if TYPE_CHECKING:
-    from evoengine.ledger.summaries import RunSummary
+    from evoengine.ledger.lists import RunSummary
 
 
 @click.group(cls=CheckedGroup, invoke_without_command=True)

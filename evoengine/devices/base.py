@@ -25,7 +25,7 @@ def launch_seconds(flops: float) -> float:
 
 DTYPE_BYTES = {
     "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+}  # fmt: skip # a table
 """dtype of a tensor parameter → bytes per element"""
 
 

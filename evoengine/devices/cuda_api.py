@@ -116,7 +116,7 @@ def error_of(call: str, code: int) -> CudaError:
     return CudaError(call, code, (name.value or b"unknown error").decode(), (text.value or b"unknown error").decode())
 
 
-def _quietly(name: str, handle: ctypes.c_void_p) -> None:
+def _release(name: str, handle: ctypes.c_void_p) -> None:
     """Release a handle, ignoring failures.
 
     After a sticky error the driver refuses this too, and the process is replaced.
@@ -129,7 +129,7 @@ class _Owned:
 
     def __init__(self, handle: ctypes.c_void_p, destroy: str) -> None:
         self.handle = handle
-        self._release = weakref.finalize(self, _quietly, destroy, handle)
+        self._release = weakref.finalize(self, _release, destroy, handle)
         self._release.atexit = False  # the driver may be gone by then
 
 
@@ -240,9 +240,13 @@ class Function:
         call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, size)
 
     def launch(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, parameters: Parameters,
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: Parameters,
         stream: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue the kernel. The driver copies the parameters, so they may be freed at once."""
         call("cuLaunchKernel", self._handle, *grid, *block, shared_bytes, stream, parameters.pointers, None)
 

@@ -113,7 +113,7 @@ def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
 
 
 @contextmanager
-def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
+def lock_device(device: GpuDevice, echo: Callable[[str], None]) -> Iterator[None]:
     """Lock the GPU for this process. Reports and waits while another evoengine of this user times on it."""
     from filelock import FileLock, Timeout
     from platformdirs import user_cache_path
@@ -127,7 +127,7 @@ def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        say(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
+        echo(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
         lock.acquire(poll_interval=0.2)
     try:
         yield

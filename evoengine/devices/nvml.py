@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-SLOW = 0.75
+MIN_CLOCK_SHARE = 0.75
 """of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's
 default)"""
-HELD_BACK = {
+SLOWDOWN_REASONS = {
     "clocks set by the user": 0x02,
     "power cap": 0x04,
     "hardware slowdown": 0x08,
@@ -19,7 +19,7 @@ HELD_BACK = {
     "power brake": 0x80,
 }
 """nvmlClocksEventReason… of nvml.h"""
-HARMLESS = ("power cap", "clocks set by the user")
+HARMLESS_REASONS = ("power cap", "clocks set by the user")
 """how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave
 none"""
 
@@ -31,20 +31,20 @@ class Reading:
     sm_mhz: float
     temperature_c: float
     held_back: tuple[str, ...] = ()
-    """what lowers the clocks, in the words of HELD_BACK"""
+    """what lowers the clocks, by the names of SLOWDOWN_REASONS"""
     throttled: bool = False
     """whether a repetition timed now is worthless"""
     watts: float | None = None
     """None where the GPU does not say"""
 
 
-def judge_reading(
+def classify_reading(
     sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int, watts: float | None = None
 ) -> Reading:
     """Classify NVML's figures; `reasons` is its bit mask of clock event reasons."""
-    held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
-    asleep = sm_mhz < SLOW * highest_mhz and not held_back
-    throttled = asleep or any(name not in HARMLESS for name in held_back)
+    held_back = tuple(name for name, bit in SLOWDOWN_REASONS.items() if reasons & bit)
+    asleep = sm_mhz < MIN_CLOCK_SHARE * highest_mhz and not held_back
+    throttled = asleep or any(name not in HARMLESS_REASONS for name in held_back)
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
@@ -65,7 +65,7 @@ class Sensors:
 
     def read(self) -> Reading:
         n, handle = self._nvml, self._handle
-        return judge_reading(
+        return classify_reading(
             float(n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM)),
             self._highest,
             float(n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)),

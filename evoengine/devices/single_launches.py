@@ -19,7 +19,7 @@ from evoengine.devices.base import (
     ScratchArgument,
     TensorArgument,
     Tensors,
-)  # fmt: skip
+)
 
 LaunchOne = Callable[[KernelCall, int], Tensors]
 """runs one kernel; outputs begin with the contents of their arguments"""

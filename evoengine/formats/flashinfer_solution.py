@@ -30,7 +30,7 @@ FILE = "kernel.cu"
 _TYPES = {
     "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
     "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 _ON_DEVICE = "cudaMemcpyDeviceToDevice"
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
@@ -196,7 +196,7 @@ def _host(candidate: Candidate, target: Target) -> str:
             for entry, launch in launches
         ),
         freed="".join(f"    cudaFreeAsync({p.name}, stream);\n" for p in scratch),
-    )  # fmt: skip
+    )
 
 
 def _passed(

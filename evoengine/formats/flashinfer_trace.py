@@ -20,7 +20,7 @@ from evoengine.space.expression import Expression
 from evoengine.untrusted import parse_json
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
-MOST_WORKLOADS = 64
+MAX_WORKLOADS = 64
 SIZE = 256
 """of a var axis where no workload gives one"""
 EPSILON = 1e-6
@@ -156,9 +156,9 @@ def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, A
     usable = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("axes"), dict)]
     if not usable:
         raise UsageError(f"{file} has no workload of {name} with axes")
-    if len(usable) > MOST_WORKLOADS:
-        remarks.append(f"all but the first {MOST_WORKLOADS} of {len(usable)} workloads")
-    return usable[:MOST_WORKLOADS]
+    if len(usable) > MAX_WORKLOADS:
+        remarks.append(f"all but the first {MAX_WORKLOADS} of {len(usable)} workloads")
+    return usable[:MAX_WORKLOADS]
 
 
 def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> dict[str, Any]:

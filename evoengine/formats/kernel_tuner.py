@@ -17,7 +17,7 @@ from evoengine.formats.tuned_kernel import (
     one_type,
     parameters_of,
     require_divisors,
-)  # fmt: skip
+)
 from evoengine.workloads.folder_reader import DTYPES, require_name
 
 _BLOCK_NAMES = ("block_size_x", "block_size_y", "block_size_z")

@@ -11,16 +11,16 @@ from typing import Any
 from evoengine.errors import UsageError
 from evoengine.space.expression import Expression
 
-MOST_VALUES = 4096
+MAX_VALUES = 4096
 LARGEST = 2**53
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+}  # fmt: skip # a table
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-}  # fmt: skip
+}  # fmt: skip # a table
 
 
 class NotLiteral(ValueError):
@@ -30,7 +30,7 @@ class NotLiteral(ValueError):
 def values_of(text: str) -> list[Any]:
     """Return the values of `[16, 32]`, `range(1, 9)`, `[32 * i for i in range(1, 32) if i % 2 == 0]`, or of one number.
 
-    Raises NotLiteral for anything else, for more than MOST_VALUES values, and for numbers beyond 2^53.
+    Raises NotLiteral for anything else, for more than MAX_VALUES values, and for numbers beyond 2^53.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -87,8 +87,8 @@ def _combined(op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
 
 
 def _counted(items: Any) -> Any:
-    if not isinstance(items, list | range) or len(items) > MOST_VALUES:
-        raise NotLiteral(f"something that is no list of at most {MOST_VALUES} values")
+    if not isinstance(items, list | range) or len(items) > MAX_VALUES:
+        raise NotLiteral(f"something that is no list of at most {MAX_VALUES} values")
     return items
 
 

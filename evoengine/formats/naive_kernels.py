@@ -14,7 +14,7 @@ _HEADERS = {"float16": "#include <cuda_fp16.h>\n", "bfloat16": "#include <cuda_b
 _C_TYPES = {
     **_TYPES, "float64": "double", "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
     "uint8": "unsigned char", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 _TO = {"float32": "{}", "float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
 _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
 
@@ -171,11 +171,17 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         return None
     m, n, k = a_shape[0], b_shape[0], a_shape[1]
     text = _GEMM.format(
-        headers=_headers(a_type, b_type, c_type), m=m, n=n, k=k, c=c, entry=problem["name"],
-        parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
+        headers=_headers(a_type, b_type, c_type),
+        m=m,
+        n=n,
+        k=k,
+        c=c,
+        entry=problem["name"],
+        parameters=_parameters(problem),
+        load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
         load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"),
         store=_FROM[c_type].format("sum_[r_]"),
-    )  # fmt: skip
+    )
     knobs = {
         "block_size_x": [8, 16, 32],
         "block_size_y": [4, 8, 16],
@@ -212,10 +218,16 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""
     value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
-        headers=_headers(x_type, w_type, y_type), rows=rows, cols=cols, entry=problem["name"], y=y, eps=eps,
-        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
+        headers=_headers(x_type, w_type, y_type),
+        rows=rows,
+        cols=cols,
+        entry=problem["name"],
+        y=y,
+        eps=eps,
+        parameters=_parameters(problem),
+        load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
         store=_FROM[y_type].format(value),
-    )  # fmt: skip
+    )
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
     space = space_text(
         problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}]

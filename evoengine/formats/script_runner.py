@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """of a file that the script writes, and of what it prints"""
 CALLS: list[dict[str, Any]] = []
 
@@ -72,7 +72,7 @@ NAMES = (
     "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y",
     "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
     "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
-)  # fmt: skip
+)  # fmt: skip # a table
 """the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
 
 
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     # what is printed as an error alone is kept
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
     if KIND == "kernelbench":
         look_at_model()
     else:

@@ -17,7 +17,7 @@ SCRIPT_SECONDS = 120.0
 HELD = Held(processes=256, bytes=16 << 30)
 """a script makes the arrays that its kernel is tuned on"""
 TAIL_BYTES = 2000
-MOST_NOTES = 16 << 20
+MAX_NOTES = 16 << 20
 """bytes that a script may leave: the text of a kernel and some numbers"""
 
 
@@ -34,7 +34,7 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
             why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
             raise UsageError(f"{script} did not come to what there is to import: {why}")
         try:
-            text = read_limited_text(Path(f"/proc/self/fd/{notes.fileno()}"), MOST_NOTES)
+            text = read_limited_text(Path(f"/proc/self/fd/{notes.fileno()}"), MAX_NOTES)
             found: list[dict[str, Any]] = parse_json(text)
         except (OSError, ValueError) as error:
             raise UsageError(f"what {script} says of its kernel cannot be taken over: {error}") from None

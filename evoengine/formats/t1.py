@@ -16,13 +16,13 @@ from evoengine.formats.tuned_kernel import (
     knob_values,
     parameters_of,
     require_divisors,
-)  # fmt: skip
+)
 from evoengine.workloads.folder_reader import require_name
 
 _TYPES = {
     "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
     "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
-}  # fmt: skip
+}  # fmt: skip # a table
 """unsigned types travel as signed ones of the same size"""
 _DIRECTIONS = ("X", "Y", "Z")
 

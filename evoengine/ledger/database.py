@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,14 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
-from evoengine.ledger import optuna_schema
-from evoengine.ledger.checking import check_small
-from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.check import check_small
 from evoengine.ledger.driver_errors import BUSY_SECONDS, display_url, translate_errors
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
-from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
+from evoengine.ledger.optuna import schema as optuna_schema
+from evoengine.ledger.schema import LOCK_KEY, known_revisions, upgrade
 from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords, without_passwords
-from evoengine.paths import default_database
+from evoengine.paths import chosen_database, default_database
 
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -204,6 +203,22 @@ def setup_lock(url: URL) -> Iterator[None]:
         yield
 
 
+def number_for_a_file() -> int:
+    """What PRAGMA user_version says of a ledger's or a backup's file: by it a log of another file is known for one
+    (`check_log`), and so is another file that was copied over this one (`Watch`)."""
+    return 1 + secrets.randbelow(2**31 - 1)
+
+
+def mark(engine: Engine) -> None:
+    """Gives an SQLite file a number of its own."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.begin() as connection:
+        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
+            connection.exec_driver_sql(f"PRAGMA user_version = {number_for_a_file()}")
+    empty_log(engine)  # the number has to be in the file itself
+
+
 # ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -344,3 +359,123 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
     if strange or (tables and not optuna_schema.holds_studies(tables)):
         named = ", ".join(sorted(strange or tables)[:3])
         raise UsageError(f"{display_url(url)} is another program's database (it holds {named}); name another with --db")
+
+
+# ── the write-ahead log ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+USER_VERSION_OFFSET = 60
+"""where an SQLite file has what PRAGMA user_version says (sqlite.org/fileformat2.html, 1.3)"""
+LOG_IN_USE_SECONDS = 60.0
+"""a log that was written since then belongs to a search that is running"""
+
+
+def reading_uri(path: Path, *, alone: bool) -> str:
+    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
+    log = Path(f"{path}-wal")
+    immutable = alone and not (log.exists() and log.stat().st_size)
+    return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
+
+
+def orphaned_log(path: Path) -> str:
+    log = Path(f"{path}-wal")
+    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
+
+
+def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:
+    """Raises MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
+
+    SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
+    """
+    if in_use and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
+        return
+    try:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        (number,) = connection.execute("PRAGMA user_version").fetchone()
+        if found == "ok" and connection.execute("PRAGMA foreign_key_check").fetchone():
+            found = "rows name others that are not there"
+    except sqlite3.DatabaseError as error:
+        found, number = str(error), 0
+    if not in_use:  # else closing the file would drop the locks of who has it open, as above
+        with path.open("rb") as file:
+            file.seek(USER_VERSION_OFFSET)
+            own = int.from_bytes(file.read(4), "big")
+        if own and own != number:
+            found = "they are of two ledgers"
+    if found != "ok":
+        if not in_use:
+            Path(f"{path}-shm").unlink(missing_ok=True)  # made by this very look
+        raise MachineError(
+            f"{path} and its write-ahead log {log.name} do not fit together ({' '.join(found.split())}): the log "
+            "may be another file's; move it away to read the file without it, or restore both from the same copy"
+        )
+
+
+def empty_log(engine: Engine) -> None:
+    """Moves what the write-ahead log holds into the file that is open, wherever that is now.
+
+    The log keeps its path when the file goes, and would be taken for that of the file that comes in its place. A
+    connection that is open already is used; where there is none, there is nothing to move.
+    """
+    with suppress(Exception):
+        raw = engine.raw_connection()
+        try:
+            raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            raw.close()
+
+
+def discard_log(path: Path) -> None:
+    """Empties and removes the log of a file that was overwritten: SQLite would move it into what is there now.
+
+    What it holds is of no use without the pages that are gone. Removed it is not taken for that of the new file,
+    emptied it gives nothing to connections that still have it open.
+    """
+    with suppress(OSError):
+        os.truncate(f"{path}-wal", 0)
+    for name in (f"{path}-wal", f"{path}-shm"):
+        Path(name).unlink(missing_ok=True)
+
+
+# ── the file as a whole ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def schema_of(url: URL) -> str:
+    """Return the revision of a ledger. Raises NothingFound where there is none."""
+    revision = inspect_database(url).revision
+    if revision is None:
+        raise NothingFound(f"no ledger at {display_url(url)}: {hint('search', db=db_of(url))} makes one")
+    return revision
+
+
+def back_up(database: str | None, file: Path) -> int:
+    """Writes a copy by SQLite's own means, which takes in what is written meanwhile; its bytes. It has a number of its
+    own: a search that uses the ledger knows it where it is put in the ledger's place.
+
+    Raises UsageError where the file is there already or cannot be written, and for PostgreSQL.
+    """
+    url = parse_url(chosen_database(database))
+    if url.drivername != "sqlite":
+        raise UsageError(
+            "PostgreSQL has a program for it: pg_dump --format=custom --file=FILE DATABASE copies the ledger"
+        )
+    if file.exists():
+        raise UsageError(f"{file} is there already; name a new file")
+    schema_of(url)
+    part = file.with_name(f"{file.name}.part")
+    source = reading_uri(Path(url.database or ""), alone=False)
+    try:
+        part.touch()
+        with (
+            translate_errors(url),
+            closing(sqlite3.connect(source, uri=True)) as connection,
+            closing(sqlite3.connect(part)) as copy,
+        ):
+            connection.backup(copy)
+            copy.execute(f"PRAGMA user_version = {number_for_a_file()}")
+        os.replace(part, file)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}; name a file in another folder") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return file.stat().st_size

@@ -11,11 +11,15 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.ledger.check import READ_ERRORS, find_damage
 from evoengine.ledger.checksums import Damaged
-from evoengine.ledger.integrity import READ_ERRORS, find_damage
-from evoengine.ledger.patience import Unavailable
 from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords
+
+
+class Unavailable(UsageError):
+    """The database cannot be used for now."""
+
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""

@@ -9,20 +9,22 @@ write no more.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 
-from sqlalchemy import Connection, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, or_, select, text
+from sqlalchemy.orm import Session, aliased
 
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.ledger.models import HeartbeatRow, RunRow
-from evoengine.ledger.process import is_gone, this_process
-from evoengine.ledger.reclaim import end_unfinished
+from evoengine.ledger.models import CandidateRow, HeartbeatRow, RunRow
 from evoengine.ledger.runs import KILLED, RUNNING
+from evoengine.records import DEATHS, Outcome
 
 BEAT_SECONDS = 3.0
 KILLED_AFTER_SECONDS = 60.0
@@ -170,3 +172,125 @@ class Heart:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(EvoengineError):
                 self._write()
+
+
+# ── whether a process lives ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+PROC = Path("/proc")
+DEAD = ("Z", "X")
+"""states of a process that has ended, and that its parent has not asked about yet"""
+
+
+@cache
+def _here() -> str | None:
+    """This boot of the machine and this namespace of process numbers; None where the system does not say."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def this_process() -> str | None:
+    """What `is_gone` takes, of the process that calls this; None where the system does not say enough."""
+    here, pid = _here(), os.getpid()
+    stated = _state_and_start(pid)
+    return f"{here} {pid} {stated[1]}" if here and stated else None
+
+
+def is_gone(process: str | None) -> bool:
+    """Whether it was a process of this machine and has ended. False of all that cannot be known from here."""
+    here = _here()
+    if process is None or here is None or not process.startswith(f"{here} "):
+        return False
+    pid, start = process.removeprefix(f"{here} ").split()
+    stated = _state_and_start(int(pid))
+    if stated is not None:
+        return stated[0] in DEAD or stated[1] != start
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # another user's, whose processes this system hides
+    return False
+
+
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """The process' state and its start in clock ticks since the boot; None where it is not to be seen."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text("utf-8")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return fields[0], fields[19]
+
+
+# ── what was in flight in a killed search ─────────────────────────────────────────────────────────────────────────────
+
+
+RETRIES = 2
+"""how often a candidate is tried again, alone, that was under way when its search was killed: it may be what kills
+it"""
+WHY_KILLED = "was under way when the process of its search was killed"
+WHY_INTERRUPTED = "was under way when its search was ended"
+WHY_CRASHED = f"its search was killed {RETRIES + 1} times while it was under way"
+
+
+def end_unfinished(session: Session, run: int, *, killed: bool) -> None:
+    """Ends what is under way in a run that is not any more. What was killed too often ends as crashed."""
+    for row in session.scalars(select(CandidateRow).where(CandidateRow.run_id == run, CandidateRow.outcome.is_(None))):
+        outcome, reason = Outcome.INTERRUPTED, WHY_INTERRUPTED
+        if killed and (before := kills(session, row)) >= RETRIES:
+            outcome, reason = Outcome.CRASHED, WHY_CRASHED
+            row.evidence = {DEATHS: [{"how": "its search was killed", "alone": n > 0} for n in range(before + 1)]}
+        elif killed:
+            outcome, reason = Outcome.KILLED, WHY_KILLED
+        row.outcome, row.reason, row.finished_at = str(outcome), reason, datetime.now(UTC)
+
+
+_ONE_DEATH = ("the worker process died (%", "the worker process ended without an answer%", "its worker was lost %")
+"""how the reasons begin that evoengine up to 0.1.0 gave where one worker had died, whoever had killed it"""
+
+
+def of_one_death(session: Session) -> list[CandidateRow]:
+    """Trials that one death, or the end of their search, was made a verdict on: without the evidence for it."""
+    one = or_(*(CandidateRow.reason.like(begins) for begins in _ONE_DEATH), CandidateRow.reason == WHY_CRASHED)
+    judged = CandidateRow.outcome.in_([str(Outcome.CRASHED), str(Outcome.UNCOMPILABLE)])
+    rows = session.scalars(select(CandidateRow).where(judged, one).order_by(CandidateRow.id))
+    return [row for row in rows if DEATHS not in (row.evidence or {})]
+
+
+def take_back(row: CandidateRow) -> None:
+    """Makes of a verdict from one death what it was: no word on the kernel. It is tried again when its run goes on."""
+    if row.reason == WHY_CRASHED:
+        row.evidence = {DEATHS: [{"how": "its search was killed", "alone": False}] * (RETRIES + 1)}
+    else:
+        row.outcome, row.reason = str(Outcome.KILLED), f"{row.reason}: it did not die twice with nothing beside it"
+
+
+def kills(session: Session, row: CandidateRow) -> int:
+    """How many of the trials that this one is a retry of were killed; one that was interrupted says nothing."""
+    found, seen = 0, {row.id}
+    while row.retry_of is not None and row.retry_of not in seen:
+        seen.add(row.retry_of)
+        earlier = session.get(CandidateRow, row.retry_of)
+        if earlier is None:
+            break
+        row = earlier
+        found += row.outcome == Outcome.KILLED
+    return found
+
+
+def left_over(session: Session, run: int) -> dict[int, int]:
+    """Trials of a run that are to be tried again → how often each was killed."""
+    retry = aliased(CandidateRow)
+    unjudged = [str(o) for o in Outcome if not o.judged]
+    again = select(retry.id).where(retry.run_id == run, retry.retry_of == CandidateRow.id)
+    rows = session.scalars(
+        select(CandidateRow)
+        .where(CandidateRow.run_id == run, CandidateRow.outcome.in_(unjudged), ~again.exists())
+        .order_by(CandidateRow.id)
+    )
+    return {row.id: kills(session, row) + (row.outcome == Outcome.KILLED) for row in rows}

@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.chains import execute
+from evoengine.ledger.chains import execute, insert_new
 from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.ledger.models import (
@@ -37,7 +37,6 @@ from evoengine.ledger.models import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.statements import insert_new
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, model_of
 

@@ -11,13 +11,11 @@ from sqlalchemy import Select, func, select
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.listing import Trial, read_ancestors, read_trials
+from evoengine.ledger.listing import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow, VerdictRow
-from evoengine.ledger.patience import patient
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart
 from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, to_verdict, unpacked
-from evoengine.ledger.study_trials import StudyTrial, read_study_trials
-from evoengine.ledger.transactions import OpenDatabase
+from evoengine.ledger.transactions import OpenDatabase, patient
 from evoengine.objectives import Objective
 from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile, Verdict
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
+from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.models import (
     Base,
@@ -28,7 +29,6 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.runs import Device, Run
-from evoengine.ledger.statements import insert_new
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,

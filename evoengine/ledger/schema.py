@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Set
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models
-from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
-from evoengine.ledger.optuna_schema import declared_tables
+from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.views import create_views, drop_views
-from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.paths import asset
 
 if TYPE_CHECKING:
@@ -86,22 +83,6 @@ def missing_indexes(connection: Connection) -> list[Index]:
     ]
 
 
-def number_for_a_file() -> int:
-    """What PRAGMA user_version says of a ledger's or a backup's file: by it a log of another file is known for one
-    (`check_log`), and so is another file that was copied over this one (`watch.py`)."""
-    return 1 + secrets.randbelow(2**31 - 1)
-
-
-def mark(engine: Engine) -> None:
-    """Gives an SQLite file a number of its own."""
-    if engine.dialect.name != "sqlite":
-        return
-    with engine.begin() as connection:
-        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
-            connection.exec_driver_sql(f"PRAGMA user_version = {number_for_a_file()}")
-    empty_log(engine)  # the number has to be in the file itself
-
-
 def upgrade(engine: Engine) -> None:
     """Bring the schema to the newest revision and make again what follows from the rows, in one transaction.
 
@@ -139,3 +120,141 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     from alembic import command
 
     command.upgrade(alembic_config(connection), revision)
+
+
+# ── views ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+MODEL = """CASE WHEN m.kind = 'estimated'
+    THEN CASE WHEN coalesce({number:m.terms:predicted}, 0) <> 0 THEN 'machine code' ELSE 'formula' END END"""
+
+PRECEDENCE = """
+    CASE f.kind WHEN 'measured' THEN CASE WHEN {text:f.policy:clocks} = 'sustained' THEN 1 ELSE 0 END
+      WHEN 'recorded' THEN 4 ELSE CASE WHEN coalesce({number:f.terms:predicted}, 0) <> 0 THEN 8 ELSE 10 END END"""
+"""as `evoengine.records.precedence`"""
+
+TRIAL_FIGURES = """
+SELECT m.id AS figure, c.id AS trial, c.run_id AS run, c.problem, c.gpu, coalesce(c.outcome, 'pending') AS outcome,
+  m.kind, {model} AS model, m.device, {text:m.policy:launch} AS launch, {text:m.policy:l2} AS l2,
+  {text:m.policy:clocks} AS clocks, {number:m.policy:batch} AS batch, m.median_us, m.normalised_us,
+  coalesce(m.normalised_us, m.median_us) AS compared_us, m.tflops, m.vs_baseline, m.suspect, m.taken_at
+FROM measurements m JOIN candidates c ON c.id = m.candidate_id
+"""
+
+TRIAL_LIST = """
+SELECT c.id AS trial, c.run_id AS run, c.problem, c.gpu, {text:c.config:family} AS family,
+  coalesce(c.outcome, 'pending') AS outcome, c.reason, c.config, m.kind, {model} AS model, m.device,
+  {text:m.policy:launch} AS launch, {text:m.policy:l2} AS l2, {text:m.policy:clocks} AS clocks,
+  {number:m.policy:batch} AS batch, m.median_us, coalesce(m.normalised_us, m.median_us) AS compared_us, m.tflops,
+  m.vs_baseline, b.registers, b.spill_bytes,
+  c.shared_bytes + coalesce(b.shared_bytes, 0) AS shared_bytes, c.occupancy, c.parents, c.operator, c.created_at,
+  c.finished_at, r.imported_from, r.kernel, c.gate_version
+FROM candidates c
+JOIN runs r ON r.id = c.run_id
+LEFT JOIN binaries b ON b.id = c.binary_id
+LEFT JOIN measurements m ON m.id = (
+  SELECT f.id FROM measurements f WHERE f.candidate_id = c.id
+  ORDER BY {precedence}, f.id DESC
+  LIMIT 1)
+"""
+
+BEST_TRIALS = """
+WITH ranked AS (
+  SELECT s.*, k.problem, k.gpu, k.precedence, max(s.figure_id) OVER (PARTITION BY s.ranking_id) AS last_figure,
+    row_number() OVER (
+      PARTITION BY s.ranking_id, coalesce(c.source_sha256, c.config_key)
+      ORDER BY s.counted_us, s.place, s.us, s.candidate_id) AS of_kernel
+  FROM standings s JOIN rankings k ON k.id = s.ranking_id JOIN candidates c ON c.id = s.candidate_id
+)
+SELECT r.problem, r.gpu,
+  dense_rank() OVER (PARTITION BY r.problem, r.gpu ORDER BY r.precedence, r.last_figure DESC) AS preference,
+  row_number() OVER (
+    PARTITION BY r.ranking_id ORDER BY r.counted_us, r.place, r.us, r.candidate_id) AS place,
+  r.candidate_id AS trial, r.run_id AS run, m.kind, {model} AS model, m.device, {text:m.policy:launch} AS launch,
+  {text:m.policy:l2} AS l2, {text:m.policy:clocks} AS clocks, {number:m.policy:batch} AS batch,
+  r.us AS compared_us, m.median_us, m.tflops, m.vs_baseline, r.figure_id AS figure
+FROM ranked r JOIN measurements m ON m.id = r.figure_id
+WHERE r.of_kernel = 1
+"""
+
+RUN_SUMMARIES = """
+SELECT r.id AS run, r.started_at, r.finished_at, r.status, r.problem, r.gpu, d.name AS device, r.sampler, r.objectives,
+  r.seed, r.space_name, r.version, r.imported_from, coalesce(t.trials, 0) AS trials, coalesce(t.correct, 0) AS correct,
+  coalesce(t.unfinished, 0) AS unfinished, coalesce(t.pending, 0) AS pending,
+  t.measured_us, t.recorded_us, t.predicted_us, t.formula_us
+FROM runs r JOIN devices d ON d.id = r.device_id
+LEFT JOIN (
+  SELECT run, count(*) AS trials,
+    sum(CASE WHEN outcome IN ('measured', 'estimated', 'recorded', 'unranked') THEN 1 ELSE 0 END) AS correct,
+    sum(CASE WHEN outcome = 'unfinished' THEN 1 ELSE 0 END) AS unfinished,
+    sum(CASE WHEN outcome = 'pending' THEN 1 ELSE 0 END) AS pending,
+    min(CASE WHEN kind = 'measured' AND outcome = 'measured' THEN compared_us END) AS measured_us,
+    min(CASE WHEN kind = 'recorded' AND outcome = 'recorded' THEN compared_us END) AS recorded_us,
+    min(CASE WHEN model = 'machine code' AND outcome = 'estimated' THEN compared_us END) AS predicted_us,
+    min(CASE WHEN model = 'formula' AND outcome = 'estimated' THEN compared_us END) AS formula_us
+  FROM trial_list GROUP BY run) t ON t.run = r.id
+"""
+
+GATE_CASES = """
+SELECT c.id AS trial, c.run_id AS run, c.problem, c.gpu, v.id AS verdict, v.device, {text:e.value:name} AS name,
+  CASE WHEN CAST({text:e.value:correct} AS text) IN ('true', '1') THEN 1 ELSE 0 END AS correct,
+  {number:e.value:max_error} AS max_error, {number:e.value:mean_error} AS mean_error,
+  {number:e.value:allowed} AS allowed, {text:e.value:reason} AS reason
+FROM verdicts v JOIN candidates c ON c.id = v.candidate_id CROSS JOIN {each:v.cases:e}
+"""
+
+VIEWS = {
+    "trial_figures": TRIAL_FIGURES,
+    "trial_list": TRIAL_LIST,
+    "best_trials": BEST_TRIALS,
+    "run_summaries": RUN_SUMMARIES,
+    "gate_cases": GATE_CASES,
+}
+"""in an order in which they can be made: a view may read those before it"""
+
+
+def create_views(connection: Connection) -> None:
+    for name in VIEWS:
+        connection.exec_driver_sql(_creation(name, connection.dialect.name))
+
+
+def _creation(name: str, dialect: str) -> str:
+    return f"CREATE VIEW {name} AS {_of_dialect(VIEWS[name], dialect)}".rstrip()  # as SQLite keeps it
+
+
+def damaged_views(connection: Connection) -> dict[str, str]:
+    """Return the views that `create_views` has to make again → what is wrong with each.
+
+    PostgreSQL does not keep the text of a view, so there only missing ones are found.
+    """
+    found = {name: "is not there" for name in VIEWS.keys() - inspect(connection).get_view_names()}
+    if connection.dialect.name == "sqlite":
+        kept = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
+        changed = [name for name, sql in kept if name in VIEWS and sql != _creation(name, "sqlite")]
+        found |= dict.fromkeys(changed, "is not the one that this evoengine makes")
+    return found
+
+
+def drop_views(connection: Connection) -> None:
+    """Drop those that are there; a table that a view reads cannot be changed."""
+    for name in reversed(VIEWS):
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+
+
+def _of_dialect(query: str, dialect: str) -> str:
+    """Translate the JSON accesses of a query to a dialect: `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a
+    field of an object, `{each:COLUMN:NAME}` yields a row for each item of a list."""
+
+    def taken(part: str) -> str:
+        kind, column, name = part.split(":")
+        if kind == "each":
+            return (
+                f"json_each({column}) {name}" if dialect == "sqlite" else f"json_array_elements({column}) {name}(value)"
+            )
+        if dialect == "sqlite":
+            return f"json_extract({column}, '$.{name}')"
+        value = f"({column} ->> '{name}')"
+        return value if kind == "text" else f"CAST({value} AS double precision)"
+
+    first, *parts = query.replace("{model}", MODEL).replace("{precedence}", PRECEDENCE).split("{")
+    return first + "".join(f"{taken(inner)}{rest}" for inner, _, rest in (part.partition("}") for part in parts))

@@ -19,30 +19,32 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger import chains
 from evoengine.ledger.chains import broken
-from evoengine.ledger.checking import Fault, find_faults
+from evoengine.ledger.check import Fault, find_faults, violated
 from evoengine.ledger.checksums import Broken
-from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import open_database, parse_url
-from evoengine.ledger.driver_errors import translate_errors
-from evoengine.ledger.heartbeat import POLL_SECONDS, begin_beating, seconds_until_last_beat
-from evoengine.ledger.history import TrialLists
-from evoengine.ledger.invariants import violated
+from evoengine.ledger.database import db_of, empty_log, make_engine, open_database, parse_url, schema_of
+from evoengine.ledger.driver_errors import display_url, translate_errors
+from evoengine.ledger.heartbeat import (
+    POLL_SECONDS,
+    begin_beating,
+    end_unfinished,
+    of_one_death,
+    seconds_until_last_beat,
+    take_back,
+)
+from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
 from evoengine.ledger.models import (
     BaselineRow,
     CandidateRow,
     HeartbeatRow,
     RunRow,
 )
-from evoengine.ledger.patience import patient
-from evoengine.ledger.pruning import Pruned, prune
 from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.reclaim import end_unfinished, of_one_death, take_back
-from evoengine.ledger.removal import delete_runs
+from evoengine.ledger.removal import Pruned, delete_runs, prune
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -50,13 +52,12 @@ from evoengine.ledger.rows import (
     to_run,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
-from evoengine.ledger.schema import missing_indexes
-from evoengine.ledger.summaries import RunSummary, read_summaries
+from evoengine.ledger.schema import create_views, damaged_views, drop_views, known_revisions, missing_indexes
+from evoengine.ledger.transactions import patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.trials import TrialWriter, utc_now
-from evoengine.ledger.views import create_views, damaged_views, drop_views
-from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
+from evoengine.paths import chosen_database
 from evoengine.records import (
     Baseline,
     Outcome,
@@ -79,6 +80,18 @@ def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Led
     """
     url = parse_url(chosen_database(None if database is None else os.fspath(database)))
     return Ledger(url, open_database(url, create=create))
+
+
+def open_unchecked(database: str | None) -> Ledger:
+    """A ledger that may be damaged. Raises UsageError on one of another schema."""
+    url = parse_url(chosen_database(database))
+    revision = schema_of(url)
+    if revision != known_revisions()[-1]:
+        raise UsageError(
+            f"{display_url(url)} has schema {revision}, and this evoengine checks {known_revisions()[-1]}: "
+            f"{hint('db', 'upgrade', db=db_of(url))} brings it there"
+        )
+    return Ledger(url, make_engine(url))
 
 
 class Ledger(TrialWriter, TrialLists):
@@ -326,7 +339,7 @@ class Ledger(TrialWriter, TrialLists):
             rebuild(session)
 
     def prune(self, keep: int, before: datetime | None) -> Pruned:
-        """Takes out sources and machine code of all but the best, as `evoengine.ledger.pruning` says."""
+        """Takes out sources and machine code of all but the best, as `evoengine.ledger.removal` says."""
         with self._writing() as session:
             return prune(session, keep, before)
 

@@ -6,27 +6,254 @@ of this process for killed (`heartbeat.py`).
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import stat
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
 from evoengine.ledger import chains
-from evoengine.ledger.commits import Commits, Mark, was_made
-from evoengine.ledger.database import db_of
-from evoengine.ledger.driver_errors import display_url, is_away, translate_errors
+from evoengine.ledger.database import db_of, discard_log, empty_log
+from evoengine.ledger.driver_errors import Unavailable, display_url, is_away, translate_errors
 from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, require_fence
-from evoengine.ledger.patience import Patience, Unavailable, patient
-from evoengine.ledger.watch import FileLost, Watch
-from evoengine.ledger.write_ahead_log import discard_log, empty_log
 from evoengine.text import spans
+
+# ── a database that is unavailable ────────────────────────────────────────────────────────────────────────────────────
+
+
+WAIT_SECONDS = 600.0
+"""longer than a server takes to restart or to be upgraded"""
+RETRY_SECONDS = 0.5
+
+
+Result = TypeVar("Result")
+
+
+class Patience:
+    """Tries again until the database is back, for `WAIT_SECONDS` at most; says so once, and once that it is over."""
+
+    def __init__(self, echo: Callable[[str], None]) -> None:
+        self._echo = echo
+
+    def call(self, attempt: Callable[[], Result]) -> Result:
+        """Raises Unavailable where the database stays away."""
+        began: float | None = None
+        while True:
+            try:
+                result = attempt()
+            except Unavailable as error:
+                if began is None:
+                    began = time.monotonic()
+                    self._echo(f"{error}; this search waits, {WAIT_SECONDS / 60:g} minutes at most")
+                if time.monotonic() - began >= WAIT_SECONDS:
+                    raise
+                time.sleep(RETRY_SECONDS)
+            else:
+                if began is not None:
+                    self._echo(f"the ledger is back after {time.monotonic() - began:.0f} s: the search goes on")
+                return result
+
+
+class HasPatience(Protocol):
+    patience: Patience | None
+    """None of what is told at once"""
+
+
+Waiter = TypeVar("Waiter", bound=HasPatience)
+Given = ParamSpec("Given")
+
+
+def patient(method: Callable[Concatenate[Waiter, Given], Result]) -> Callable[Concatenate[Waiter, Given], Result]:
+    """Has the whole method tried again, where its object has patience: each is one transaction, which was not made."""
+
+    @wraps(method)
+    def call(self: Waiter, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if self.patience is None:
+            return method(self, *args, **kwargs)
+        return self.patience.call(lambda: method(self, *args, **kwargs))
+
+    return call
+
+
+# ── commits over a lost connection ────────────────────────────────────────────────────────────────────────────────────
+
+
+Mark = tuple[str, int]
+"""writer and number of a transaction"""
+
+LOCK_SECONDS = 5
+"""how long the server may take to notice that a connection is lost, before it counts as away"""
+_NOTE = text(
+    "INSERT INTO commits (writer, number, at) VALUES (:writer, :number, CURRENT_TIMESTAMP) "
+    "ON CONFLICT (writer) DO UPDATE SET number = excluded.number, at = excluded.at"
+)
+# It writes the row, or it would not wait for a transaction that still may.
+_LAST = text(
+    "INSERT INTO commits (writer, number, at) VALUES (:writer, 0, CURRENT_TIMESTAMP) "
+    "ON CONFLICT (writer) DO UPDATE SET number = commits.number RETURNING number"
+)
+_FORGET = text("DELETE FROM commits WHERE at < CURRENT_TIMESTAMP - INTERVAL '7 days'")
+_WAIT = text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+_STILL_LOCKED = "55P03"
+
+
+class Commits:
+    """Per-process log of commits, each thread a writer: tells whether a commit over a lost connection was made.
+
+    Each transaction writes its number into its writer's row of `commits`. A server's own number of a transaction does
+    not tell: after a crash it gives numbers again that were lost with their transactions.
+    """
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def note(self, connection: Connection) -> Mark:
+        """Has the transaction leave its mark."""
+        own = self._of_thread
+        if not hasattr(own, "writer"):
+            own.writer, own.numbers = uuid.uuid4().hex, count(1)
+            connection.execute(_FORGET)
+        mark = own.writer, next(own.numbers)
+        connection.execute(_NOTE, {"writer": mark[0], "number": mark[1]})
+        return mark
+
+
+def was_made(connection: Connection, mark: Mark) -> bool | None:
+    """Whether the last transaction of its writer is that one; None while the server has not ended it."""
+    writer, number = mark
+    connection.execute(_WAIT)
+    try:
+        return bool(connection.scalars(_LAST, {"writer": writer}).one() == number)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == _STILL_LOCKED:
+            return None
+        raise
+
+
+# ── a file that is lost ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_NUMBER_AND_CHANGES = "SELECT user_version, schema_version FROM pragma_user_version, pragma_schema_version"
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+class FileLost(Exception):
+    """What became of the file, as the end of the sentence "the ledger …"; whether it still holds what was written."""
+
+    def __init__(self, what: str, *, holds_all: bool = False, overwritten: bool = False) -> None:
+        super().__init__(what)
+        self.holds_all = holds_all
+        self.overwritten = overwritten
+        """whether the file that is open has another's content, which its log would be moved into"""
+
+
+class Watch:
+    """Whether the SQLite file of an open ledger is still the one that was opened.
+
+    SQLite goes on writing into a file that was deleted or replaced, and says nothing. Worse, a connection that is
+    opened later writes into the replacement. So each new connection and each transaction asks here. A copy over the
+    file leaves it the same file to the system: it is known by the number that each ledger and each backup has in its
+    file (`database.mark`), an older copy of the ledger itself by its highest trial and its count of changes to tables,
+    which never fall. A server's database has no file (`path` None) and nothing to watch.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path and path.resolve()
+        self._first = os.stat(path) if path else None
+        self._size = self._first.st_size if self._first else 0
+        self._changed = 0
+        self._held = _held(self._path) if self._path else None
+
+    def check(self) -> None:
+        """Raises FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
+
+        A few microseconds where nothing was written into the file itself.
+        """
+        if self._path is None or self._first is None:
+            return
+        try:
+            now = os.stat(self._path)
+        except OSError as error:
+            where = "was deleted" if self._path.parent.is_dir() else "is gone with its folder"
+            raise FileLost(where) from error
+        if (now.st_dev, now.st_ino) != (self._first.st_dev, self._first.st_ino):
+            raise FileLost("was replaced by another file")
+        if self._first.st_mode & WRITABLE and not now.st_mode & WRITABLE:
+            raise FileLost("was made read-only", holds_all=True)
+        if now.st_ctime_ns != self._changed:
+            self._check_held(self._path)
+        if now.st_size < self._size and not _is_whole(self._path):
+            raise FileLost(f"was cut from {self._size:,} to {now.st_size:,} bytes")
+        self._size, self._changed = now.st_size, now.st_ctime_ns
+
+    def _check_held(self, path: Path) -> None:
+        now, before = _held(path), self._held
+        if now is None or before is None or not before.number:
+            return
+        if now.number != before.number:
+            raise FileLost("was overwritten", overwritten=True)
+        if now.last_trial < before.last_trial or now.table_changes < before.table_changes:
+            raise FileLost("was overwritten with an older copy of itself", overwritten=True)
+        self._held = now
+
+    def guard(self, engine: Engine) -> None:
+        """Has the engine open no connection to another file than this."""
+
+        @event.listens_for(engine, "do_connect")
+        def ask(*connecting: Any) -> None:
+            self.check()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What stands in the file itself, whatever its log says."""
+
+    number: int
+    """of the ledger; 0 where the file is none of SQLite's"""
+    table_changes: int = 0
+    last_trial: int = 0
+
+
+def _held(path: Path) -> _Held | None:
+    """None where nobody can tell.
+
+    SQLite has to read it: if anything else opened the file and closed it again, that would drop SQLite's locks on it.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            number, changes = connection.execute(_NUMBER_AND_CHANGES).fetchone()
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
+                return _Held(number, changes)
+            (last,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'candidates'").fetchone()
+    except sqlite3.Error as error:
+        return _Held(0) if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
+    return _Held(number, changes, last or 0)
+
+
+def _is_whole(path: Path) -> bool:
+    """A file that somebody ran VACUUM on is shorter too."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        answer: tuple[str] = connection.execute("PRAGMA quick_check(1)").fetchone()
+        return answer == ("ok",)
+    return False
+
+
+# ── an open database ──────────────────────────────────────────────────────────────────────────────────────────────────
+
 
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 

@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import joinedload
 
+from evoengine.ledger.chains import insert_row, update_row
 from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
+from evoengine.ledger.heartbeat import left_over
 from evoengine.ledger.models import Base, BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
-from evoengine.ledger.patience import patient
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.reading import Reader
-from evoengine.ledger.reclaim import left_over
 from evoengine.ledger.rows import (
     find_binary_row,
     get_or_create_binary,
@@ -24,7 +24,7 @@ from evoengine.ledger.rows import (
     to_binary,
     verdict_values,
 )
-from evoengine.ledger.statements import insert_row, update_row
+from evoengine.ledger.transactions import patient
 from evoengine.records import (
     Binary,
     Candidate,

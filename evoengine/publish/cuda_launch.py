@@ -240,7 +240,7 @@ ARGUMENTS = {
     "cuLaunchKernel": "puuuuuuuppp", "cuMemcpyDtoDAsync_v2": "zzzp", "cuMemsetD8Async": "zczp",
     "cuModuleGetFunction": "ppp", "cuModuleGetGlobal_v2": "pppp", "cuModuleLoadData": "pp",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiz", "cuTensorMapEncodeTiled": "puupppppuuuu",
-}  # fmt: skip
+}  # fmt: skip # a table
 TYPES = {"p": ctypes.c_void_p, "c": ctypes.c_ubyte, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}
 
 

@@ -40,9 +40,13 @@ Grids = Mapping[int, tuple[int, int, int]]
 
 
 def export(
-    candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
+    candidate: Candidate,
+    target: Target,
+    folder: Path,
+    *,
+    grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Write an export and return its paths.
 
     It has kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
@@ -52,9 +56,12 @@ def export(
 
 
 def export_files(
-    candidate: Candidate, target: Target, *, grids: Grids = MappingProxyType({}),
+    candidate: Candidate,
+    target: Target,
+    *,
+    grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
-) -> dict[str, bytes]:  # fmt: skip
+) -> dict[str, bytes]:
     """Return the files of an export without their checksums.
 
     `grids` holds the grids for GPUs with other numbers of SMs, if the launch depends on it.
@@ -212,8 +219,14 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
     if m is None:
         return None
     return {
-        "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline,
+        "kind": str(m.kind),
+        "device": m.device,
+        "tflops": m.tflops,
+        "median_us": m.median_us,
+        "normalised_us": m.normalised_us,
+        "samples_us": list(m.samples_us),
+        "vs_baseline": m.vs_baseline,
         "vs_sdpa": m.vs_baseline,
-        "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
-    }  # fmt: skip
+        "policy": asdict(m.policy) if m.policy else None,
+        "terms": dict(m.terms),
+    }

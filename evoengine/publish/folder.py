@@ -25,7 +25,7 @@ ABANDONED_SECONDS = 3600
 _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 
-def require_place(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
     """Raise UsageError if `folder` contains files that no export wrote, or is not a folder."""
     if why := _why_not(Path(os.path.realpath(folder))):
         raise UsageError(
@@ -39,7 +39,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     The files are written beside the folder and renamed in one step, so that a killed process leaves the folder
     unchanged. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
-    require_place(folder)
+    require_writable(folder)
     target = Path(os.path.realpath(folder))
     files = with_checksums(contents)
     try:

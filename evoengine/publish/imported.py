@@ -108,46 +108,46 @@ _BY_TYPE: dict[type, _Rule] = {str: _NAME, int: _COUNT, float: _AMOUNT, datetime
 _fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
-def require_sound(whole: RunHistory) -> None:
+def validate_run(history: RunHistory) -> None:
     """Raise TypeError or ValueError with a sentence if a part of the run is invalid.
 
     It may have the wrong type, be out of range or contradict another part.
     """
-    _conforms(whole, RunHistory)
-    _require(whole.run, "the run")
-    _require_board(whole.run)
-    for _, baseline in whole.baselines:
+    _conforms(history, RunHistory)
+    _require(history.run, "the run")
+    _require_board(history.run)
+    for _, baseline in history.baselines:
         _require(baseline, f"the baseline {baseline.name!r:.60}")
     before: set[int] = set()
-    dossiers = list(whole.dossiers)
-    numbers = {dossier.candidate.trial for dossier in dossiers}
-    for dossier in dossiers:
-        trial = dossier.candidate.trial
-        _require(dossier, f"trial {trial}")
-        _require_candidate(dossier, whole.run)
+    records = list(history.dossiers)
+    numbers = {record.candidate.trial for record in records}
+    for record in records:
+        trial = record.candidate.trial
+        _require(record, f"trial {trial}")
+        _require_candidate(record, history.run)
         if trial in before:
             raise ValueError(f"trial {trial} is there twice; each has a number of its own")
-        for parent in dossier.candidate.parents:
+        for parent in record.candidate.parents:
             if parent in numbers and parent not in before:
                 raise ValueError(f"trial {trial} has the parent {parent}, which does not stand before it")
         before.add(trial)
 
 
-def mark_suspect(whole: RunHistory, target: Target) -> RunHistory:
+def mark_suspect(history: RunHistory, target: Target) -> RunHistory:
     """Return the run with every figure marked that exceeds the target GPU's limits.
 
     A candidate ranked by such a figure becomes suspect.
     """
-    return replace(whole, dossiers=[_marked(dossier, target) for dossier in whole.dossiers])
+    return replace(history, dossiers=[_marked(record, target) for record in history.dossiers])
 
 
-def _marked(dossier: CandidateHistory, target: Target) -> CandidateHistory:
-    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target))) for taken, f in dossier.figures]
+def _marked(record: CandidateHistory, target: Target) -> CandidateHistory:
+    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target))) for taken, f in record.figures]
     ranked_by = most_trusted([figure for _, figure in figures])
-    c = replace(dossier.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))
+    c = replace(record.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))
     if ranked_by and ranked_by.suspect and c.outcome and c.outcome.ranked:
         c = replace(c, outcome=Outcome.SUSPECT, reason=ranked_by.suspect)
-    return replace(dossier, candidate=c, figures=figures)
+    return replace(record, candidate=c, figures=figures)
 
 
 def _suspicion(figure: Measurement, target: Target) -> str | None:
@@ -257,8 +257,8 @@ def _require_board(run: Run) -> None:
             raise ValueError(f"the run is on {_shown(run.gpu)} and describes the GPU {_shown(key)}")
 
 
-def _require_candidate(dossier: CandidateHistory, run: Run) -> None:
-    c = dossier.candidate
+def _require_candidate(record: CandidateHistory, run: Run) -> None:
+    c = record.candidate
     where = f"trial {c.trial}"
     if (c.problem, c.gpu) != (run.problem, run.gpu):
         raise ValueError(f"{where} is of {_shown(c.problem)} on {_shown(c.gpu)}, and its run is not")
@@ -267,10 +267,10 @@ def _require_candidate(dossier: CandidateHistory, run: Run) -> None:
     for _, launch in c.source.launch.kernels(c.source.entry) if c.source else ():
         if launch.threads % math.prod(launch.block_yz):
             raise ValueError(f"{where}: the launch has {launch.threads} threads, which its rows do not divide")
-    kinds = {str(figure.kind) for _, figure in dossier.figures}
+    kinds = {str(figure.kind) for _, figure in record.figures}
     if c.outcome and c.outcome.ranked and str(c.outcome) not in kinds:
         raise ValueError(f"{where} ended as {c.outcome} and has no such figure")
-    for _, figure in dossier.figures:
+    for _, figure in record.figures:
         _require_figure(figure, where)
 
 

@@ -43,7 +43,7 @@ DTYPES = {
     "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
     "int64": ("int64", 8), "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1),
     "bool": ("bool", 1),
-}  # fmt: skip
+}  # fmt: skip # a table
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
 SPANS = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
 SCALAR_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}

@@ -36,7 +36,7 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.passwords import hide_passwords
-from evoengine.publish.imported import require_sound
+from evoengine.publish.imported import validate_run
 from evoengine.records import (
     UNKNOWN_POLICY,
     Binary,
@@ -47,7 +47,7 @@ from evoengine.records import (
     NextKernel,
     Outcome,
     Source,
-)  # fmt: skip
+)
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -76,10 +76,10 @@ _OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
 Dated = tuple[datetime | None, Any]
 
 
-def to_t4(whole: RunHistory) -> dict[str, Any]:
+def to_t4(history: RunHistory) -> dict[str, Any]:
     """Return the run with its finished candidates, cubins included."""
-    run, dossiers = whole.run, list(whole.dossiers)
-    kind = most_trusted_kind(figure for dossier in dossiers for _, figure in dossier.figures)
+    run, records = history.run, list(history.dossiers)
+    kind = most_trusted_kind(figure for record in records for _, figure in record.figures)
     return {
         "schema_version": SCHEMA_VERSION,
         "metadata": {
@@ -99,10 +99,10 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
                 "gpu_definition": run.gpu_definition,
                 "kernel": run.kernel,
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
-                "baselines": _dated(whole.baselines, baseline_values),
+                "baselines": _dated(history.baselines, baseline_values),
             },
         },
-        "results": [_result(dossier, kind) for dossier in dossiers],
+        "results": [_result(record, kind) for record in records],
     }
 
 
@@ -120,16 +120,25 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
     space = described["space"]
     run = Run(
-        id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
-        status=_status(described), device=Device(**described["device"]), space_name=space["name"],
-        space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
-        host=this_host(), pid=os.getpid(), gpu_definition=_board(described), kernel=described.get("kernel"),
+        id=0,
+        started_at=datetime.fromisoformat(metadata["timestamp"]),
+        finished_at=_moment(described, "finished_at"),
+        status=_status(described),
+        device=Device(**described["device"]),
+        space_name=space["name"],
+        space_sha256=space["sha256"],
+        space_text=space["text"],
+        version=metadata["autotuner_version"],
+        host=this_host(),
+        pid=os.getpid(),
+        gpu_definition=_board(described),
+        kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
-    )  # fmt: skip
+    )
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
-    whole = RunHistory(run, baselines, [_dossier(r["evoengine"]) for r in results])
-    require_sound(whole)
-    return whole
+    history = RunHistory(run, baselines, [_record(r["evoengine"]) for r in results])
+    validate_run(history)
+    return history
 
 
 def _board(described: Mapping[str, Any]) -> Any:
@@ -161,9 +170,9 @@ def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -
     return [(d["taken_at"], record(SimpleNamespace(**d))) for d in dated]
 
 
-def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
+def _result(record: CandidateHistory, kind: Kind) -> dict[str, Any]:
     """Return the JSON of a candidate. `kind` is the kind of figures of its run, for a candidate without one."""
-    c = dossier.candidate
+    c = record.candidate
     assert c.outcome is not None  # a history has finished candidates alone
     times: dict[str, Any] = {}
     if c.binary:
@@ -188,12 +197,12 @@ def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
         "invalidity": INVALIDITY[c.outcome],
         "correctness": int(INVALIDITY[c.outcome] == "correct"),
         "measurements": measured,
-        "evoengine": _whole(dossier),
+        "evoengine": _whole(record),
     }
 
 
-def _whole(dossier: CandidateHistory) -> dict[str, Any]:
-    c = dossier.candidate
+def _whole(record: CandidateHistory) -> dict[str, Any]:
+    c = record.candidate
     return {name: getattr(c, name) for name in _OF_CANDIDATE} | {
         "config": dict(c.config),
         "outcome": str(c.outcome),
@@ -201,11 +210,11 @@ def _whole(dossier: CandidateHistory) -> dict[str, Any]:
         "source": c.source and asdict(c.source),
         # whose source was pruned, nobody can make it again
         "binary": _binary_values(c.binary) if c.source and c.binary else None,
-        "created_at": _text(dossier.created_at),
-        "finished_at": _text(dossier.finished_at),
-        "verdicts": _dated(dossier.verdicts, verdict_values),
-        "measurements": _dated(dossier.figures, measurement_values),
-        "profiles": _dated(dossier.profiles, profile_values),
+        "created_at": _text(record.created_at),
+        "finished_at": _text(record.finished_at),
+        "verdicts": _dated(record.verdicts, verdict_values),
+        "measurements": _dated(record.figures, measurement_values),
+        "profiles": _dated(record.profiles, profile_values),
     }
 
 
@@ -214,7 +223,7 @@ def _binary_values(binary: Binary) -> dict[str, Any]:
     return {name: value for name, value in asdict(binary).items() if name not in ("cubin", "listing")}
 
 
-def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
+def _record(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
     verdicts = _undated([_OLD_VERDICT | v for v in verdicts], to_verdict)
@@ -231,7 +240,7 @@ def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
         measurement=most_trusted([figure for _, figure in figures]),
         sustained=last_sustained([figure for _, figure in figures]),
         gate_version=min(versions, default=None),
-    )  # fmt: skip
+    )
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
     return CandidateHistory(
         candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile)

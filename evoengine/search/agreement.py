@@ -11,7 +11,7 @@ from evoengine.records import UNKNOWN_POLICY, Kind, Outcome
 from evoengine.terms import FORMULA, model_of
 
 SHORT_LIST = 10
-"""the regret is that of having timed only so many, best estimate first"""
+"""number of best estimates to time; the regret is what timing only these would have cost"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class Pair:
     trial: int
     problem: str
     gpu: str
-    """that it was compiled and estimated for"""
+    """for which it was compiled and estimated"""
     device: str
-    """that it was measured on"""
+    """on which it was measured"""
     family: str
     estimated: float
     measured: float
     policy: str = str(UNKNOWN_POLICY)
-    """that it was measured by"""
+    """by which it was measured"""
     model: str = FORMULA
-    """what the estimate was made by: predicted from the machine code, or by formula"""
+    """the source of the estimate: the model of machine code, or a formula"""
 
     @property
     def figures(self) -> tuple[float, float]:
@@ -44,7 +44,7 @@ class Pair:
 class Agreement:
     candidates: int
     spearman: float | None
-    """rank correlation, 1 for the same order; None for fewer than three, or where one side is all alike"""
+    """rank correlation, 1 for the same order; None for fewer than three pairs, or where one side is constant"""
     regret: float | None
     """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None where no
     more than those were measured"""

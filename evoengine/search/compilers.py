@@ -1,4 +1,4 @@
-"""The compile workers of a search: they compile each source once and predict each binary once, whoever asks first."""
+"""The compile workers of a search, which compile each source and predict each binary at most once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import COMPILE_SECONDS
 from evoengine.stages.toolchain import compiler_version
 
-KEPT = 128
-"""binaries kept for whoever asks next, about 1 MB each with their listings"""
+MAX_BINARIES = 128
+"""kept for later requests, about 1 MB each with their listings"""
 
 
 class Compilers:
     def __init__(
-        self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
-        predictor: Callable[..., Estimated], workers: Workers, seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        ledger: Ledger,
+        compiler: Callable[[Source, str], Binary | Rejection],
+        predictor: Callable[..., Estimated],
+        workers: Workers,
+        seconds: float,
+    ) -> None:
         """Create the compilers of a search. `seconds` is the time limit of a task; the workers are closed with it."""
         self.workers = workers
         self._setting, self._ledger = setting, ledger
         self._compiler, self._predictor, self._seconds = compiler, predictor, seconds
         self._binaries: dict[str, Future[Binary | Rejection]] = {}
-        """by the source's sha256, the latest last"""
+        """by the source's sha256, oldest first"""
         self._predictions: dict[str, Future[Estimated | Rejection]] = {}
 
     def recorded(self, source: Source) -> Binary | None:
@@ -41,10 +46,14 @@ class Compilers:
         future = self._binaries.get(source.sha256)
         if future is None or not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
-                self._compiler, source, self._setting.target.gpu.arch,
-                died=Outcome.UNCOMPILABLE, gives=Binary, seconds=min(COMPILE_SECONDS, self._seconds),
-            )  # fmt: skip
-            if len(self._binaries) > KEPT:
+                self._compiler,
+                source,
+                self._setting.target.gpu.arch,
+                on_crash=Outcome.UNCOMPILABLE,
+                returns=Binary,
+                seconds=min(COMPILE_SECONDS, self._seconds),
+            )
+            if len(self._binaries) > MAX_BINARIES:
                 del self._binaries[next(iter(self._binaries))]
         return future
 
@@ -54,9 +63,13 @@ class Compilers:
         future = self._predictions.get(key)
         if future is None or not _holds(future, Estimated):
             future = self._predictions[key] = self.workers.submit(
-                self._predictor, s.target, contender, s.space.cost(contender.config),
-                died=Outcome.CRASHED, gives=Estimated,
-            )  # fmt: skip
+                self._predictor,
+                s.target,
+                contender,
+                s.space.cost(contender.config),
+                on_crash=Outcome.CRASHED,
+                returns=Estimated,
+            )
         return future
 
     def close(self) -> None:

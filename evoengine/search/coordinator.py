@@ -1,8 +1,8 @@
-"""The search: ask for configurations, keep the compilers and the GPU busy, tell what came out, record every stage.
+"""The search loop: propose configurations, keep compilers and GPU busy, report results, record every stage.
 
-One process owns the ledger and the sampler; workers only compute. A candidate goes down the pipeline and stops at the
-first stage that rejects it. What ends or begins at the same time is written in one transaction, and told after it: so
-one coordinator feeds many GPUs.
+One process owns the ledger and the sampler; workers only compute. A candidate passes down the pipeline and stops at the
+first stage that rejects it. Candidates that begin or end together are written in one transaction and reported after its
+commit, so that one coordinator can feed many GPUs.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import told
+from evoengine.objectives import sampler_values
 from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source, Verdict
 from evoengine.search.compilers import Compilers
-from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.failures import Failures
 from evoengine.search.finals import FINALISTS, hold_finals, record_finals
-from evoengine.search.finishing import SHOWN, Finisher, Lead
+from evoengine.search.finishing import DISPLAYED_RANKS, Finisher, Lead
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests
+from evoengine.search.other_searches import OtherSearches
 from evoengine.search.past import run_past
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Progress
 from evoengine.search.proposer import Proposal, Proposer
-from evoengine.search.samplers import LED
+from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
@@ -40,30 +40,38 @@ from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
-"""how often the display is refreshed and a request to stop is seen while nothing finishes"""
+"""interval at which the display is refreshed and a request to stop is noticed while nothing finishes"""
 BUILD_SECONDS = 2.0
-"""that the emulator's build of a candidate takes, which is in no verdict's time"""
-TIMES_SHORT = 12
-"""times the short cases by machine code that the whole gate of both judges takes"""
-AT_ONCE = 8
-"""candidates at most that begin in one transaction: the first is not to wait long for the others"""
+"""duration of the emulator's build of a candidate, which no verdict's time includes"""
+WHOLE_OVER_SHORT = 12
+"""time of the whole gate by both judges over that of the short cases by machine code"""
+MAX_BATCH = 8
+"""candidates that begin in one transaction at most, so that the first does not wait long for the others"""
 
 
 class Coordinator:
     """Runs one search to its end.
 
     `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
-    `compiler` and `predictor` run in a worker under `terms`, in `setting.jobs` processes here unless `workers` are
+    `compiler` and `predictor` run in a worker under `limits`, in `setting.jobs` processes here unless `workers` are
     given. Judge and workers are closed with the search.
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, run: int, judge: Evaluator,
-        on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
-        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: WorkerLimits = COMPILER_LIMITS,
-        predictor: Callable[..., Estimated] = predict_task, workers: Workers | None = None,
-        identity: Identity | None = None, spent: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Setting,
+        ledger: Ledger,
+        run: int,
+        judge: Evaluator,
+        on_change: Callable[[Progress], None],
+        on_finish: Callable[[int], None],
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task,
+        limits: WorkerLimits = COMPILER_LIMITS,
+        predictor: Callable[..., Estimated] = predict_task,
+        workers: Workers | None = None,
+        identity: Identity | None = None,
+        spent: float = 0.0,
+    ) -> None:
         """Create the coordinator of a run. A `run` with trials continues; `spent` are the seconds that it took before.
 
         With an `identity`, all searches of the ledger that have one evaluate each kernel only once.
@@ -74,49 +82,57 @@ class Coordinator:
         self.progress = Progress(setting.trials, outcomes=past.outcomes, taken_over=past.taken_over, spent=spent)
         self._retries = dict(past.retries)
         left = [retry.config for retry in self._retries.values()]
-        self._alone = {key for key, retry in self._retries.items() if retry.kills}
-        """of what was killed before, which nothing else may be under way with: it may be what kills"""
+        self._exclusive = {key for key, retry in self._retries.items() if retry.kills}
+        """configurations that were killed before: each runs alone, since it may be the cause"""
         known_good = neighbouring_bests(ledger, setting)
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
-        self._comparing: set[Future[list[Baseline] | Rejection]] = set()
+        self._timing_baselines: set[Future[list[Baseline] | Rejection]] = set()
         self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
         self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
         self._leading: dict[Future[Judged | Rejection], Candidate] = {}
-        """of which the gate is being finished, since they have led for a while"""
+        """candidates that have led for a while, whose gate is being finished"""
         self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
-        """of candidates that a GPU timed"""
+        """predictions of candidates that a GPU timed"""
         self._first_with = dict(past.first_with)
         """source sha256 → the trial that rendered it first"""
         self._values = dict(past.values)
         self._duplicates: dict[int, list[Proposal]] = {}
-        """proposals whose source another trial, still under way, rendered first"""
+        """proposals whose source another trial, still in flight, rendered first"""
         self._identity = identity
-        self._elsewhere = Elsewhere(ledger)
+        self._other_searches = OtherSearches(ledger)
         self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
-        """what another search evaluates, with the key of the evaluation"""
-        self._ended_now: list[int] = []
-        """trials whose end is written and not told yet"""
+        """candidates that another search evaluates, with the key of the evaluation"""
+        self._unreported: list[int] = []
+        """trials whose end is written but not yet reported"""
         self._started = self.progress.done
         self._failures = Failures()
         self._seconds_whole: list[float] = []
-        """that candidates took whose gate was finished"""
+        """durations of candidates whose gate was finished"""
         self._seconds_short: list[float] = []
-        """that others took"""
+        """durations of the other candidates"""
         self._exhausted = self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
-        workers = workers or WorkerPool(s.jobs, terms)
-        self._compilers = Compilers(s, ledger, compiler, predictor, workers, terms.seconds)
+        workers = workers or WorkerPool(s.jobs, limits)
+        self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
         self._finisher = Finisher(
-            ledger, run, s.target, s.seed, judge, self._compilers.workers,
-            lambda: not self._stop and self._has_time(), self._on_stage, self._on_finished, {run: s.space},
-        )  # fmt: skip
+            ledger,
+            run,
+            s.target,
+            s.seed,
+            judge,
+            self._compilers.workers,
+            lambda: not self._stop and self._has_time(),
+            self._on_stage,
+            self._on_finished,
+            {run: s.space},
+        )
         self._lead = Lead()
-        self._ahead: Lookahead | None = None
-        if self._prior is not None and s.sampler in LED:
-            self._ahead = Lookahead(s, self._prior, self._compilers)
+        self._lookahead: Lookahead | None = None
+        if self._prior is not None and s.sampler in PRIOR_GUIDED:
+            self._lookahead = Lookahead(s, self._prior, self._compilers)
 
     @property
     def invalid_proposals(self) -> int:
@@ -132,22 +148,22 @@ class Coordinator:
 
     def search(self) -> Progress:
         try:
-            # while the device comes up and times these, the first candidates are compiled
+            # the first candidates are compiled while the device starts and times these
             if baselines := self._judge.baselines():
-                self._comparing.add(baselines)
+                self._timing_baselines.add(baselines)
             self.progress.best = self._best()
             self._lead = self._find_lead()
-            while not self._stop and (self._fill() or self._under_way()):
-                self._look_ahead()
-                self._elsewhere.look()
-                awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
+            while not self._stop and (self._fill() or self._in_flight()):
+                self._start_lookahead()
+                self._other_searches.poll()
+                awaited = self._in_flight() | (self._lookahead.in_flight if self._lookahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 with self.ledger.together():
                     for future in finished:
                         self._advance(future)
-                self._tell_ended()
+                self._report_ended()
                 self._judge_lead()
-                self.progress.stage = "" if self.progress.done else self._opening()
+                self.progress.stage = "" if self.progress.done else self._first_stage()
                 self._on_change(self.progress)
             if not self._stop:
                 self._finish_gate()
@@ -167,20 +183,27 @@ class Coordinator:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
 
-    def _opening(self) -> str:
-        return self._judge.opening() if self._judging or self._comparing else "compiling the first candidates"
+    def _first_stage(self) -> str:
+        return (
+            self._judge.first_stage() if self._judging or self._timing_baselines else "compiling the first candidates"
+        )
 
-    def _under_way(self) -> set[Future[Any]]:
+    def _in_flight(self) -> set[Future[Any]]:
         return {
-            *self._comparing, *self._compiling, *self._judging, *self._leading, *self._predicting, *self._awaiting,
-        }  # fmt: skip
+            *self._timing_baselines,
+            *self._compiling,
+            *self._judging,
+            *self._leading,
+            *self._predicting,
+            *self._awaiting,
+        }
 
     def _advance(self, future: Future[Any]) -> None:
-        if self._ahead and future in self._ahead.under_way:
-            self._ahead.advance(future)
-            self.progress.predicted = self._ahead.predicted
-        if future in self._comparing:
-            self._comparing.remove(future)
+        if self._lookahead and future in self._lookahead.in_flight:
+            self._lookahead.advance(future)
+            self.progress.predicted = self._lookahead.predicted
+        if future in self._timing_baselines:
+            self._timing_baselines.remove(future)
             for baseline in timed_baselines(future):
                 self.ledger.record_baseline(self.run, baseline)
         elif future in self._compiling:
@@ -200,8 +223,8 @@ class Coordinator:
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
-        if self._failures.alike():
-            self.progress.ended = f"stopped: {self._failures.alike()}"
+        if self._failures.stop_reason():
+            self.progress.ended = f"stopped: {self._failures.stop_reason()}"
             return False
         if not self._has_time(self._seconds_to_finish()):
             self.progress.ended = "time is up"
@@ -217,9 +240,9 @@ class Coordinator:
 
         They are estimated from candidates that were judged completely, or from the short cases before there are any.
         """
-        short = TIMES_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
+        short = WHOLE_OVER_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
         each = statistics.mean(self._seconds_whole) if self._seconds_whole else short
-        return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
+        return each * min(DISPLAYED_RANKS, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
 
     def _may_start(self, rendered: int = 0) -> bool:
         """Return whether another candidate fits, with `rendered` candidates pending."""
@@ -228,21 +251,21 @@ class Coordinator:
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
         compiling = len(self._compiling) + rendered
-        under_way = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
-        if self._alone:
-            return not under_way
-        return compiling <= s.jobs and under_way <= s.jobs + self._judge.ahead
+        in_flight = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
+        if self._exclusive:
+            return not in_flight
+        return compiling <= s.jobs and in_flight <= s.jobs + self._judge.queue_depth
 
     def _fill(self) -> bool:
         """Start candidates while workers are free; return whether any may still be started."""
         while some := self._render_some():
             with self.ledger.together():
                 begun = [self._begin(proposal, rendered) for proposal, rendered in some]
-            # who is killed must leave a row of all that was under way, so nothing is before its row is committed
+            # commit the rows first: a killed search must leave one for each candidate in flight
             with self.ledger.together():
                 for claimed in filter(None, begun):
                     self._dispatch(*claimed)
-            self._tell_ended()
+            self._report_ended()
         return self._may_start()
 
     def _render_some(self) -> list[tuple[Proposal, Rendered | Rejection]]:
@@ -251,7 +274,7 @@ class Coordinator:
         A template may take long, and other processes write meanwhile.
         """
         some: list[tuple[Proposal, Rendered | Rejection]] = []
-        while len(some) < AT_ONCE and self._may_start(len(some)) and not self._must_predict_first():
+        while len(some) < MAX_BATCH and self._may_start(len(some)) and not self._must_predict_first():
             proposal = self._proposer.propose()
             if proposal is None:
                 self._exhausted = True
@@ -259,22 +282,22 @@ class Coordinator:
             self._started += 1
             if retry := self._retries.get(proposal.key):
                 proposal = replace(proposal, parents=retry.parents, operator=retry.operator)
-            if self._ahead:
-                self._ahead.leave(proposal.config)
+            if self._lookahead:
+                self._lookahead.discard(proposal.config)
             some.append((proposal, self._pipeline.render(Proposed(0, proposal.config))))
         return some
 
     def _must_predict_first(self) -> bool:
         """Return whether the first pick should wait for predictions that will be available soon. It waits only once."""
-        return self._ahead is not None and not self._proposer.queued and self._ahead.opening()
+        return self._lookahead is not None and not self._proposer.queued and self._lookahead.must_wait()
 
-    def _look_ahead(self) -> None:
+    def _start_lookahead(self) -> None:
         """Give idle workers likely proposals to predict."""
-        if self._ahead is None or self._alone or not self._wants_more():
+        if self._lookahead is None or self._exclusive or not self._wants_more():
             return
         best = self.progress.best.config if self.progress.best else None
         for_candidates = {*self._compiling, *self._predicting}
-        while len(for_candidates | self._ahead.under_way) < self.setting.jobs and self._ahead.start(best):
+        while len(for_candidates | self._lookahead.in_flight) < self.setting.jobs and self._lookahead.start(best):
             pass
 
     # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +305,7 @@ class Coordinator:
     def _begin(
         self, proposal: Proposal, rendered: Rendered | Rejection
     ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
-        """Enter a proposal into the ledger; return the arguments of `_dispatch`, or None if the candidate has ended."""
+        """Insert a proposal into the ledger; return the arguments of `_dispatch`, or None if it has ended."""
         if isinstance(rendered, Rejection):
             failed = Proposed(self._add(proposal, None), proposal.config)
             self._finish(InFlight(proposal, failed), end_of(rendered))
@@ -334,7 +357,7 @@ class Coordinator:
             if claim.known:
                 self._take_over(flight, key, claim.trial)
             else:
-                self._awaiting[self._elsewhere.wait_for(claim.trial)] = flight, key
+                self._awaiting[self._other_searches.wait_for(claim.trial)] = flight, key
         elif recorded := self._compilers.recorded(flight.candidate.source):
             self._compiled(flight, recorded)
         else:
@@ -363,7 +386,7 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        whole = len(self.setting.objectives) > 1  # what leads in one of several is not known by its prediction
+        whole = len(self.setting.objectives) > 1  # a prediction does not tell what leads in one of several objectives
         judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, whole)
         self._judging[judged] = flight
 
@@ -396,8 +419,8 @@ class Coordinator:
     # ── the gate finished ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge_lead(self) -> None:
-        """Have the gate finished for a candidate that has led for a while: a search that is killed has a best then."""
-        if self.setting.timed or self._alone or not self._lead.due or not self._has_time():
+        """Finish the gate of a candidate that has led for a while, so that a killed search leaves a verified best."""
+        if self.setting.timed or self._exclusive or not self._lead.due or not self._has_time():
             return
         assert self._lead.trial is not None  # it is due
         self._lead.finished = True
@@ -425,13 +448,13 @@ class Coordinator:
 
     def _find_lead(self) -> Lead:
         """Return the best prediction that the run has in the ledger and no judge has refuted."""
-        found = next(iter(self._finisher.by_prediction()), None)
+        found = next(iter(self._finisher.ranked_predictions()), None)
         if found is None or found.measurement is None:
             return Lead()
         return Lead(found.trial, found.measurement.rank_key, found.outcome is not Outcome.UNFINISHED)
 
     def _finish_gate(self) -> None:
-        """Judge to the end what the ranking shows, or what goes to the finals, while there is time."""
+        """Finish the gate of what the ranking shows, or of the finalists, while there is time."""
         finisher = self._finisher
         said = finisher.finish_finalists(FINALISTS) if self.setting.timed else finisher.finish_ranking()
         self.progress.notes += said
@@ -448,7 +471,7 @@ class Coordinator:
             self.progress.outcomes[outcome] += 1
 
     def _hold_finals(self) -> None:
-        """Time the best candidates of the ledger against each other, if the evaluator's figures gain by it."""
+        """Time the best candidates of the ledger against each other, if the evaluator times them."""
         s = self.setting
         future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
@@ -484,7 +507,7 @@ class Coordinator:
         self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
 
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
-        values = self._values[flight.trial] = told(found, self.setting.objectives)
+        values = self._values[flight.trial] = sampler_values(found, self.setting.objectives)
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
             self._proposer.tell(proposal, values)
         self._count(flight, outcome)
@@ -492,7 +515,7 @@ class Coordinator:
         best = self.progress.best
         if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found
-        self._lead.behind += 1
+        self._lead.trials_behind += 1
         if outcome.has_figure and found.ranked_by.rank_key < self._lead.rank_key:
             self._lead = Lead(found.trial, found.ranked_by.rank_key, outcome is not Outcome.UNFINISHED)
 
@@ -503,13 +526,13 @@ class Coordinator:
         return own[0] if own else None
 
     def _count(self, flight: InFlight[Proposed], outcome: Outcome) -> None:
-        self._alone.discard(flight.proposal.key)
+        self._exclusive.discard(flight.proposal.key)
         self.progress.outcomes[outcome] += 1
-        self._ended_now.append(flight.trial)
+        self._unreported.append(flight.trial)
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         """Report trials whose outcome is committed."""
-        for trial in self._ended_now:
+        for trial in self._unreported:
             self._on_finish(trial)
             self._on_change(self.progress)
-        self._ended_now.clear()
+        self._unreported.clear()

@@ -1,4 +1,4 @@
-"""One configuration down the pipeline, outside any search and ledger: what `evoengine verify` does."""
+"""Evaluate one configuration outside any search and ledger, as `evoengine verify` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluate_config(
     target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
     """Render, compile, screen and judge a configuration, in processes that may die."""
-    # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
+    # `timed`: a spill is slow, not wrong; only a binary that cannot be launched or correct gets no verdict
     pipeline = Pipeline(target, space, templates, judge, timed=True, fill=fill)
     proposed = Proposed(0, config)
     rendered = pipeline.render(proposed)
@@ -32,9 +32,13 @@ def evaluate_config(
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, rendered.source, target.gpu.arch,
-            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
-        ).result()  # fmt: skip
+            compile_task,
+            rendered.source,
+            target.gpu.arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
         compiled = pipeline.compiled(rendered, made)
@@ -63,7 +67,11 @@ def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) ->
         end = end_of(result)
         wrong = Judged(result.verdicts).wrong
         candidate = replace(
-            candidate, outcome=wrong.outcome if wrong else None, reason=end.reason, measurement=end.figure,
-            device=end.device, **last_verdicts(result.verdicts),
-        )  # fmt: skip
+            candidate,
+            outcome=wrong.outcome if wrong else None,
+            reason=end.reason,
+            measurement=end.figure,
+            device=end.device,
+            **last_verdicts(result.verdicts),
+        )
     return candidate

@@ -1,6 +1,6 @@
-"""What decides over a compiled candidate: the emulator with the prediction, or a GPU that times; and what it says.
+"""Evaluators of a compiled candidate: executor and emulator with a prediction, or a GPU that times it.
 
-Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
+Anything that submits a candidate and returns a future of its verdict and figure can take their place.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
 QUEUE_DEPTH = 4
-"""candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
-made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
-full, and start too late for it not to run dry"""
+"""candidates in flight in addition to one per compile worker: enough that the GPU need not wait, few enough that
+proposals use recent results. A limit on the GPU's queue alone would stop the compilers whenever it is full, and restart
+them too late to keep it busy"""
 NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
 NOT_FINISHED = "not ranked: gate not finished"
 RUNNER_LIMITS = WorkerLimits(memory_bytes=None, forked=False, spare=True)
-"""of the process that runs on a GPU; CUDA reserves address space by the hundred gigabytes, so no memory limit"""
+"""of the process that runs on a GPU; CUDA reserves hundreds of gigabytes of address space, so no memory limit"""
 GPU_SECONDS = 180.0
-"""longest that gate and timing of one candidate may take, beside its launches at full size"""
+"""time limit of gate and timing of one candidate, without its launches at full size"""
 LAUNCHES = 20
-"""at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
+"""launches at full size within the time limit of the slowest candidate: checks, warm-up, minimal repetitions"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class End:
 
 
 def end_of(result: Evaluation | Rejection) -> End:
-    """Return how an evaluation, or a rejection, ends the candidate."""
+    """Return the end of a candidate by its evaluation or rejection."""
     if isinstance(result, Rejection):
         verdicts = (result.verdict,) if result.verdict else ()
         device = result.verdict.device if result.verdict else None
@@ -140,20 +140,20 @@ def why_dropped(figure: Measurement) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Where a device's wall time went, in seconds; of several devices theirs together."""
+    """Where a device's wall time went, in seconds, summed over several devices."""
 
     busy: float
     """verifying or timing"""
     starting: float
-    """runner processes coming up, first and after a failure"""
+    """starting runner processes, at first and after failures"""
     waiting: float
     """for a compiled candidate"""
 
 
 class Evaluator(ABC):
     _tasks: ModuleType = tasks
-    ahead: int = 0
-    """candidates under way beside one per compile worker; none where the judge shares those"""
+    queue_depth: int = 0
+    """candidates in flight in addition to one per compile worker; 0 where the evaluator shares those"""
 
     @abstractmethod
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
@@ -166,10 +166,14 @@ class Evaluator(ABC):
     def finish(
         self, target: Target, job: Job, known: tuple[Verdict, ...], workers: Workers
     ) -> Future[Judged | Rejection]:
-        """Judge to the end, without a GPU, what the verdicts `known` of a candidate leave open."""
+        """Run those cases of the gate, without a GPU, that the verdicts `known` of a candidate leave open."""
         arguments = (target.workload, job.contender, job.plans, job.seed, known)
         return workers.submit(
-            self._tasks.finish_task, *arguments, died=Outcome.CRASHED, gives=Judged, again=without_executor(arguments)
+            self._tasks.finish_task,
+            *arguments,
+            on_crash=Outcome.CRASHED,
+            returns=Judged,
+            retry=without_executor(arguments),
         )
 
     def baselines(self) -> Future[list[Baseline] | Rejection] | None:
@@ -177,11 +181,11 @@ class Evaluator(ABC):
         return None
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection] | None:
-        """Time the contenders against each other; None if the figures do not gain by it."""
+        """Time the contenders against each other; None if the evaluator does not time."""
         return None
 
-    def opening(self) -> str:
-        """Return a description of the first stage for people."""
+    def first_stage(self) -> str:
+        """Return a description of the first stage for the user."""
         return "gating the first candidates"
 
     def usage(self, seconds: float) -> Usage | None:
@@ -203,9 +207,9 @@ class CpuEvaluator(Evaluator):
         """
         self._target, self._build = target, build
 
-    def opening(self) -> str:
-        under_way = self._build is not None and self._build.under_way
-        return "building executor and emulator" if under_way else super().opening()
+    def first_stage(self) -> str:
+        building = self._build is not None and self._build.is_running
+        return "building executor and emulator" if building else super().first_stage()
 
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
@@ -217,8 +221,12 @@ class CpuEvaluator(Evaluator):
 
         arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_when_built))
         return workers.submit(
-            tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_executor(arguments)
-        )  # fmt: skip
+            tasks.estimate_task,
+            *arguments,
+            on_crash=Outcome.CRASHED,
+            returns=Evaluation,
+            retry=without_executor(arguments),
+        )
 
     def close(self) -> None:
         """End the build, for which the workers' threads may wait; the workers are the compilers'."""
@@ -227,20 +235,20 @@ class CpuEvaluator(Evaluator):
 
 
 def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArguments | None]:
-    """Return how a task is tried again whose process ended: with the reason as its last argument, once.
+    """Return a function that retries a task once whose process ended, with the reason as its last argument.
 
     The gate reports what a kernel does wrong. A process that ends in the middle is no fault of the kernel's, but of the
     executor or the model, which run in it.
     """
     failed: list[str] = []
 
-    def again(rejection: Rejection) -> TaskArguments | None:
+    def retry(rejection: Rejection) -> TaskArguments | None:
         if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
             return None
         failed.append(rejection.reason)
         return *(a.ask() if isinstance(a, Deferred) else a for a in arguments), rejection.reason
 
-    return again
+    return retry
 
 
 def one_runner(limits: WorkerLimits) -> Workers:
@@ -254,10 +262,15 @@ class GpuEvaluator(Evaluator):
     """
 
     def __init__(
-        self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = tasks, seconds: float | None = None,
+        self,
+        target: Target,
+        device: GpuDevice,
+        seed: int,
+        tasks: ModuleType = tasks,
+        seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
         runners: Callable[[WorkerLimits], Workers] = one_runner,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create an evaluator that times on GPUs.
 
         `tasks` has measure_task, baselines_task, finals_task and load_cuda; tests replace it. `seconds` is the time
@@ -270,7 +283,7 @@ class GpuEvaluator(Evaluator):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         limits = replace(RUNNER_LIMITS, seconds=seconds, environment=environment, warm_up=tasks.load_cuda)
         self._runner = runners(limits)
-        self.ahead = QUEUE_DEPTH + self._runner.size - 1
+        self.queue_depth = QUEUE_DEPTH + self._runner.size - 1
         self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us = long_run_us
@@ -290,12 +303,17 @@ class GpuEvaluator(Evaluator):
             return self._target, self._seed, tuple(failed)
 
         self._baselines = self._runner.submit(
-            self._tasks.baselines_task, self._target, self._seed, (),
-            died=Outcome.CRASHED, gives=list, again=without,
-        )  # fmt: skip
+            self._tasks.baselines_task,
+            self._target,
+            self._seed,
+            (),
+            on_crash=Outcome.CRASHED,
+            returns=list,
+            retry=without,
+        )
         return self._baselines
 
-    def opening(self) -> str:
+    def first_stage(self) -> str:
         timed = self._baselines is None or self._baselines.done()
         return "gating and timing the first candidates" if timed else "timing the baselines"
 
@@ -317,8 +335,8 @@ class GpuEvaluator(Evaluator):
             job.seed,
             incumbent,
             Deferred(self._fastest),
-            died=Outcome.CRASHED,
-            gives=Evaluation,
+            on_crash=Outcome.CRASHED,
+            returns=Evaluation,
         )
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
@@ -336,9 +354,14 @@ class GpuEvaluator(Evaluator):
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection]:
         return self._runner.submit(
-            self._tasks.finals_task, self._target, tuple(contenders), self._seed,
-            Deferred(self._fastest), died=Outcome.CRASHED, gives=Finals,
-        )  # fmt: skip
+            self._tasks.finals_task,
+            self._target,
+            tuple(contenders),
+            self._seed,
+            Deferred(self._fastest),
+            on_crash=Outcome.CRASHED,
+            returns=Finals,
+        )
 
     def usage(self, seconds: float) -> Usage:
         busy, starting = self._runner.seconds_busy, self._runner.seconds_starting
@@ -349,10 +372,13 @@ class GpuEvaluator(Evaluator):
 
 
 def make_evaluator(
-    target: Target, device: GpuDevice | None, seed: int,
+    target: Target,
+    device: GpuDevice | None,
+    seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-    runners: Callable[[WorkerLimits], Workers] = one_runner, build: FirstBuild | None = None,
-) -> Evaluator:  # fmt: skip
+    runners: Callable[[WorkerLimits], Workers] = one_runner,
+    build: FirstBuild | None = None,
+) -> Evaluator:
     """Return the evaluator for the GPU if there is one to time on.
 
     Otherwise it is that of executor and emulator, which waits for their `build`.

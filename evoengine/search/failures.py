@@ -1,4 +1,4 @@
-"""Why candidates of a search fail: which reasons are the commonest, and whether all fail alike."""
+"""Count why candidates of a search fail, and detect that all fail for one reason."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 
 from evoengine.records import Outcome
 
-ALIKE = 20
-"""candidates that fail for one reason, none before them having passed, after which a search stops"""
+MAX_ALIKE = 20
+"""a search stops when its first candidates, this many, all fail for one reason"""
 SHOWN_REASONS = 3
 REASON_CHARS = 300
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d[\d.,]*(?:[eE][+-]?\d+)?")
@@ -32,9 +32,9 @@ class Failures:
         self._counts[kind] += 1
         self._examples.setdefault(kind, (trial, reason or str(outcome)))
 
-    def alike(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Return why the search should stop where the first ALIKE candidates failed for one reason; else None."""
-        if self._ended < ALIKE or len(self._counts) != 1:
+        if self._ended < MAX_ALIKE or len(self._counts) != 1:
             return None
         ((kind, count),) = self._counts.items()
         if count != self._ended:
@@ -42,7 +42,7 @@ class Failures:
         return f"the first {count} candidates failed alike ({kind[0]})"
 
     def commonest(self) -> list[str]:
-        """Return a line for each of the commonest reasons: how many, the outcome, and one trial's own words."""
+        """Return a line for each of the commonest reasons: count, outcome and the reason of one trial."""
         lines = []
         for kind, count in self._counts.most_common(SHOWN_REASONS):
             trial, reason = self._examples[kind]

@@ -1,4 +1,4 @@
-"""The last word of a search that times: its best candidates timed against each other, and the ranking that follows."""
+"""The finals of a search that times: its best candidates timed against each other, and the resulting ranking."""
 
 from __future__ import annotations
 

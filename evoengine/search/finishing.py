@@ -1,8 +1,8 @@
-"""The gate finished for what a person will see or ship: the ranking that is shown, a GPU's finalists, exports.
+"""Finish the gate of candidates that are shown or shipped: the displayed ranking, a GPU's finalists, exports.
 
-A search judges most candidates by the short cases alone. What it shows as ranked has passed both judges whole: after
-the last trial the candidates that would be shown are judged to the end, and where one of them fails the next ones are,
-until the ranking stands.
+A search judges most candidates by the short cases alone. A displayed rank requires the whole gate of both judges: after
+the last trial the candidates to be displayed are judged completely, and where one of them fails its successors are,
+until the ranking is final.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from evoengine.search.workers import WorkerPool, Workers
 from evoengine.space.space import SearchSpace
 from evoengine.workloads.base import Target
 
-SHOWN = 10
-"""ranks of a ranking that is shown, besides the best of each family that is not among them"""
-LEADS = 6
-"""trials that end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate costs as
-much as a dozen candidates that do not lead"""
+DISPLAYED_RANKS = 10
+"""number of displayed ranks, in addition to the best of each family that is not among them"""
+MIN_TRIALS_BEHIND = 6
+"""trials that must end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate
+costs as much as a dozen other candidates"""
 POLL_SECONDS = 0.1
 
 
@@ -63,9 +63,14 @@ def _of_this_gate(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
 
 
 def judge_to_end(
-    judge: Evaluator, workers: Workers, target: Target, space: SearchSpace, contender: CompiledCandidate,
-    known: Sequence[Verdict], seed: int,
-) -> Future[Judged | Rejection]:  # fmt: skip
+    judge: Evaluator,
+    workers: Workers,
+    target: Target,
+    space: SearchSpace,
+    contender: CompiledCandidate,
+    known: Sequence[Verdict],
+    seed: int,
+) -> Future[Judged | Rejection]:
     """Submit what the verdicts `known` of a candidate leave open. Those of another version of the gate do not count."""
     judges = (EXECUTOR, EMULATOR)
     own = tuple(v for v in known if v.device in judges and v.gate_version == GATE_VERSION and not v.abstained)
@@ -103,21 +108,21 @@ class Lead:
 
     trial: int | None = None
     rank_key: tuple[bool, float] = (True, math.inf)
-    """of its figure; before there is one any prediction is better"""
+    """of its figure; initially worse than any prediction"""
     finished: bool = False
-    """whether its gate is finished, or about to be"""
-    behind: int = 0
+    """whether its gate is finished or being finished"""
+    trials_behind: int = 0
     """trials that have ended since it took the lead"""
 
     @property
     def due(self) -> bool:
-        """Return whether its gate is to be finished now."""
-        return self.trial is not None and not self.finished and self.behind >= LEADS
+        """Return whether its gate should be finished now."""
+        return self.trial is not None and not self.finished and self.trials_behind >= MIN_TRIALS_BEHIND
 
 
 @dataclass(slots=True)
 class Finisher:
-    """Judges to the end what a run's ranking is to show."""
+    """Finishes the gate of what a run's ranking displays."""
 
     ledger: Ledger
     run: int
@@ -125,18 +130,18 @@ class Finisher:
     seed: int
     judge: Evaluator
     workers: Workers
-    may_go_on: Callable[[], bool]
-    """whether more may be begun: nobody stopped the search, and its time is not up"""
+    may_continue: Callable[[], bool]
+    """whether more may be started: the search was not stopped and has time left"""
     on_change: Callable[[str], None]
-    """told what is being done, every POLL_SECONDS and whenever something ends"""
+    """receives the current stage every POLL_SECONDS and whenever something ends"""
     on_judged: Callable[[Candidate, Outcome], None]
-    """told of each candidate as it was before, and of the outcome that it has now"""
+    """receives each candidate in its previous state, and its new outcome"""
     spaces: dict[int, SearchSpace]
-    """of each run whose candidates are judged; those of other runs are read from the ledger"""
+    """by run; missing ones are read from the ledger"""
 
     def finish_ranking(self) -> list[str]:
-        """Judge the ranking of predictions that is shown until all of it has passed; what a person should know."""
-        judged, unjudged = self._finish(self._shown)
+        """Judge the displayed ranking of predictions until all of it has passed; return remarks for the user."""
+        judged, unjudged = self._finish(self._displayed)
         said = _failures(judged)
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
         said += dict.fromkeys(f"one judge had to do: {why}" for why in alone if why)
@@ -145,19 +150,19 @@ class Finisher:
         return said
 
     def finish_finalists(self, count: int) -> list[str]:
-        """Judge the best measured candidates, as many as finals take, until all of them have passed."""
+        """Judge the `count` best measured candidates until all of them have passed; return remarks for the user."""
         problem, gpu = str(self.target.problem), self.target.gpu.key
         judged, _ = self._finish(lambda: [c.trial for c in self.ledger.best(problem, gpu, top=count)])
         return _failures(judged)
 
     def _finish(self, wanted: Callable[[], Iterable[int]]) -> tuple[dict[int, Judged | Rejection], int]:
-        """Judge what `wanted` names, asked again after each result; what came of each, and how many are left over."""
+        """Judge the trials of `wanted`, called again after each result; return results, and how many are left over."""
         judged: dict[int, Judged | Rejection] = {}
         in_flight: dict[Future[Judged | Rejection], Candidate] = {}
         while True:
             begun = {candidate.trial for candidate in in_flight.values()}
             left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
-            while left and len(in_flight) < self.workers.size and self.may_go_on():
+            while left and len(in_flight) < self.workers.size and self.may_continue():
                 trial = left.pop(0)
                 begun_now = self.begin(trial)
                 if isinstance(begun_now, Rejection):
@@ -186,7 +191,7 @@ class Finisher:
         return self._submit(found), found
 
     def end(self, candidate: Candidate, result: Judged | Rejection) -> None:
-        """Record what came of a candidate that was begun."""
+        """Record the result of a candidate that `begin` submitted."""
         self.on_judged(candidate, record_judged(self.ledger, candidate, result))
 
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
@@ -198,13 +203,13 @@ class Finisher:
             space = self.spaces[candidate.run]
         return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
 
-    def _shown(self) -> list[int]:
+    def _displayed(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""
-        trials = self.by_prediction()
+        trials = self.ranked_predictions()
         firsts = {t.config.get("family"): t.trial for t in reversed(trials)}
-        return list(dict.fromkeys([*(t.trial for t in trials[:SHOWN]), *firsts.values()]))
+        return list(dict.fromkeys([*(t.trial for t in trials[:DISPLAYED_RANKS]), *firsts.values()]))
 
-    def by_prediction(self) -> list[Trial]:
+    def ranked_predictions(self) -> list[Trial]:
         """Return the run's trials with a prediction that no judge has refuted, best first."""
         outcomes = (Outcome.ESTIMATED, Outcome.UNFINISHED)
         figures = [(t.measurement, t) for t in self.ledger.trials(run=self.run, outcomes=outcomes)]
@@ -223,7 +228,7 @@ def _passed(found: Judged | Rejection) -> bool:
 
 def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
     """Judge one candidate to the end, in a process that may die."""
-    build_judges()  # before the time that the judges may take begins
+    build_judges()  # before the judges' time limit starts
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
@@ -235,7 +240,7 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
 
 
 def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
-    """Judge to the end what is to be exported, by the space of its run; `candidate` has its cubin.
+    """Judge a candidate to be exported completely, by the space of its run; `candidate` has its cubin.
 
     Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
     space cannot be read, MachineError where neither judge can judge it here.

@@ -1,6 +1,6 @@
-"""The judges that need no GPU, built by a worker beside the search, once for each machine and compiler.
+"""Build the judges that need no GPU in a worker during the search, once for each machine and compiler.
 
-A search that is killed meanwhile leaves no compiler running.
+A search that is killed meanwhile leaves no running compiler.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from evoengine.search.workers import WorkerPool
 from evoengine.stages.tasks import build_judges_task
 
 LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)
-"""It takes ten seconds on two cores, and waits for another process that builds. Needs none of the imports that others
-begin with, lets what the search does meanwhile go first, and goes before the workers, which wait for it."""
+"""A build takes ten seconds on two cores, or waits for another process that builds. It needs none of the workers'
+imports; by its niceness it yields to the search but precedes the workers, which wait for it."""
 
 
 class FirstBuild:
-    """Begins to build what this machine has not built: the executor of machine code, and the emulator where asked."""
+    """A build, in the background, of the executor of machine code and, if asked for, the emulator, where missing."""
 
     def __init__(self, emulated: bool) -> None:
         self._workers: WorkerPool | None = None
@@ -32,12 +32,12 @@ class FirstBuild:
             if executor.is_built() and (not emulated or emulator.is_built()):
                 return
             self._workers = WorkerPool(1, LIMITS)
-            self._built = self._workers.submit(build_judges_task, emulated, died=Outcome.CRASHED, gives=str)
-        except MachineError as error:  # for `wait`: what a GPU times needs no compiler here
+            self._built = self._workers.submit(build_judges_task, emulated, on_crash=Outcome.CRASHED, returns=str)
+        except MachineError as error:  # raised by `wait`: a search on a GPU needs no compiler here
             self._failed = error
 
     @property
-    def under_way(self) -> bool:
+    def is_running(self) -> bool:
         return self._built is not None and not self._built.done()
 
     def wait(self) -> None:

@@ -1,8 +1,8 @@
-"""What an evaluation depends on. Where all of it is the same, the result is known and not computed again.
+"""What an evaluation depends on. Where all of it is the same, the result is reused.
 
 A change of the driver, the compiler, a library, the gate's version or the model's is another environment. The seed of
-the inputs is not part of it, nor are a search's objectives. What a verdict and a ranking belong to is the kernel: its
-reference, its definition and its text.
+the inputs is not part of it, nor are a search's objectives. Verdicts and rankings belong to a kernel: its reference,
+its definition and its text.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from evoengine.workloads.base import AnyWorkload
 
 LIBRARIES = ("torch", "numpy")
 TEMPLATES = (".j2", ".cu", ".cuh", ".h", ".hpp", ".json", ".py", ".toml")
-"""what the name ends with of a file that a kernel may be rendered from"""
+"""suffixes of files from which a kernel may be rendered"""
 KERNEL_TEXTS = (".j2", ".cu", ".cuh", ".h", ".hpp")
 INCLUDED_TEXTS = (".j2", ".cuh", ".h", ".hpp")
-"""in folders below a kernel's own, where a `.cu` may be an export"""
+"""suffixes in folders below a kernel's own, where a `.cu` may be an export"""
 NOT_IDENTIFYING = ("space", "description", "op_type", "tags")
 """keys of a definition that change neither what is computed nor how it is judged"""
 
@@ -47,7 +47,7 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
 
 
 def kernel_identity(workload: AnyWorkload) -> str | None:
-    """Return the sha256 of a kernel that somebody brought: reference, definition and text; None of other workloads.
+    """Return the sha256 of a user's own kernel, over reference, definition and text; None for other workloads.
 
     Verdicts and figures of one identity are ranked together. The search space is no part of it.
     """
@@ -89,19 +89,21 @@ def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, 
 
 
 class Identity:
-    """Gives each kernel of a search the key of its evaluation."""
+    """Computes the key of the evaluation of each kernel of a search."""
 
     def __init__(self, setting: Setting, environment: Mapping[str, Any]) -> None:
         target = setting.target
         self._setting = setting
-        self._base = digest({
-            "environment": dict(environment),
-            "timed": setting.timed,
-            "gpu": repr(target.gpu),
-            "problem": str(target.problem),
-            "workload": _workload(target.workload),
-            "options": options(target.gpu.arch),
-        })  # fmt: skip
+        self._base = digest(
+            {
+                "environment": dict(environment),
+                "timed": setting.timed,
+                "gpu": repr(target.gpu),
+                "problem": str(target.problem),
+                "workload": _workload(target.workload),
+                "options": options(target.gpu.arch),
+            }
+        )
 
     def key(self, source: Source, config: Config, plans: Plans) -> str:
         """Return the key of a claim as SHA-256 in hexadecimal.

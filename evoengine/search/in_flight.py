@@ -1,4 +1,4 @@
-"""One candidate on its way down the pipeline, as far as it came."""
+"""A candidate in flight: its proposal, and the furthest stage of the pipeline that it reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InFlight(Generic[Reached]):
     proposal: Proposal
     candidate: Reached
     plans: Plans | None = None
-    """of what is to be evaluated"""
+    """the gate's cases, if they were computed before"""
 
     @property
     def trial(self) -> int:
@@ -34,9 +34,20 @@ class InFlight(Generic[Reached]):
         """Return the candidate as `Ledger.candidate` would read it after `end`."""
         reached, proposal = self.candidate, self.proposal
         return Candidate(
-            self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,
+            self.trial,
+            run,
+            str(target.problem),
+            target.gpu.key,
+            proposal.config,
+            end.outcome,
+            end.reason,
+            end.device,
             reached.source if isinstance(reached, Rendered) else None,
-            reached.binary if isinstance(reached, Compiled) else None, **last_verdicts(end.verdicts),
-            measurement=end.figure, occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+            reached.binary if isinstance(reached, Compiled) else None,
+            **last_verdicts(end.verdicts),
+            measurement=end.figure,
+            occupancy=self.occupancy,
+            parents=proposal.parents,
+            operator=proposal.operator,
             evidence=end.evidence,
-        )  # fmt: skip
+        )

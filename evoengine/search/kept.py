@@ -20,7 +20,7 @@ from evoengine.kept_process import Held, KeptProcess
 from evoengine.machine import how_ended
 
 QUIET = "ignore:resource_tracker"
-"""as `python -W` takes it"""
+"""in the form that `python -W` takes"""
 
 
 def start_tracker() -> None:
@@ -36,7 +36,10 @@ def start_tracker() -> None:
 
 
 class KeptContext(SpawnContext):
-    """Of one worker. Its pool starts other processes when the first has ended; it is the first that is asked about."""
+    """The context of one worker.
+
+    Its pool starts other processes when the first has ended; methods are about the first.
+    """
 
     def __init__(self, held: Held, forked: bool) -> None:
         self._held, self._forked = held, forked
@@ -104,10 +107,10 @@ class _KeptProcess(SpawnProcess):
 
 
 class _KeptPopen(Popen):
-    """multiprocessing asks it to start the process, how it ended, and to send it signals."""
+    """The object by which multiprocessing starts a process, waits for it and signals it."""
 
     _fds: list[int]
-    """that the process is to have"""
+    """descriptors that the process inherits"""
 
     def __init__(self, process: BaseProcess, context: KeptContext) -> None:
         self._context = context

@@ -1,7 +1,7 @@
-"""Looking ahead in a search that times on a GPU: what nobody asked for yet is compiled and predicted on idle workers.
+"""Compile and predict likely proposals on idle workers, ahead of a search that times on a GPU.
 
-The predictions go into the prior, which leads the sampler; the binaries are kept for when they are proposed. What fails
-here is not predicted, and nothing else: only a candidate that was proposed is ever rejected.
+The predictions enter the prior that guides the sampler; the binaries are kept until they are proposed. A failure here
+has no other effect than a missing prediction: only proposed candidates are rejected.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 
-OPENING = 20
-"""configurations that a sibling measured or that were predicted ahead, after which the sampler's first pick waits no
-longer"""
-OPENING_SECONDS = 20.0
-"""the longest it waits"""
-OPENING_SHARE = 0.1
-"""of a search's time, that it waits at most"""
-BEST = 8
-"""configurations of the least expected time whose neighbours are looked at"""
-DRAWN = 64
-"""random configurations among which a new one is sought"""
-PATIENCE = 8
-"""failures before the first prediction, after which the model is taken to read nothing here"""
+MIN_PREDICTED = 20
+"""configurations, measured by a sibling or predicted ahead, that suffice for the sampler's first pick"""
+MAX_WAIT_SECONDS = 20.0
+"""maximum wait of the sampler's first pick"""
+MAX_WAIT_SHARE = 0.1
+"""maximum wait as a share of the search's time"""
+N_CENTRES = 8
+"""configurations of the least expected time whose neighbours are considered"""
+N_DRAWS = 64
+"""random configurations drawn to find a new one"""
+MAX_FAILURES = 8
+"""failures without a single prediction after which the lookahead gives up"""
 STREAM = 1
-"""of random numbers: another than the sampler's, which has the seed alone"""
+"""of random numbers, different from the sampler's"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Probe:
     config: Config
     source: Source
 
@@ -54,29 +53,29 @@ class Lookahead:
         self._setting, self._prior, self._compilers = setting, prior, compilers
         self._rng = np.random.default_rng((setting.seed, STREAM))
         self._seen: set[str] = set()
-        """keys of configurations looked at or proposed"""
-        self._compiling: dict[Future[Binary | Rejection], list[_Look]] = {}
-        self._predicting: dict[Future[Estimated | Rejection], list[_Look]] = {}
+        """keys of configurations that were started or proposed"""
+        self._compiling: dict[Future[Binary | Rejection], list[_Probe]] = {}
+        self._predicting: dict[Future[Estimated | Rejection], list[_Probe]] = {}
         self._failed = 0
         self._ended = False
         self._near = False
-        self._opening_ends: float | None = None
+        self._wait_ends: float | None = None
 
     @property
-    def under_way(self) -> set[Future[Any]]:
+    def in_flight(self) -> set[Future[Any]]:
         return {*self._compiling, *self._predicting}
 
-    def opening(self) -> bool:
+    def must_wait(self) -> bool:
         """Return whether the sampler's first pick should wait until there are predictions."""
         now = time.monotonic()
-        if self._opening_ends is None:
+        if self._wait_ends is None:
             seconds = self._setting.seconds
-            longest = OPENING_SECONDS if seconds is None else min(OPENING_SECONDS, OPENING_SHARE * seconds)
-            self._opening_ends = now + longest
-        more = not self._ended or bool(self.under_way)
-        return more and now < self._opening_ends and self._known + self.predicted < OPENING
+            longest = MAX_WAIT_SECONDS if seconds is None else min(MAX_WAIT_SECONDS, MAX_WAIT_SHARE * seconds)
+            self._wait_ends = now + longest
+        more = not self._ended or bool(self.in_flight)
+        return more and now < self._wait_ends and self._known + self.predicted < MIN_PREDICTED
 
-    def leave(self, config: Config) -> None:
+    def discard(self, config: Config) -> None:
         """Drop a configuration that was proposed, since a prediction ahead of it no longer helps."""
         self._seen.add(config_key(config))
 
@@ -85,7 +84,7 @@ class Lookahead:
 
         Returns False if none is left, or if predictions are not available.
         """
-        for _ in range(DRAWN):
+        for _ in range(N_DRAWS):
             config = None if self._ended else self._choose(best)
             if config is None:
                 break
@@ -97,56 +96,56 @@ class Lookahead:
 
     def advance(self, future: Future[Any]) -> None:
         """Process the result of a future in `under_way`."""
-        for look in self._compiling.pop(future, ()):
+        for probe in self._compiling.pop(future, ()):
             binary = _answer(future, Binary)
             if binary is None:
                 self._fail()
-            elif not self._screened(look, binary):
-                self._predict(look, binary)
-        for look in self._predicting.pop(future, ()):
+            elif not self._screened(probe, binary):
+                self._predict(probe, binary)
+        for probe in self._predicting.pop(future, ()):
             estimated = _answer(future, Estimated)
             if estimated is None or estimated.figure is None or not estimated.by_model:
                 self._fail()
             else:
-                self._prior.predict(look.config, estimated.figure.median_us)
+                self._prior.predict(probe.config, estimated.figure.median_us)
                 self.predicted += 1
 
     def _begin(self, config: Config) -> bool:
         s = self._setting
         try:
-            look = _Look(config, render(s.target, s.space, config, s.templates, s.fill))
+            probe = _Probe(config, render(s.target, s.space, config, s.templates, s.fill))
         except UsageError:
             return False
-        if screen_launch(look.source.launch, s.target.gpu):
+        if screen_launch(probe.source.launch, s.target.gpu):
             return False
-        if recorded := self._compilers.recorded(look.source):
-            return not self._screened(look, recorded) and self._predict(look, recorded)
-        self._compiling.setdefault(self._compilers.compile(look.source), []).append(look)
+        if recorded := self._compilers.recorded(probe.source):
+            return not self._screened(probe, recorded) and self._predict(probe, recorded)
+        self._compiling.setdefault(self._compilers.compile(probe.source), []).append(probe)
         return True
 
-    def _predict(self, look: _Look, binary: Binary) -> bool:
-        future = self._compilers.predict(CompiledCandidate(0, look.source, binary, look.config))
-        self._predicting.setdefault(future, []).append(look)
+    def _predict(self, probe: _Probe, binary: Binary) -> bool:
+        future = self._compilers.predict(CompiledCandidate(0, probe.source, binary, probe.config))
+        self._predicting.setdefault(future, []).append(probe)
         return True
 
-    def _screened(self, look: _Look, binary: Binary) -> bool:
+    def _screened(self, probe: _Probe, binary: Binary) -> bool:
         s = self._setting
-        return screen_binary(binary, look.source, s.target.gpu, s.space.cost(look.config), s.timed) is not None
+        return screen_binary(binary, probe.source, s.target.gpu, s.space.cost(probe.config), s.timed) is not None
 
     def _fail(self) -> None:
         self._failed += 1
-        self._ended |= self._failed >= PATIENCE and not self.predicted
+        self._ended |= self._failed >= MAX_FAILURES and not self.predicted
 
     def _choose(self, best: Config | None) -> Config | None:
         self._near = not self._near
         near = self._neighbour(best) if self._near else None
         space = self._setting.space
-        # of so few, draws would leave some out
-        return near or self._draw(space.enumerate() if space.valid <= DRAWN else space.sample(self._rng, DRAWN))
+        # random draws would miss some of so few
+        return near or self._draw(space.enumerate() if space.valid <= N_DRAWS else space.sample(self._rng, N_DRAWS))
 
     def _neighbour(self, best: Config | None) -> Config | None:
         space = self._setting.space
-        around = [space.decode(row) for row in self._prior.fastest(BEST)] + ([best] if best else [])
+        around = [space.decode(row) for row in self._prior.fastest(N_CENTRES)] + ([best] if best else [])
         for i in self._rng.permutation(len(around)):
             if config := self._draw(space.neighbours(around[i])):
                 return config

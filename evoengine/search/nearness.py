@@ -1,4 +1,4 @@
-"""How near two tuned problems are to each other: what was best for a near one is worth trying first."""
+"""The distance between two tuned problems: what was best for a near one is worth trying first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evoengine.gpu import Gpu, known_gpus
 from evoengine.workloads import parse_problem
 
 OTHER_WORD = 8.0
-"""for a data type or a flag that differs; sizes count by how often they double from one to the other"""
+"""for a data type or a flag that differs; sizes count by their binary logarithm"""
 OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
 """for another GPU of the same architecture, and one of another"""
 

@@ -1,4 +1,4 @@
-"""The best of neighbouring problems and GPUs, to start from."""
+"""Start points from the best of neighbouring problems and GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from evoengine.search.nearness import nearest_first
 from evoengine.search.setting import Setting
 
 NEIGHBOURS = 4
-"""problems and GPUs of earlier runs whose best kernels are tried"""
+"""number of problems and GPUs of earlier runs whose best kernels are tried"""
 RANKS = 100
-"""how far down the ranking of each the best that is valid here is looked for"""
+"""ranks of each that are searched for a configuration that is valid here"""
 
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:

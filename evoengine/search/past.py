@@ -1,4 +1,4 @@
-"""What a run had before it was killed or ended, as a search that goes on with it needs it."""
+"""The earlier trials of a run that a search resumes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from evoengine.ledger.listing import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import Objective, told
+from evoengine.objectives import Objective, sampler_values
 from evoengine.records import Config, Outcome, config_key
-from evoengine.search.proposer import Past
+from evoengine.search.proposer import PastTrial
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A trial that was under way then, and is tried again."""
+    """A trial that was in flight then, and is retried."""
 
     trial: int
     config: Config
@@ -27,22 +27,22 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RunPast:
-    """Empty of a new run."""
+    """The past of a run; empty for a new one."""
 
-    trials: Sequence[Past] = ()
+    trials: Sequence[PastTrial] = ()
     values: Mapping[int, tuple[float, ...] | None] = field(default_factory=dict)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     first_with: Mapping[str, int] = field(default_factory=dict)
     """source sha256 → the trial that had it first"""
     taken_over: int = 0
     retries: Mapping[str, Retry] = field(default_factory=dict)
-    """by the configuration's key; those first that were killed most often"""
+    """by the configuration's key, the most often killed first"""
 
 
 def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPast:
     """Return the earlier trials of the run in their order."""
     kills = ledger.left_over(run)
-    trials: list[Past] = []
+    trials: list[PastTrial] = []
     values: dict[int, tuple[float, ...] | None] = {}
     outcomes: Counter[Outcome] = Counter()
     retries: dict[str, Retry] = {}
@@ -60,12 +60,12 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
             continue
         outcomes[trial.outcome] += 1
         if trial.outcome is not Outcome.DUPLICATE:
-            values[trial.trial] = told(trial, objectives)
-        elif (twin := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
-            values[trial.trial] = values[twin]
-        else:  # its twin was under way and is tried again
+            values[trial.trial] = sampler_values(trial, objectives)
+        elif (original := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
+            values[trial.trial] = values[original]
+        else:  # its original was in flight and is retried
             continue
-        trials.append(Past(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
+        trials.append(PastTrial(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
     taken_over = sum(origin.taken_from is not None for origin in origins.values())
     ordered = dict(sorted(retries.items(), key=lambda item: -item[1].kills))
     return RunPast(trials, values, outcomes, first_with, taken_over, ordered)

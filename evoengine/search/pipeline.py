@@ -1,7 +1,7 @@
-"""The road of a candidate, strung once: config → source → binary → verdict → figure.
+"""The pipeline of a candidate: config → source → binary → verdict → figure.
 
 A search drives it for many candidates at once, `verify` for one, `measure` from the binary on. The type of a candidate
-says how far it came; what rejects it is a Rejection, wherever that happens.
+states which stage it reached; any stage may end it with a Rejection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Compiled(Rendered):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The stages for one target; `timed` where a GPU judges, so that a spill is for the clock."""
+    """The stages for one target; `timed` where a GPU times candidates, so that spills are left to the timing."""
 
     target: Target
     space: SearchSpace
@@ -90,9 +90,13 @@ class Pipeline:
         return make_plans(self.space, self.target, config)
 
     def evaluate(
-        self, contender: CompiledCandidate, seed: int, workers: Workers | None, plans: Plans | None = None,
+        self,
+        contender: CompiledCandidate,
+        seed: int,
+        workers: Workers | None,
+        plans: Plans | None = None,
         whole: bool = True,
-    ) -> Future[Evaluation | Rejection]:  # fmt: skip
+    ) -> Future[Evaluation | Rejection]:
         """Gate a candidate and give its figure, on the device that judges.
 
         `workers` are those of the compilers, where the device has none. `plans` are what `plans` gave, where that was

@@ -12,25 +12,25 @@ from evoengine.search.evaluators import Usage
 
 @dataclass(slots=True)
 class Progress:
-    """Kept up to date by the coordinator."""
+    """The progress of a search, updated by the coordinator."""
 
     total: int
     started: float = field(default_factory=time.monotonic)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     best: Candidate | None = None
     stage: str = ""
-    """what is being done where no trial has ended yet, or all have"""
+    """the current stage before the first trial has ended, and after the last"""
     compiled: int = 0
-    """binaries made in this run; those that the ledger had are not among them"""
+    """binaries compiled in this run, without those that the ledger had"""
     taken_over: int = 0
-    """trials whose end an earlier trial of the ledger had; nothing was evaluated for them"""
+    """trials whose result an earlier trial of the ledger supplied without an evaluation"""
     spent: float = 0.0
     """seconds that earlier processes of the run took"""
     predicted: int = 0
-    """configurations that the model gave a time for before they were proposed"""
+    """configurations that were predicted before they were proposed"""
     ended: str = "all trials done"
     notes: list[str] = field(default_factory=list)
-    """what a person should know of the result"""
+    """remarks on the result for the user"""
     usage: Usage | None = None
     """where the GPU's time went"""
 

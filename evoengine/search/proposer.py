@@ -1,7 +1,7 @@
-"""Asks an Optuna sampler for configurations until one is valid and new, and tells it what became of each.
+"""Ask an Optuna sampler for configurations until one is valid and new, and tell it each result.
 
-The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. What is worth keeping is
-projected into the ledger's file when a candidate is finished (`evoengine.ledger.study`).
+The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. A finished candidate is
+projected into the ledger's file (`evoengine.ledger.optuna.study`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
-PATIENCE = 50
-"""proposals in a row that are invalid or known, after which a point is drawn at random from what is left"""
+MAX_REJECTED_PROPOSALS = 50
+"""consecutive proposals that are invalid or known after which a random remaining point is drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """A trial that a run had before it was killed or ended, as the sampler is to know of it."""
+class PastTrial:
+    """An earlier trial of a resumed run, for the sampler."""
 
     trial: int
     config: Config
     values: Sequence[float] | None
-    """for each objective; None where it was rejected"""
+    """one per objective; None where it was rejected"""
     parents: tuple[int, ...] = ()
     operator: str | None = None
 
@@ -51,10 +51,16 @@ class Proposer:
     """Valid, new configurations, one at a time."""
 
     def __init__(
-        self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
+        self,
+        space: StartedSpace,
+        sampler: str,
+        seed: int,
+        retry: Sequence[Config] = (),
         known_good: Sequence[Config] = (),
-        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None, past: Sequence[Past] = (),
-    ) -> None:  # fmt: skip
+        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
+        prior: Prior | None = None,
+        past: Sequence[PastTrial] = (),
+    ) -> None:
         """Create a proposer.
 
         `past` holds the run's earlier trials in order: the sampler learns from them, and none is proposed again.
@@ -67,7 +73,7 @@ class Proposer:
         self.invalid = 0
         self.repeated = 0
         self._ordinal = sampler in ORDINAL
-        # told for what was rejected: worse than all else, so the sampler leaves the region. FAIL would teach it nothing
+        # the values of a rejected trial, worse than all others, make the sampler leave the region; FAIL teaches nothing
         self._penalty = tuple(o.penalty for o in objectives)
         directions = [o.direction for o in objectives]
         self._study = optuna.create_study(
@@ -75,7 +81,7 @@ class Proposer:
         )
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
-        """values by configuration; None while it is under way"""
+        """values by configuration; None while it is in flight"""
         self._trials: dict[int, int] = {}
         """the sampler's number of a trial → the ledger's"""
         self._waiting: dict[str, list[optuna.trial.Trial]] = {}
@@ -87,10 +93,10 @@ class Proposer:
         self._enqueue(known_good, "ledger")
         if sampler != "evolution":  # which draws its own
             self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
-        if past:  # the first points were drawn as before; what comes now is not
+        if past:  # only the first points are the same draws as before
             self._rng = np.random.default_rng(_seed(seed, past))
 
-    def _recall(self, past: Sequence[Past]) -> None:
+    def _recall(self, past: Sequence[PastTrial]) -> None:
         numbers: dict[int, int] = {}
         for number, of in enumerate(past):
             values = self._penalty if of.values is None else tuple(of.values)
@@ -101,11 +107,12 @@ class Proposer:
             knobs = [knob for knob in self.space.knobs if knob.name in of.config]
             self._study.add_trial(
                 optuna.trial.create_trial(
-                    params={knob.name: self._told(knob.name, of.config[knob.name]) for knob in knobs},
+                    params={knob.name: self._sampler_value(knob.name, of.config[knob.name]) for knob in knobs},
                     distributions={knob.name: self._distribution(knob) for knob in knobs},
-                    values=values, user_attrs=attributes,
+                    values=values,
+                    user_attrs=attributes,
                 )
-            )  # fmt: skip
+            )
 
     def _distribution(self, knob: Knob) -> optuna.distributions.BaseDistribution:
         if self._ordinal and knob.ordinal:
@@ -118,18 +125,18 @@ class Proposer:
             if config_key(config) in self._known:
                 continue
             self._operators.setdefault(config_key(config), operator)
-            self._study.enqueue_trial({name: self._told(name, value) for name, value in config.items()})
+            self._study.enqueue_trial({name: self._sampler_value(name, value) for name, value in config.items()})
 
     @property
     def queued(self) -> bool:
-        """Return whether points are left that precede the sampler's own."""
+        """Return whether queued points are left, which precede the sampler's own."""
         return bool(self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)))
 
     def propose(self) -> Proposal | None:
         """Return the next valid configuration that this search has not tried, or None when the space is exhausted."""
         if len(self._known) >= len(self.space):
             return None
-        for _ in range(PATIENCE):
+        for _ in range(MAX_REJECTED_PROPOSALS):
             proposal = self._ask()
             if self._accept(proposal):
                 return proposal
@@ -142,7 +149,7 @@ class Proposer:
         return proposal
 
     def started(self, proposal: Proposal, trial: int) -> None:
-        """Store the trial number of a proposal, by which later proposals name it as a parent."""
+        """Store the trial number of a proposal, by which later proposals refer to it as a parent."""
         self._trials[proposal.trial.number] = trial
 
     def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
@@ -186,7 +193,7 @@ class Proposer:
         assert chosen is not None  # no knob has such a value
         return chosen
 
-    def _told(self, name: str, value: Value) -> Value:
+    def _sampler_value(self, name: str, value: Value) -> Value:
         knob = next(k for k in self.space.knobs if k.name == name)
         return knob.values.index(value) if self._ordinal and knob.ordinal else value
 
@@ -197,6 +204,6 @@ class Proposer:
         return next((c for c in self.space.enumerate() if config_key(c) not in self._known), None)
 
 
-def _seed(seed: int, past: Sequence[Past]) -> int:
+def _seed(seed: int, past: Sequence[PastTrial]) -> int:
     """Return a seed that depends on the past, so that a continued run does not repeat its first draws."""
     return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed

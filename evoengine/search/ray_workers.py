@@ -1,7 +1,7 @@
-"""Workers on the nodes of a Ray cluster, in the place of a WorkerPool.
+"""Workers on the nodes of a Ray cluster, in place of a WorkerPool.
 
-Each is a Ray actor (ray_node.py). Ray places it, restarts it when it is lost, and where its node is gone starts it on
-another that has room. What it was at meanwhile runs again on any other, as deaths.py says.
+Each is a Ray actor (ray_node.py). Ray places it, restarts it when it is lost, and starts it on another node where its
+own is gone. The task that it was running is retried on any other, as deaths.py describes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.records import CompiledCandidate, Outcome, Rejection
-from evoengine.search.deaths import ALONE, Death, judged
-from evoengine.search.ray_node import NodeWorker, Ran, Ready
+from evoengine.search.deaths import EXCLUSIVE_DEATHS, Death, retry_deaths
+from evoengine.search.ray_node import ActorInfo, NodeWorker, TaskResult
 from evoengine.search.worker_process import TaskArguments, WorkerLimits
 from evoengine.search.workers import Answer, Deferred
 
-RETRIES = 1 + ALONE
+RETRIES = 1 + EXCLUSIVE_DEATHS
 """of a task whose actor was lost. The first loss does not count as a death: with a node all of its actors are lost, and
-few of their tasks have done anything to it"""
+most of their tasks are not the cause"""
 PATIENCE_SECONDS = 30.0
-"""without any worker, after which a person is told"""
+"""without any worker, after which the user is told"""
 END_SECONDS = 10.0
-"""for what waits for a worker to notice that there is none any more"""
-KEPT = 128
-"""binaries kept in the object store for whoever needs them again"""
+"""for threads that wait for a worker to notice that the pool is closed"""
+MAX_BINARIES = 128
+"""kept in the object store for further tasks"""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions:
-    """What Ray is to give each actor."""
+    """Resources that Ray assigns to each actor."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -55,7 +55,7 @@ class ActorOptions:
 
 
 class SentBinaries:
-    """Binaries in the cluster's object store: each travels to a node once, whoever asks for it there."""
+    """Binaries in the cluster's object store: each is sent to a node once, for all actors there."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[int, str], Any] = {}
@@ -69,7 +69,7 @@ class SentBinaries:
         with self._sending:
             if key not in self._sent:
                 self._sent[key] = ray.put(argument)
-                if len(self._sent) > KEPT:
+                if len(self._sent) > MAX_BINARIES:
                     del self._sent[next(iter(self._sent))]
             return self._sent[key]
 
@@ -78,21 +78,26 @@ class SentBinaries:
 class _Remote:
     actor: Any
     """Ray's handle"""
-    ready: Ready | None = None
-    """None until it is up"""
+    ready: ActorInfo | None = None
+    """None until it has started"""
 
 
 class RayWorkers:
-    """`size` actors that run tasks of `evoengine.stages.tasks`; `echo` is told of nodes that are lost or taken out.
+    """`size` actors that run tasks of `evoengine.stages.tasks`; `echo` reports nodes that are lost or excluded.
 
-    A node whose machine fails (a full disk, no compiler) is taken out; the others go on, and the search ends with the
+    A node whose machine fails (a full disk, no compiler) is excluded; the others continue, and the search ends with the
     reason when none is left.
     """
 
     def __init__(
-        self, size: int, limits: WorkerLimits, echo: Callable[[str], None], options: ActorOptions, label: str = "",
+        self,
+        size: int,
+        limits: WorkerLimits,
+        echo: Callable[[str], None],
+        options: ActorOptions,
+        label: str = "",
         binaries: SentBinaries | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create workers.
 
         `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine cluster status`.
@@ -104,34 +109,44 @@ class RayWorkers:
         self._idle: queue.SimpleQueue[_Remote | None] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(size, "ray-worker")
         self._changing = threading.Lock()
-        self._out: dict[str, str] = {}
-        """node → why nothing runs there any more"""
-        self._closed = self._said_waiting = False
+        self._excluded: dict[str, str] = {}
+        """node → why it is excluded"""
+        self._closed = self._reported_waiting = False
         self._waiting: list[threading.Thread] = []
         self._binaries = binaries or SentBinaries()
         self._all = [self._create(f"{options.name}:{n}" if options.name else None, label) for n in range(size)]
         for worker in self._all:
-            self._welcome(worker)
+            self._add_when_ready(worker)
 
     def _create(self, name: str | None, label: str) -> _Remote:
         options = self._options
         made = ray.remote(NodeWorker).options(
-            num_cpus=options.cpus, num_gpus=options.gpus, resources=dict(options.resources or {}),
-            max_restarts=-1, max_task_retries=0, max_concurrency=2, scheduling_strategy="SPREAD",
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            resources=dict(options.resources or {}),
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=2,
+            scheduling_strategy="SPREAD",
             name=name,
-        )  # fmt: skip
+        )
         return _Remote(made.remote(self._limits, options.find_gpu, label))
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
         """Submit a task as WorkerPool.submit does.
 
         A task whose actor was lost runs again on another, at most RETRIES times.
         """
         seconds = self._limits.seconds if seconds is None else seconds
-        return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+        return self._threads.submit(self._run, task, args, on_crash, returns, retry, seconds)
 
     def close(self) -> None:
         """Kill the workers; running and waiting tasks are cancelled."""
@@ -148,35 +163,46 @@ class RayWorkers:
     # ── a task ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None], seconds: float,
-    ) -> Answer | Rejection:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None],
+        seconds: float,
+    ) -> Answer | Rejection:
         while True:
-            once = partial(self._attempt, task, args, died, gives, seconds, iter(range(RETRIES + 1)))
-            answer: Answer | Rejection = judged(once)
-            other = again(answer) if isinstance(answer, Rejection) else None
+            once = partial(self._attempt, task, args, on_crash, returns, seconds, iter(range(RETRIES + 1)))
+            answer: Answer | Rejection = retry_deaths(once)
+            other = retry(answer) if isinstance(answer, Rejection) else None
             if other is None:
                 return answer
             args = other
 
     def _attempt(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        seconds: float, losses: Iterator[int], turn: AbstractContextManager[None],
-    ) -> Answer | Rejection | Death:  # fmt: skip
-        """Run the task once within the turn. `losses` numbers the lost actors from 0."""
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        seconds: float,
+        losses: Iterator[int],
+        lock: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:
+        """Run the task once while holding the lock. `losses` numbers the lost actors from 0."""
         for each in args:
             if isinstance(each, Deferred):
-                each.ask()  # what it waits for must not wait for the worker that this task would hold
-        worker, start = self._take(), time.monotonic()
+                each.ask()  # before a worker is taken: what it waits for may need that worker
+        worker, start = self._next_idle(), time.monotonic()
         try:
             given = (each.ask() if isinstance(each, Deferred) else each for each in args)
             sent = tuple(map(self._binaries.send, given))
-            with turn:
-                ran: Ran = ray.get(worker.actor.run.remote(task, died, gives, seconds, *sent))
+            with lock:
+                ran: TaskResult = ray.get(worker.actor.run.remote(task, on_crash, returns, seconds, *sent))
         except RayTaskError as error:
-            return self._taken_out(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
+            return self._excluded_death(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
         except RayError as error:
-            self._lose(worker, error)
+            self._on_lost(worker, error)
             number, spent = next(losses), round(time.monotonic() - start, 1)
             reason = f"its worker was lost {number + 1} times: {_cause(error)}"
             return Death("a lost actor", reason, spent, counts=number > 0)
@@ -187,32 +213,32 @@ class RayWorkers:
             raise
         self._count(ran)
         if isinstance(ran.answer, MachineError):
-            return self._taken_out(worker, str(ran.answer))
+            return self._excluded_death(worker, str(ran.answer))
         self._idle.put(worker)
         if isinstance(ran.answer, EvoengineError):
             raise ran.answer
-        assert isinstance(ran.answer, (Rejection, Death, gives))  # the node's own pool sees to it
+        assert isinstance(ran.answer, (Rejection, Death, returns))  # the node's own pool sees to it
         return ran.answer
 
-    def _taken_out(self, worker: _Remote, why: str) -> Death:
-        self._take_out(worker, why)
+    def _excluded_death(self, worker: _Remote, why: str) -> Death:
+        self._exclude_node(worker, why)
         return Death("a node that failed", why, 0.0, counts=False)
 
-    def _count(self, ran: Ran) -> None:
+    def _count(self, ran: TaskResult) -> None:
         with self._changing:
             self.seconds_busy += ran.seconds_busy
             self.seconds_starting += ran.seconds_starting
 
-    # ── workers that come and go ────────────────────────────────────────────────────────────────────────────────────
+    # ── workers that join and leave ──────────────────────────────────────────────────────────────────────────────────
 
-    def _welcome(self, worker: _Remote) -> None:
-        """Add the worker once it is up, which may take long on a full cluster."""
-        waiting = threading.Thread(target=self._await, args=(worker,), daemon=True)
+    def _add_when_ready(self, worker: _Remote) -> None:
+        """Add the worker once it has started, which may take long on a full cluster."""
+        waiting = threading.Thread(target=self._await_ready, args=(worker,), daemon=True)
         with self._changing:
             self._waiting = [thread for thread in self._waiting if thread.is_alive()] + [waiting]
             waiting.start()
 
-    def _await(self, worker: _Remote) -> None:
+    def _await_ready(self, worker: _Remote) -> None:
         try:
             found = ray.get(worker.actor.ready.options(max_task_retries=-1).remote())
         except (RayError, ConnectionError) as error:
@@ -224,7 +250,7 @@ class RayWorkers:
         worker.ready = found
         board = self._options.board
         if found.version != __version__:
-            self._take_out(worker, f"it has evoengine {found.version}, and this is {__version__}")
+            self._exclude_node(worker, f"it has evoengine {found.version}, and this is {__version__}")
         elif found.device and board and found.device.name != board:
             self._drop(
                 worker, f"{found.host} has an {found.device.name}, and figures are of an {board}: it is left out"
@@ -232,25 +258,25 @@ class RayWorkers:
         else:
             self._idle.put(worker)
 
-    def _take(self) -> _Remote:
+    def _next_idle(self) -> _Remote:
         """Return a free worker on a usable node. Raises MachineError if there is none and will be none."""
         while True:
             try:
                 worker = self._idle.get(timeout=PATIENCE_SECONDS)
             except queue.Empty:
-                self._say_waiting()
+                self._report_waiting()
                 continue
             if worker is None:
                 self._idle.put(None)
                 raise MachineError(self._why_none())
-            if worker.ready is None or worker.ready.node not in self._out:
+            if worker.ready is None or worker.ready.node not in self._excluded:
                 return worker
             self._drop(worker, None)
 
-    def _say_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         with self._changing:
-            waiting = not self._said_waiting and not any(worker.ready for worker in self._all)
-            self._said_waiting |= waiting
+            waiting = not self._reported_waiting and not any(worker.ready for worker in self._all)
+            self._reported_waiting |= waiting
         if waiting:
             gpus = ", or another evoengine times on its GPUs" if self._options.gpus else ""
             self._echo(
@@ -258,21 +284,21 @@ class RayWorkers:
             )
 
     def _why_none(self) -> str:
-        whys = list(dict.fromkeys(self._out.values()))
+        whys = list(dict.fromkeys(self._excluded.values()))
         return f"no node of the cluster is left to run on: {'; '.join(whys)}" if whys else "the workers are closed"
 
-    def _lose(self, worker: _Remote, error: Exception) -> None:
+    def _on_lost(self, worker: _Remote, error: Exception) -> None:
         """Remove a worker until Ray has restarted it on its node or on another."""
         if not self._closed:
             where, worker.ready = worker.ready.host if worker.ready else "a node", None
             self._echo(f"a worker on {where} was lost ({_cause(error)}); what it was at runs again on another")
-            self._welcome(worker)
+            self._add_when_ready(worker)
 
-    def _take_out(self, worker: _Remote, why: str) -> None:
+    def _exclude_node(self, worker: _Remote, why: str) -> None:
         node, host = (worker.ready.node, worker.ready.host) if worker.ready else ("", "a node")
         with self._changing:
-            known = node in self._out
-            self._out.setdefault(node, f"{host}: {why}")
+            known = node in self._excluded
+            self._excluded.setdefault(node, f"{host}: {why}")
         self._drop(worker, None if known else f"{host} is taken out, the others go on: {why}")
 
     def _drop(self, worker: _Remote, why: str | None) -> None:
@@ -282,7 +308,7 @@ class RayWorkers:
                 return
             self._all.remove(worker)
             if why:
-                self._out.setdefault(f"worker {id(worker)}", why)
+                self._excluded.setdefault(f"worker {id(worker)}", why)
             left = bool(self._all)
         _kill(worker)
         if why:

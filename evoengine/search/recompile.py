@@ -1,4 +1,4 @@
-"""Machine code that a ledger does not have, as that of imported candidates, is made again from the source, here."""
+"""Recompile machine code that a ledger lacks, such as that of imported candidates, from the source."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, candidate.source, arch,
-            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
-        ).result()  # fmt: skip
+            compile_task,
+            candidate.source,
+            arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
     finally:
         workers.close()
     if isinstance(made, Rejection):

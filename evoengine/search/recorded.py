@@ -1,4 +1,4 @@
-"""Reads recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
+"""Read recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
 
 Two formats, plain or gzipped, whole or cut short: Kernel Tuner's cache and the FAIR benchmark suite's T4 results. A T4
 file names no domains; they come from the values that occur.
@@ -27,17 +27,17 @@ from evoengine.untrusted import printable
 MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
     "miliseconds": 1.0, "ms": 1.0, "seconds": 1e3, "s": 1e3,
-}  # fmt: skip
-"""to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
+}  # fmt: skip # a table
+"""factor to ms, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
 FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
-"""what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
+"""what Kernel Tuner writes in place of the objective of a failed configuration, in newer versions as `__error__`"""
 ESTIMATE = f"{Kind.ESTIMATED} time"
-"""what a figure is called in evoengine's own T4 files that nobody measured"""
+"""name of an estimated figure in evoengine's own T4 files"""
 FAILED = 1e20
 """the time that Kernel Tuner's early versions gave a configuration that failed"""
-MOST_VALUES = 2**15
+MAX_VALUES = 2**15
 """of a knob: rows are int16"""
-MOST_KNOBS = 256
+MAX_KNOBS = 256
 LONGEST_NAME, LONGEST_VALUE = 200, 1000
 """characters of a knob's name, and of a value that is a text"""
 LIMITS = f"below 2^63 or of at most {LONGEST_VALUE:,} characters"
@@ -196,7 +196,7 @@ class _Entry:
     time: float
     reason: str | None
     samples: Sequence[float] = ()
-    """in the file's unit of time"""
+    """in the file's unit"""
 
 
 def _entries(
@@ -329,8 +329,8 @@ def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> 
 def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ...]:
     if not domains:
         raise UsageError(f"{path} names no knob; its configurations must have at least one")
-    if len(domains) > MOST_KNOBS:
-        raise UsageError(f"{path} names {len(domains):,} knobs; it may have {MOST_KNOBS}")
+    if len(domains) > MAX_KNOBS:
+        raise UsageError(f"{path} names {len(domains):,} knobs; it may have {MAX_KNOBS}")
     for name, values in domains.items():
         if not 0 < len(name) <= LONGEST_NAME:
             raise UsageError(
@@ -340,8 +340,8 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
             raise UsageError(
                 f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts, {LIMITS}"
             )
-        if len(values) > MOST_VALUES:
-            raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MOST_VALUES:,}")
+        if len(values) > MAX_VALUES:
+            raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MAX_VALUES:,}")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
 
 

@@ -1,4 +1,4 @@
-"""The JSON of a recorded space: plain or gzipped, whole or a log that was cut short."""
+"""The JSON of a recorded space: plain or gzipped, complete or a truncated log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_FILE = 1 << 30
 """bytes of a recorded space or a T4 file, packed or not"""
 GZIP = b"\x1f\x8b"
 LONGEST_WORD = 32
-"""characters of a number, or of true, false and null, that a log may break off in"""
+"""characters of a number, or of true, false and null, within which a log may be truncated"""
 NESTED = 100
 """objects within one entry of a log, at most"""
 

@@ -1,4 +1,4 @@
-"""A look at somebody's own reference before a search, in a worker process with a time limit."""
+"""Check a user's own reference before a search, in a worker process with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
 
 REFERENCE_SECONDS = 60.0
-"""for the reference on all of the gate's small sizes, each twice"""
+"""time limit of the reference on all of the gate's small sizes, each twice"""
 
 
 def require_reference(target: Target, echo: Callable[[str], None], seconds: float = REFERENCE_SECONDS) -> None:
@@ -28,7 +28,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
         return
     pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=_load))
     try:
-        found = pool.submit(_check, workload, problem, died=Outcome.CRASHED, gives=tuple).result()
+        found = pool.submit(_check, workload, problem, on_crash=Outcome.CRASHED, returns=tuple).result()
     finally:
         pool.close()
     if isinstance(found, Rejection):

@@ -1,4 +1,4 @@
-"""Times on a GPU what a search without one left in the ledger."""
+"""Time on a GPU the candidates that a search without one left in the ledger."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
 
 
 class Remeasurer:
-    """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
+    """Gates and times candidates in the given order; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class Remeasurer:
             for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
             waiting = list(candidates)
-            under_way: dict[Future[Evaluation | Rejection], Candidate] = {}
-            while (waiting or under_way) and not self._stop:
-                while waiting and len(under_way) < self._judge.ahead:
+            in_flight: dict[Future[Evaluation | Rejection], Candidate] = {}
+            while (waiting or in_flight) and not self._stop:
+                while waiting and len(in_flight) < self._judge.queue_depth:
                     candidate = waiting.pop(0)
-                    under_way[self._evaluate(candidate, spaces[candidate.run])] = candidate
-                for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
-                    self._record(under_way.pop(future), future.result())
+                    in_flight[self._evaluate(candidate, spaces[candidate.run])] = candidate
+                for future in wait(in_flight, POLL_SECONDS, FIRST_COMPLETED).done:
+                    self._record(in_flight.pop(future), future.result())
             return [] if self._stop else [*self._finish_gate(spaces), *self._finals()]
         finally:
             self._judge.close()
@@ -103,13 +103,21 @@ class Remeasurer:
         self._on_finish(self._ledger.candidate(candidate.trial))
 
     def _finish_gate(self, spaces: dict[int, SearchSpace]) -> list[str]:
-        """Have both judges without a GPU pass what goes to the finals."""
+        """Finish the gate of the finalists by both judges without a GPU; return remarks for the user."""
         workers = WorkerPool(1, COMPILER_LIMITS)
         try:
             return Finisher(
-                self._ledger, self._run, self._target, self._seed, self._judge, workers, lambda: not self._stop,
-                lambda stage: None, lambda before, outcome: None, dict(spaces),
-            ).finish_finalists(FINALISTS)  # fmt: skip
+                self._ledger,
+                self._run,
+                self._target,
+                self._seed,
+                self._judge,
+                workers,
+                lambda: not self._stop,
+                lambda stage: None,
+                lambda before, outcome: None,
+                dict(spaces),
+            ).finish_finalists(FINALISTS)
         finally:
             workers.close()
 

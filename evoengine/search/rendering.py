@@ -1,4 +1,4 @@
-"""Templates filled in a worker process: one that loops for ever or takes all memory costs its candidate alone."""
+"""Render templates in a worker process: one that loops for ever or exhausts memory costs only its candidate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evoengine.search.workers import WorkerPool
 from evoengine.stages.template import Template, fill
 
 LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)
-"""a template takes milliseconds, the first a tenth of a second; it needs none of the imports that others begin with"""
+"""a template takes milliseconds, the first a tenth of a second; it needs none of the other workers' imports"""
 POLL_SECONDS = 0.1
 
 
 class Renderer:
-    """Stands for `fill`. `while_waiting` is called now and then where a template takes long."""
+    """A replacement of `fill`. `while_waiting` is called repeatedly while a template takes long."""
 
     def __init__(self, limits: WorkerLimits = LIMITS) -> None:
         self._pool = WorkerPool(1, limits)
@@ -25,7 +25,7 @@ class Renderer:
 
     def __call__(self, template: Template) -> str:
         """Render a template in a worker process. Raises as `fill` does, UsageError beyond a limit, and MachineError."""
-        future = self._pool.submit(fill, template, died=Outcome.UNCOMPILABLE, gives=str)
+        future = self._pool.submit(fill, template, on_crash=Outcome.UNCOMPILABLE, returns=str)
         while not wait((future,), POLL_SECONDS).done:
             self.while_waiting()
         found = future.result()

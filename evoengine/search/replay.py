@@ -17,18 +17,27 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import RecordedSpace
 
 RECORDED = "recorded:"
-"""begins the device and the problem of a recorded space"""
+"""prefix of the device and the problem of a recorded space"""
 REPLAY_OBJECTIVE = OBJECTIVES["speed"]
-"""a recorded file has times, and seldom says how many operations they were for"""
+"""a recorded file has times, and seldom states the number of operations"""
 
 
 class Replay:
-    """Takes the coordinator's place where nothing has to be computed; the ledger and the display see no difference."""
+    """A coordinator for which nothing has to be computed; the ledger and the display see no difference."""
 
     def __init__(
-        self, space: RecordedSpace, sampler: str, seed: int, trials: int, seconds: float | None, ledger: Ledger,
-        run: int, on_change: Callable[[Progress], None], on_finish: Callable[[int], None], spent: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        space: RecordedSpace,
+        sampler: str,
+        seed: int,
+        trials: int,
+        seconds: float | None,
+        ledger: Ledger,
+        run: int,
+        on_change: Callable[[Progress], None],
+        on_finish: Callable[[int], None],
+        spent: float = 0.0,
+    ) -> None:
         """Create a replay. A `run` with trials continues; `spent` are the seconds that it took before."""
         past = run_past(ledger, run, (REPLAY_OBJECTIVE,))
         self.progress = Progress(trials, outcomes=past.outcomes, spent=spent)

@@ -1,4 +1,4 @@
-"""What a search is asked for."""
+"""The settings of a search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoengine.workloads.base import Target
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is searched, on what, and for how long."""
+    """What is searched, where, and for how long."""
 
     target: Target
     space: SearchSpace
@@ -25,8 +25,8 @@ class Setting:
     seconds: float | None
     jobs: int
     timed: bool
-    """whether a device times the candidates, so that a spill is for the clock to judge"""
+    """whether a GPU times the candidates, so that spills are left to the timing"""
     objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
     fill: Fill = fill
     remeasure: bool = False
-    """whether what the ledger knows is evaluated again"""
+    """whether results in the ledger are not reused"""

@@ -1,4 +1,4 @@
-"""What another GPU of the same architecture took for the same problem, as the prior of a search on this one."""
+"""Times of another GPU of the same architecture for the same problem, as the prior of a search."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from evoengine.gpu import Gpu, known_gpus
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Kind
 from evoengine.search.samplers.pool import Space
-from evoengine.search.samplers.prior import ENOUGH, Prior
+from evoengine.search.samplers.prior import MIN_MEASURED, Prior
 
 MOST = 20_000
-"""figures taken from a sibling, the fastest ones"""
+"""number of figures taken from a sibling, fastest first"""
 
 
 def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
@@ -21,7 +21,7 @@ def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior
     siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
     found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
     prior = Prior(space)
-    for candidate in found if len(found) >= ENOUGH else ():
+    for candidate in found if len(found) >= MIN_MEASURED else ():
         prior.measure(candidate.config, candidate.ranked_by.compared_us)
     return prior
 

@@ -1,4 +1,4 @@
-"""Problem and workload of what a ledger holds, so that it can be gated, measured or exported again."""
+"""Restore problem and workload of a ledger's candidates, to gate, measure or export them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evoengine.workloads.base import AnyWorkload, Target
 
 
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
-    """Return what a candidate was found for, by the definition that its own run kept, at the clock of its figure.
+    """Return the target of a candidate, by the definition that its own run stored, at the clock of its figure.
 
     Raises UsageError where its workload is not known here.
     """

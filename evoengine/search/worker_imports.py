@@ -1,4 +1,4 @@
-"""What workers that compile and emulate begin with: the process they are forked from imports this, once.
+"""Imports of workers that compile and emulate, made once by the process from which they are forked.
 
 Nothing here may start a thread or CUDA, which a fork does not survive.
 """

@@ -1,4 +1,4 @@
-"""What runs in a worker's process: its limits, and how a task's answer or failure becomes bytes."""
+"""Code that runs in a worker process: its limits, and the pickling of a task's answer or failure."""
 
 from __future__ import annotations
 
@@ -17,60 +17,61 @@ from evoengine.machine import OWN_LIMITS, has_memory, limit_memory, machine_erro
 
 OUTPUT_TAIL_CHARS = 300
 """characters of an error, or of a dead worker's output, that go into the reason"""
-MOST_PROCESSES = 256
-"""that a worker may have started at once: a compiler starts five"""
+MAX_PROCESSES = 256
+"""that a worker may have running at once; a compiler starts five"""
 PROCESSES_OF_USER = 8192
-"""that a user may start beside those that ran when a worker began, in the worker (RLIMIT_NPROC; root has no limit)"""
+"""that a worker's user may start in addition to those running when it began (RLIMIT_NPROC; root has no limit)"""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""libraries' own threads would only get into each other's way"""
+"""libraries' own threads would compete with the other workers"""
 
 TaskArguments = tuple[object, ...]
 
 
-def nothing() -> None:
-    """Do nothing, as a warm-up for tasks without slow imports."""
+def no_warm_up() -> None:
+    """Do nothing: the warm-up for tasks without slow imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker is given: time per task, memory, environment, and what it loads before its first task."""
+    """Limits of a worker: time per task, memory, environment, and what it loads before its first task."""
 
     seconds: float = 180.0
     memory_bytes: int | None = 4 << 30
-    """private writable memory (RLIMIT_DATA) of a worker and, each, of the processes it starts; together they may hold
+    """private writable memory (RLIMIT_DATA) of a worker, and of each process that it starts; together they may hold
     twice as much. None: no limit"""
     file_bytes: int = 256 << 20
-    """largest file it may write: also where a flood of output ends"""
+    """largest file it may write; it also bounds the output of a task"""
     environment: Mapping[str, str] = field(default_factory=dict)
     niceness: int = 0
-    """what it adds to this process's own: a GPU's runner must not wait for compilers"""
-    warm_up: Callable[[], None] = nothing
+    """added to this process's own: a GPU's runner must not wait for compilers"""
+    warm_up: Callable[[], None] = no_warm_up
     forked: bool = True
-    """whether it begins with what `evoengine.search.worker_imports` imports; else with nothing, as CUDA wants it, which
-    no process can use whose parent did"""
+    """whether it is forked from a process with `evoengine.search.worker_imports` loaded; else it starts empty, since
+    CUDA does not survive a fork"""
     spare: bool = False
-    """whether a second process stands by, warmed up, to take over at once where the first is lost"""
+    """whether a second, warmed-up process stands by to replace the first at once"""
 
 
 DEFAULT_LIMITS = WorkerLimits()
 COMPILER_LIMITS = WorkerLimits(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
-"""of workers that compile: NVRTC would start the driver in each, and none may keep a GPU's runner waiting"""
+"""for workers that compile: without a visible GPU NVRTC does not start the driver; they must not delay a GPU's
+runner"""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a task ended that gave no answer. `late` tells one that was cut off from one that broke."""
+    """The end of a task without an answer. `late`: it was stopped at its time limit."""
 
     reason: str
     late: bool = False
     death: str | None = None
-    """of a process, the worker's or that of a tool, that died of none of its limits: the signal's name, or how else"""
+    """how a process, the worker or a tool, died without reaching a limit: the signal's name or an exit code"""
     limit: str | None = None
-    """that it reached"""
+    """the limit that was reached"""
 
 
-def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
+def init_worker(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
     """Initialise a worker: ignore Ctrl-C, which the coordinator handles, and set the environment and limits.
 
     The fork server has an older environment.
@@ -100,7 +101,7 @@ def _threads_of_user() -> int:
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
-                # behind the name, which may hold anything, num_threads is the 18th field (proc(5): the 20th in all)
+                # after the name, which may contain anything, num_threads is the 18th field (proc(5): the 20th in all)
                 found += int((folder / "stat").read_bytes().rpartition(b")")[2].split()[17])
         except OSError:  # it has ended
             continue
@@ -112,7 +113,7 @@ def ready(warm_up: Callable[[], None]) -> int:
     return os.getpid()
 
 
-def answer(task: Callable[..., object], args: TaskArguments) -> bytes:
+def run_pickled(task: Callable[..., object], args: TaskArguments) -> bytes:
     """Pickle the answer here, so that one that cannot be pickled fails this task and not the channel of all tasks."""
     try:
         os.ftruncate(1, 0)
@@ -121,7 +122,7 @@ def answer(task: Callable[..., object], args: TaskArguments) -> bytes:
         return pickle.dumps(Failure(str(error), death=error.how))
     except EvoengineError as error:
         return pickle.dumps(error)
-    except BaseException as error:  # SystemExit too ends the task alone
+    except BaseException as error:  # SystemExit, too, ends only the task
         return pickle.dumps(_failure(error))
 
 

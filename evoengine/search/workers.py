@@ -29,42 +29,42 @@ from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.kept_process import Held
 from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
-from evoengine.search.deaths import Death, judged
+from evoengine.search.deaths import Death, retry_deaths
 from evoengine.search.kept import KeptContext, start_tracker
 from evoengine.search.worker_process import (
     DEFAULT_LIMITS,
-    MOST_PROCESSES,
+    MAX_PROCESSES,
     OUTPUT_TAIL_CHARS,
     Failure,
     TaskArguments,
     WorkerLimits,
-    answer,
-    begin,
+    init_worker,
     ready,
-)  # fmt: skip
+    run_pickled,
+)
 
 START_SECONDS = 180.0
-"""a worker that is not ready after this long will not be"""
+"""within which a worker must be ready"""
 POLL_SECONDS = 0.2
-"""how often a worker at work is looked after; its answer itself is not waited for in steps"""
+"""how often the limits of a busy worker are checked; its answer is received at once"""
 REASON_CHARS = 1000
 """of a rejection: a source may put anything into a compiler's message"""
 STARTS = 10
 """processes in a row that may fail to start, or be killed before they take a task"""
 UNGUARDED = "freeze_support"
-"""of multiprocessing's advice where a main module starts processes while one of them imports it"""
+"""a word of multiprocessing's message where a main module starts processes on import, without a guard"""
 PAUSE_SECONDS = 0.1
-"""after the first such process; after each later one the pause is longer by as much"""
+"""after the first such process; each later pause is longer by as much"""
 NO_LIMIT = 1 << 62
-"""bytes that no machine has"""
+"""more bytes than any machine has"""
 
 Answer = TypeVar("Answer")
-"""what a task gives"""
+"""the type of a task's result"""
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """An argument that is asked for when its task starts, not when it is submitted."""
+    """An argument that is evaluated when its task starts, not when it is submitted."""
 
     ask: Callable[[], object]
 
@@ -78,9 +78,14 @@ class Workers(Protocol):
     seconds_starting: float
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None] = ..., seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = ...,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
         """Submit a task as WorkerPool.submit does."""
 
     def close(self) -> None:
@@ -90,20 +95,20 @@ class Workers(Protocol):
 class _Worker:
     """One process, until it fails."""
 
-    def __init__(self, terms: WorkerLimits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         """Start a worker process. Raises MachineError if that fails."""
-        self._terms = terms
-        held = Held(MOST_PROCESSES, 2 * terms.memory_bytes if terms.memory_bytes else NO_LIMIT)
-        self._processes = KeptContext(held, terms.forked)
+        self._limits = limits
+        held = Held(MAX_PROCESSES, 2 * limits.memory_bytes if limits.memory_bytes else NO_LIMIT)
+        self._processes = KeptContext(held, limits.forked)
         self._pid: int | None = None
         self._killing = threading.Lock()
         self._killed = False
         pool: ProcessPool | None = None
         try:
             start_tracker()
-            initial = (terms, dict(os.environ))
-            self._pool = pool = ProcessPool(1, initializer=begin, initargs=initial, context=self._processes)
-            self._started = self._pool.schedule(ready, args=(terms.warm_up,))
+            initial = (limits, dict(os.environ))
+            self._pool = pool = ProcessPool(1, initializer=init_worker, initargs=initial, context=self._processes)
+            self._started = self._pool.schedule(ready, args=(limits.warm_up,))
         except (BrokenProcessPool, OSError, RuntimeError) as error:  # the last of threads that cannot be started
             if pool:
                 self._give_up(pool)
@@ -113,7 +118,7 @@ class _Worker:
 
     def _give_up(self, pool: ProcessPool) -> None:
         """End the processes of a pool that did not come up."""
-        with suppress(Exception):  # it knows less of its own state than that it failed
+        with suppress(Exception):  # after a failed start its own state is inconsistent
             pool.stop()
         self._processes.end()
         self._processes.close()
@@ -124,7 +129,7 @@ class _Worker:
             try:
                 self._pid = self._await_pid()
             except Exception as error:
-                if self._processes.ended:  # which the error may say in words that mean nothing to a person
+                if self._processes.ended:  # Pebble's own message would mean nothing to a user
                     raise BrokenProcessPool(f"{self._processes.how_ended()}{self._output_tail()}") from error
                 raise MachineError(
                     f"worker processes die as they start: {type(error).__name__}: {error}{self._output_tail()}"
@@ -171,7 +176,7 @@ class _Worker:
 
     def _call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         try:
-            future = self._pool.schedule(answer, args=(task, args))
+            future = self._pool.schedule(run_pickled, args=(task, args))
         except RuntimeError as error:
             raise BrokenProcessPool(str(error)) from error
         deadline, ended = time.monotonic() + seconds, False
@@ -219,7 +224,7 @@ class _Worker:
             self._started.cancel()
             self._pool.stop()
             self._processes.end()
-            # two threads in here at once would close the same file descriptors twice
+            # two threads here at once would close the same file descriptors twice
             self._pool.join()
             self._processes.close()
 
@@ -227,8 +232,8 @@ class _Worker:
 class WorkerPool:
     """`jobs` workers that run tasks of `evoengine.stages.tasks`, in the order they are submitted."""
 
-    def __init__(self, jobs: int, terms: WorkerLimits = DEFAULT_LIMITS) -> None:
-        self._terms = terms
+    def __init__(self, jobs: int, limits: WorkerLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self.size = jobs
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
@@ -237,18 +242,18 @@ class WorkerPool:
         self._starting = threading.Lock()
         self._closed = False
         self.seconds_busy = 0.0
-        """spent on tasks; like the next, exact for a pool of one"""
+        """spent on tasks; exact only for a pool of one, as is `seconds_starting`"""
         self.seconds_starting = 0.0
         """spent waiting for a process to come up"""
         self.replaced = 0
-        """processes that were lost"""
+        """number of lost processes"""
         for _ in range(jobs):
             self._idle.put(self._new())
-        if terms.spare:
+        if limits.spare:
             self._spare = self._new()
 
     def _new(self) -> _Worker:
-        worker = _Worker(self._terms)
+        worker = _Worker(self._limits)
         self._all.add(worker)
         return worker
 
@@ -265,52 +270,67 @@ class WorkerPool:
         return self._new()
 
     def submit(
-        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:  # fmt: skip
-        """Return a future of the task's answer, an instance of `gives`, or of a Rejection.
+        self,
+        task: Callable[..., Answer | Rejection],
+        *args: object,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
+        seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:
+        """Return a future of the task's answer, an instance of `returns`, or of a Rejection.
 
-        A task that exceeds its time ends as `hung`, or as `died` if that states the meaning of a hang; one that exceeds
-        another limit, or returns another type, ends as `died`. If its process dies, the task is retried, and ends as
-        `crashed` when `judged` decides so. Faults of the machine or of the usage are raised, because they would fail
-        every candidate. After a Rejection, `again` may return other arguments to try at once. `seconds` overrides the
-        time limit.
+        A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one that
+        exceeds another limit, or returns another type, ends as `on_crash`. If its process dies, the task is retried,
+        and ends as `crashed` when `retry_deaths` decides so. Faults of the machine or of the usage are raised, because
+        they would fail every candidate. After a Rejection, `retry` may return other arguments to try at once. `seconds`
+        overrides the time limit.
         """
-        seconds = self._terms.seconds if seconds is None else seconds
+        seconds = self._limits.seconds if seconds is None else seconds
         try:
-            return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+            return self._threads.submit(self._run, task, args, on_crash, returns, retry, seconds)
         except RuntimeError as error:  # a thread that cannot be started
             raise MachineError(f"a task cannot be started: {error}") from error
 
     def _run(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None], seconds: float,
-    ) -> Answer | Rejection:  # fmt: skip
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        retry: Callable[[Rejection], TaskArguments | None],
+        seconds: float,
+    ) -> Answer | Rejection:
         args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
         while True:
-            answer: Answer | Rejection = judged(partial(self.attempt, task, args, died, gives, seconds))
-            other = again(answer) if isinstance(answer, Rejection) else None
+            answer: Answer | Rejection = retry_deaths(partial(self.attempt, task, args, on_crash, returns, seconds))
+            other = retry(answer) if isinstance(answer, Rejection) else None
             if other is None:
                 return answer
             args = other
 
     def attempt(
-        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        seconds: float, turn: AbstractContextManager[None],
-    ) -> Answer | Rejection | Death:  # fmt: skip
-        """Run the task once within the turn, for a caller that decides itself what a Death means."""
+        self,
+        task: Callable[..., Answer | Rejection],
+        args: TaskArguments,
+        on_crash: Outcome,
+        returns: type[Answer],
+        seconds: float,
+        lock: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:
+        """Run the task once while holding the lock, for a caller that decides itself what a Death means."""
         worker = self._idle.get()
         try:
-            with turn:
+            with lock:
                 worker, answer = self._call(worker, task, args, seconds)
-            if not isinstance(answer, (Rejection, Failure, Death, gives)):
+            if not isinstance(answer, (Rejection, Failure, Death, returns)):
                 answer = Failure(f"the answer is of type {type(answer).__name__}")
             if isinstance(answer, Failure):
-                outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
+                outcome = Outcome.HUNG if answer.late and on_crash is Outcome.CRASHED else on_crash
                 answer = Rejection(outcome, answer.reason, evidence={"limit": answer.limit} if answer.limit else None)
                 worker = self._replace(worker)
             elif isinstance(answer, Death) or (
-                # a CUDA error is sticky: whatever ran next in that process would inherit it
+                # a CUDA error is sticky: the next task of that process would inherit it
                 isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG)
             ):
                 worker = self._replace(worker)
@@ -363,7 +383,7 @@ class WorkerPool:
                 return worker
             self.replaced += 1
             fresh, self._spare = self._spare or self._new_with_patience(), None
-            if self._terms.spare:
+            if self._limits.spare:
                 self._spare = self._new_with_patience()
         self.seconds_starting += time.monotonic() - start
         return fresh

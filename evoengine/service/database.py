@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy.orm import Session
 
-from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import make_engine, open_database, parse_url
 from evoengine.ledger.store import Ledger
+from evoengine.paths import chosen_database
 
 
 class Database(Ledger):

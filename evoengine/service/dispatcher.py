@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from evoengine.errors import EvoengineError
-from evoengine.ledger.chosen import FILE_VARIABLE, URL_VARIABLE
 from evoengine.ledger.runs import this_host
 from evoengine.machine import how_ended
+from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
 from evoengine.service.database import Database
 from evoengine.service.executors import Executors, Slot
 from evoengine.service.jobs import Fenced, Job

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.kept_process import Held, KeptProcess
-from evoengine.ledger.chosen import FILE_VARIABLE, URL_VARIABLE
 from evoengine.machine import how_ended
+from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
 from evoengine.service.answers import Question, ledger_state
 from evoengine.service.database import Database
 from evoengine.service.lanes import Lane, Threads, busy

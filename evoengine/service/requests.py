@@ -19,7 +19,7 @@ from evoengine.search import samplers
 from evoengine.search.replay import RECORDED
 from evoengine.service.settings import Settings
 from evoengine.space.reader import read_definition
-from evoengine.tuning.boards import find_kept_gpu
+from evoengine.tuning.boards import find_stored_gpu
 from evoengine.tuning.search import SearchOptions, require_several
 from evoengine.workloads import find_workload, parse_problem, workloads
 
@@ -82,7 +82,7 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
         raise UsageError(f"{request.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
     if request.gpu is None:
         raise UsageError("a job names the GPU to tune for, such as h100; evoengine gpus lists them")
-    gpu = find_kept_gpu(db, request.gpu)
+    gpu = find_stored_gpu(db, request.gpu)
     objectives = parse_objectives(request.objective)
     if len(objectives) > 1:
         require_several(request.objective, sampler)
@@ -99,8 +99,8 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
 def _require_families(families: Sequence[str], problems: Iterable[str], gpu: Gpu) -> None:
     for workload, problem in map(parse_problem, problems) if families else ():
         file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
-        definition = read_definition(file, {**problem.variables(), **gpu.variables()}).only(families)
-        for name, why in definition.impossible(gpu.variables()).items():
+        definition = read_definition(file, {**problem.variables(), **gpu.variables()}).restricted_to(families)
+        for name, why in definition.impossible_families(gpu.variables()).items():
             raise UsageError(f"the family {name} is not possible on {gpu.key}: {why}")
 
 

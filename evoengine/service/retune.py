@@ -13,7 +13,7 @@ from evoengine.service.database import Database
 from evoengine.service.jobs import Jobs
 from evoengine.service.requests import JobRequest, RetuneRequest, checked
 from evoengine.service.settings import Settings
-from evoengine.tuning.boards import find_kept_gpu
+from evoengine.tuning.boards import find_stored_gpu
 from evoengine.workloads import find_workload, workloads
 
 
@@ -23,7 +23,7 @@ def retune_requests(asked: RetuneRequest, settings: Settings, database: Database
     Problems with the nearest results come first, because their searches start from those. Raises NothingFound if the
     ledger has none, UsageError for invalid values.
     """
-    gpu = find_kept_gpu(database.url, asked.gpu)
+    gpu = find_stored_gpu(database.url, asked.gpu)
     if asked.workload is not None:
         find_workload(asked.workload)
     targets = ranked_targets(database)

@@ -22,7 +22,7 @@ from evoengine.service.job_log import JobLog
 from evoengine.service.jobs import DONE, FAILED, Fenced, Job, Jobs
 from evoengine.service.settings import Settings, load_settings
 from evoengine.tuning.fleet_search import FleetSearch
-from evoengine.tuning.measure import Measuring
+from evoengine.tuning.measure import MeasureRun
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions
 from evoengine.tuning.setup import register_kernel
@@ -45,7 +45,7 @@ class Work:
         on_cluster = settings.cluster is not None and job.gpu in settings.cluster_gpus
         self._has_gpu = device != CPU or on_cluster
         self._log = JobLog(jobs, job)
-        self._running: Search | RecordedSearch | FleetSearch | Measuring | None = None
+        self._running: Search | RecordedSearch | FleetSearch | MeasureRun | None = None
         self.stopped = False
 
     def stop(self) -> None:
@@ -106,12 +106,12 @@ class Work:
 
     def _time(self, part: dict[str, Any]) -> None:
         """Time what was predicted before there was a GPU."""
-        measuring = Measuring(
+        measure_run = MeasureRun(
             MEASURED_AT_MOST, self._job.gpu, part["problem"], echo=self._log.say, on_finish=self._log.timed
         )
-        self._running = measuring
+        self._running = measure_run
         try:
-            measuring.run()
+            measure_run.run()
         except NothingFound:  # it was searched on a GPU from the beginning
             return
 

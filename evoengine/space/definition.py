@@ -90,7 +90,7 @@ class Definition:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def impossible(self, gpu: Mapping[str, Value]) -> dict[str, str]:
+    def impossible_families(self, gpu: Mapping[str, Value]) -> dict[str, str]:
         """Return the families that no problem can have on a GPU of these variables (`gpu.NAME`), with reasons.
 
         Families that only the sizes of a problem or a knob rule out are not among them; SearchSpace finds those.
@@ -106,7 +106,7 @@ class Definition:
                     found.setdefault(family, rule.why)
         return found
 
-    def only(self, families: Sequence[str]) -> Definition:
+    def restricted_to(self, families: Sequence[str]) -> Definition:
         """Return the definition restricted to these families, in the file's order.
 
         Raises UsageError where the file has no such family.

@@ -155,11 +155,11 @@ class _Forbidden(Exception):
 
 
 # A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
-_MOST_KEPT = 4096
+_MAX_CACHED = 4096
 _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _parsed(text: str) -> ast.expr:
     """Return the checked tree, shared by all callers and never modified.
 
@@ -175,7 +175,7 @@ def _parsed(text: str) -> ast.expr:
     return _checked(tree)
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _names(tree: ast.expr) -> frozenset[str]:
     return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - CALLS.keys()
 
@@ -321,7 +321,7 @@ def _called(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _compile(tree: ast.expr) -> CodeType:
     guarded = _ForScalars().visit(tree)
     return compile(ast.fix_missing_locations(ast.Expression(guarded)), "<expression>", "eval")

@@ -38,12 +38,12 @@ class Family:
         self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
         # A rule that names a let that this family does not have is a rule of other families.
         self.constraints = [
-            c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
+            c for c in definition.constraints if self.defines(c.expr) and (c.when is None or self.defines(c.when))
         ]
         self._check_kinds()
         self.constraints += self._device_limits()
 
-    def has(self, expression: Expression) -> bool:
+    def defines(self, expression: Expression) -> bool:
         """Return whether every let that the expression needs is defined for this family."""
         return not self._depends_on(expression) & self._foreign
 
@@ -55,7 +55,7 @@ class Family:
     def _check_kinds(self) -> None:
         kinds: dict[str, str | None] = {k.name: k.kind for k in self.knobs}
         kinds |= {name: "text" if isinstance(value, str) else "number" for name, value in self.variables.items()}
-        todo = {n: let for n, let in self.lets.items() if self.has(let)}
+        todo = {n: let for n, let in self.lets.items() if self.defines(let)}
         while todo:
             # There are no circles, so each round settles at least one let.
             ready = [n for n, let in todo.items() if not let.names & todo.keys()]
@@ -63,13 +63,13 @@ class Family:
         rule = self.launch_rule
         needed = [*rule.expressions, *self.cost_rules.values()]
         for expression in needed:
-            if not self.has(expression):
+            if not self.defines(expression):
                 lacking = ", ".join(sorted(self._depends_on(expression) & self._foreign))
                 raise UsageError(
                     f"{expression.where}: `{expression.text}` needs the let {lacking}, which family {self.name} "
                     f"does not have; define it in [let.{self.name}]"
                 )
-        whens = [k.when for k in self.knobs if k.when and self.has(k.when)]
+        whens = [k.when for k in self.knobs if k.when and self.defines(k.when)]
         whens += [c.when for c in self.constraints if c.when]
         for expression in [*needed, *whens, *(c.expr for c in self.constraints)]:
             if expression.kind(kinds) == "text":
@@ -105,12 +105,12 @@ class Family:
         knobs = [k.name for k in self.knobs]
         return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
 
-    def knobs_reached(self, *expressions: Expression | None) -> set[str]:
+    def knob_dependencies(self, *expressions: Expression | None) -> set[str]:
         """Return the knobs on which the expressions depend, directly or through lets."""
         names = set().union(*(self._depends_on(e) for e in expressions if e))
         return names & self._knob_names
 
-    def knobs_named(self, expression: Expression) -> set[str]:
+    def knobs_in(self, expression: Expression) -> set[str]:
         """Return the knobs that the expression itself names; a constraint does not apply where one is inactive."""
         return set(expression.names & self._knob_names)
 
@@ -120,7 +120,7 @@ class Family:
     def holds(self, when: Expression, scope: Scope) -> bool:
         """Return whether a `when` is true; False where evaluating it from left to right needs an inactive knob."""
         try:
-            return self.has(when) and bool(when.evaluate(scope))
+            return self.defines(when) and bool(when.evaluate(scope))
         except Undefined:
             return False
 
@@ -156,7 +156,7 @@ class Family:
     def _violates(self, constraint: Constraint, scope: Scope) -> bool:
         if constraint.when and not self.holds(constraint.when, scope):
             return False
-        return all(n in scope for n in self.knobs_named(constraint.expr)) and not constraint.expr.evaluate(scope)
+        return all(n in scope for n in self.knobs_in(constraint.expr)) and not constraint.expr.evaluate(scope)
 
     def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
         """Return the launch geometry of a configuration.

@@ -17,8 +17,8 @@ from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule,
 from evoengine.space.expression import CALLS, Expression
 from evoengine.untrusted import parse_toml, read_limited_text
 
-_MOST_KNOBS = 256
-_MOST_VALUES = 32767
+_MAX_KNOBS = 256
+_MAX_VALUES = 32767
 _LARGEST_VALUE = 2**53
 _TABLES = ("kernel", "knobs", "constraint", "let", "launch", "kernels", "cost", "start")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
@@ -153,8 +153,8 @@ class _Reader:
         table = self._table(self.tables, "knobs", "knobs")
         if "family" not in table:
             table = {"family": [self.kernel], **table}
-        if len(table) > _MOST_KNOBS:
-            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MOST_KNOBS}")
+        if len(table) > _MAX_KNOBS:
+            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MAX_KNOBS}")
         if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
@@ -185,8 +185,8 @@ class _Reader:
     def _check_domain(self, name: str, values: list[Any], where: str) -> None:
         if not values:
             raise UsageError(f"{where}: knob {name} has an empty domain; give it at least one value")
-        if len(values) > _MOST_VALUES:
-            raise UsageError(f"{where}: knob {name} has {len(values)} values; at most {_MOST_VALUES}")
+        if len(values) > _MAX_VALUES:
+            raise UsageError(f"{where}: knob {name} has {len(values)} values; at most {_MAX_VALUES}")
         types = {type(v) for v in values}
         if not types <= {bool, int, float, str}:
             raise UsageError(f"{where}: knob {name} may hold integers, decimals, text or true/false only")

@@ -17,14 +17,14 @@ from evoengine.space.family import Family
 
 CHUNK = 1 << 17
 """rows in hand at once: what bounds memory beside the valid rows themselves"""
-MOST_COUNTED = 1 << 18
+MAX_COUNTED = 1 << 18
 """settings of some knobs that are numbered by a table, which is quicker than sorting"""
 PER_ROW = 16
 """settings a row, beyond which sorting is quicker"""
-MOST_NUMBERED = 2**62
+MAX_NUMBERED = 2**62
 """settings that an int64 can number"""
-MOST_VALID = 50_000_000
-MOST_VISITED = 1_000_000_000
+MAX_VALID = 50_000_000
+MAX_VISITED = 1_000_000_000
 
 Rows = dict[str, np.ndarray]
 """knob → position in its domain, int8 or int16 [n], -1 where inactive"""
@@ -81,13 +81,13 @@ class Enumeration:
             free[knob.name] = index.astype(_dtype(knob))
         if [k.name for k in self.knobs] != [*self.ruled, *self.active]:
             order = self._order(free, origin)
-            origin, free = origin.take(order), _taken(free, order)
+            origin, free = origin.take(order), _take_rows(free, order)
         return {k.name: free[k.name] if k.name in free else self.ruled[k.name].take(origin) for k in self.knobs}
 
     def _order(self, free: Rows, origin: np.ndarray) -> np.ndarray:
         """Return the places of rows when they are sorted by the knobs in their own order."""
         sizes = [len(k.values) + 1 for k in self.knobs]
-        if math.prod(sizes) > MOST_NUMBERED:
+        if math.prod(sizes) > MAX_NUMBERED:
             columns = free | {name: column.take(origin) for name, column in self.ruled.items()}
             return np.lexsort([columns[k.name] for k in reversed(self.knobs)])
         weights = {k.name: math.prod(sizes[i + 1 :]) for i, k in enumerate(self.knobs)}
@@ -107,15 +107,17 @@ class Enumerator:
         self.removed: dict[Constraint, float] = {}
         self.visited = 0
         rules = [rule for c in family.constraints for rule in (c.expr, c.when)] + [k.when for k in self.knobs]
-        ruled = family.knobs_reached(*rules) | {"family"}
-        self.walk = [knob for knob in self.knobs if knob.name in ruled]
+        ruled = family.knob_dependencies(*rules) | {"family"}
+        self.ruled_knobs = [knob for knob in self.knobs if knob.name in ruled]
         self.free = [knob for knob in self.knobs if knob.name not in ruled]
         """they multiply what is left, not what is looked at"""
         # A constraint is applied as soon as the last knob it depends on is bound.
-        self.due: list[list[Constraint]] = [[] for _ in self.walk]
+        self.constraints_by_level: list[list[Constraint]] = [[] for _ in self.ruled_knobs]
         for constraint in family.constraints:
-            needed = family.knobs_reached(constraint.expr, constraint.when)
-            self.due[max((i for i, k in enumerate(self.walk) if k.name in needed), default=0)].append(constraint)
+            needed = family.knob_dependencies(constraint.expr, constraint.when)
+            self.constraints_by_level[
+                max((i for i, k in enumerate(self.ruled_knobs) if k.name in needed), default=0)
+            ].append(constraint)
 
     def enumerate(self) -> Enumeration:
         """Return all valid configurations of the family.
@@ -128,12 +130,12 @@ class Enumerator:
         for part in self._descend({"family": np.array([index], dtype=_dtype(self.knobs[0]))}, 0):
             parts.append(part)
             valid += len(self._enumeration(part))
-            if valid > MOST_VALID:
-                raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
-        empty = {k.name: np.empty(0, _dtype(k)) for k in self.walk}
+            if valid > MAX_VALID:
+                raise self._too_large(f"more than {MAX_VALID:,} valid configurations")
+        empty = {k.name: np.empty(0, _dtype(k)) for k in self.ruled_knobs}
         # Column by column, giving the parts back on the way: the rows are never held twice.
         return self._enumeration(
-            {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.walk}
+            {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.ruled_knobs}
         )
 
     def _enumeration(self, ruled: Rows) -> Enumeration:
@@ -143,11 +145,11 @@ class Enumerator:
         rows = self._constrained(rows, level)
         if not len(rows["family"]):
             return
-        if level + 1 == len(self.walk):
+        if level + 1 == len(self.ruled_knobs):
             yield rows
             return
         self._refuse_certain_excess(len(rows["family"]), level)
-        knob = self.walk[level + 1]
+        knob = self.ruled_knobs[level + 1]
         step = max(1, CHUNK // len(knob.values))
         for start in range(0, len(rows["family"]), step):
             some = {name: column[start : start + step] for name, column in rows.items()}
@@ -158,20 +160,20 @@ class Enumerator:
 
         Enumerating them all would take minutes.
         """
-        later = self.walk[level + 1 :] + self.free
-        if any(knob.when for knob in later) or any(self.due[level + 1 :]):
+        later = self.ruled_knobs[level + 1 :] + self.free
+        if any(knob.when for knob in later) or any(self.constraints_by_level[level + 1 :]):
             return
-        if rows * math.prod(len(knob.values) for knob in later) > MOST_VALID:
-            raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
+        if rows * math.prod(len(knob.values) for knob in later) > MAX_VALID:
+            raise self._too_large(f"more than {MAX_VALID:,} valid configurations")
 
     def _expanded(self, rows: Rows, knob: Knob) -> Rows:
         active = self.active(knob, rows)
-        index, origin = expanded(active, len(knob.values))
+        index, origin = expand(active, len(knob.values))
         self.visited += len(index)
-        if self.visited > MOST_VISITED:
-            raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
+        if self.visited > MAX_VISITED:
+            raise self._too_large(f"more than {MAX_VISITED:,} combinations to look at")
         if len(index) > len(active):
-            rows = _taken(rows, origin)
+            rows = _take_rows(rows, origin)
         return rows | {knob.name: index.astype(_dtype(knob))}
 
     def active(self, knob: Knob, rows: Rows) -> np.ndarray:
@@ -184,41 +186,43 @@ class Enumerator:
 
     def _constrained(self, rows: Rows, level: int) -> Rows:
         keep = np.ones(len(rows["family"]), bool)
-        for constraint in self.due[level]:
+        for constraint in self.constraints_by_level[level]:
             applies = np.flatnonzero(keep)
             if constraint.when:
                 applies = self._where_holds(constraint.when, rows, applies)
             applies = self._where_named(constraint.expr, rows, applies)
             if not len(applies):
                 continue
-            first, which = self._settings(constraint.expr, rows, applies)
+            first, which = self._distinct_settings(constraint.expr, rows, applies)
             held = as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies[first])))
             broken = applies[~held[which]]
             if len(broken):
-                later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :] + self.free)
+                later = math.prod(float(len(k.values)) for k in self.ruled_knobs[level + 1 :] + self.free)
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
                 keep[broken] = False
-        return rows if keep.all() else _taken(rows, np.flatnonzero(keep))
+        return rows if keep.all() else _take_rows(rows, np.flatnonzero(keep))
 
     def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         """Return those of the rows `among` in which every knob named in the expression is active."""
-        for name in sorted(self.family.knobs_named(expression) - {"family"}):
+        for name in sorted(self.family.knobs_in(expression) - {"family"}):
             column = rows[name]
             among = among[column[among] >= 0]
         return among
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         # by the code that `contains` uses
-        reached = self.family.knobs_reached(when) - {"family"}
+        reached = self.family.knob_dependencies(when) - {"family"}
         knobs = [k for k in self.knobs if k.name in reached]
-        first, which = self._settings(when, rows, among)
+        first, which = self._distinct_settings(when, rows, among)
         holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
         kept: np.ndarray = among[np.array(holds, bool)[which]]
         return kept
 
-    def _settings(self, expression: Expression, rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        reached = self.family.knobs_reached(expression)
-        return settings([k for k in self.knobs[1:] if k.name in reached], rows, among)
+    def _distinct_settings(
+        self, expression: Expression, rows: Rows, among: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        reached = self.family.knob_dependencies(expression)
+        return distinct_settings([k for k in self.knobs[1:] if k.name in reached], rows, among)
 
     def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
         indices = {k.name: int(rows[k.name][i]) for k in knobs}
@@ -239,21 +243,21 @@ class Enumerator:
 
         Only knobs on which some `when` depends are enumerated; the others multiply.
         """
-        deciders = self.family.knobs_reached(*(k.when for k in self.knobs))
+        deciders = self.family.knob_dependencies(*(k.when for k in self.knobs))
         rows: Rows = {"family": np.zeros(1, np.int8)}
         weight = np.ones(1, object)
         for knob in self.knobs[1:]:
             active = self.active(knob, rows)
             if knob.name in deciders:
-                index, origin = expanded(active, len(knob.values))
-                rows = _taken(rows, origin) | {knob.name: index.astype(_dtype(knob))}
+                index, origin = expand(active, len(knob.values))
+                rows = _take_rows(rows, origin) | {knob.name: index.astype(_dtype(knob))}
                 weight = weight[origin]
             else:
                 weight = weight * np.where(active, len(knob.values), 1).astype(object)
         return int(weight.sum())
 
 
-def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct_settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct settings of these knobs, so that a rule is evaluated once for each.
 
     The result is the position in `among` at which each setting first occurs [settings], in ascending order, and the
@@ -261,11 +265,11 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
     """
     setting, count = np.zeros(len(among), np.int64), 1
     for knob in knobs:
-        if count * (len(knob.values) + 1) > MOST_NUMBERED:
+        if count * (len(knob.values) + 1) > MAX_NUMBERED:
             setting, count = np.unique(setting, return_inverse=True)[1], len(among)
         setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
         count *= len(knob.values) + 1
-    if count > min(MOST_COUNTED, PER_ROW * len(among)):
+    if count > min(MAX_COUNTED, PER_ROW * len(among)):
         _, first, which = np.unique(setting, return_index=True, return_inverse=True)
     else:
         # of rows with one setting the first is written last, and stays
@@ -286,15 +290,15 @@ def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[Rows, 
 
     The second result holds the same rows as columns on which expressions can be evaluated.
     """
-    reached = family.knobs_reached(*family.launch_rule.expressions, *family.cost_rules.values())
+    reached = family.knob_dependencies(*family.launch_rule.expressions, *family.cost_rules.values())
     rows, knobs = enumeration.multiplied(reached), family.knobs[1:]
-    numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
-    rows = _taken(rows, numbers)
+    numbers, _ = distinct_settings([k for k in knobs if k.name in reached], rows, np.arange(len(rows["family"])))
+    rows = _take_rows(rows, numbers)
     coded = {k.name: EncodedColumn(rows[k.name], np.array(k.values)) for k in knobs}
     return rows, family.columns(coded, len(numbers))
 
 
-def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
+def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
     """Give each active row all values of a knob, and each other row -1.
 
     Returns positions in the domain, and the row to which each belongs.
@@ -308,7 +312,7 @@ def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
     return index, origin
 
 
-def _taken(rows: Rows, places: np.ndarray) -> Rows:
+def _take_rows(rows: Rows, places: np.ndarray) -> Rows:
     """Return these rows, in this order. `take` is many times faster than repeating by counts or masking."""
     return {name: column.take(places) for name, column in rows.items()}
 

@@ -42,7 +42,7 @@ def space_from_text(text: str, name: str, problem: HasVariables, gpu: HasVariabl
 
 
 def _bound(definition: Definition, problem: HasVariables, gpu: HasVariables, families: Sequence[str]) -> SearchSpace:
-    space = SearchSpace(definition.only(families) if families else definition, problem, gpu)
+    space = SearchSpace(definition.restricted_to(families) if families else definition, problem, gpu)
     for name in families:
         if name in space.empty_families:
             raise UsageError(f"the family {name} is not possible here: {space.empty_families[name]}")

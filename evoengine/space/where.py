@@ -33,7 +33,7 @@ class Where:
         """The knobs that it reads."""
         return self._expression.names
 
-    def picks(self, config: Config) -> bool:
+    def matches(self, config: Config) -> bool:
         """Return whether the expression holds for a configuration; False where it names a knob that has no value.
 
         Raises UsageError where text is used in arithmetic or compared with a number, on division by zero, and where the

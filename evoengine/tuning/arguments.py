@@ -16,7 +16,7 @@ _NAMES = {
     str: "a text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path",
     os.PathLike: "a path", tuple: "a sequence of texts", Mapping: "a mapping of knobs and values",
     dict: "a mapping of knobs and values", type(None): "None",
-}  # fmt: skip
+}  # fmt: skip # a table
 
 
 def checked(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,14 @@ class Best:
 
 
 def best(
-    problem: str | None = None, gpu: str | None = None, *, kernel: Path | str | None = None, top: int = 10,
-    pareto: bool = False, db: str | os.PathLike[str] | None = None,
-) -> Best:  # fmt: skip
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    kernel: Path | str | None = None,
+    top: int = 10,
+    pareto: bool = False,
+    db: str | os.PathLike[str] | None = None,
+) -> Best:
     """Return the best kernels found; of the last run's problem and GPU where none are named.
 
     With `kernel`, a folder, those of the kernel as that folder has it now. With `pareto` what nothing beats in all
@@ -49,9 +54,13 @@ def best(
 
 
 def find_best(
-    ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool = False,
+    ledger: Ledger,
+    problem: str | None,
+    gpu: str | None,
+    top: int | None,
+    pareto: bool = False,
     kernel: Path | str | None = None,
-) -> Best:  # fmt: skip
+) -> Best:
     """Return what `best` does, of a ledger that is open."""
     workload = register_kernel(Path(kernel)) if kernel is not None else None
     if workload is not None and problem is None:

@@ -37,7 +37,7 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
         example = workload.parse(workload.example)
         definition = read_definition(file, {**example.variables(), **gpus[0].variables()})
         for gpu in gpus:
-            impossible = definition.impossible(gpu.variables())
+            impossible = definition.impossible_families(gpu.variables())
             families = tuple(str(f) for f in definition.knobs[0].values if f not in impossible)
             found[gpu.key].append(Fitting(workload.name, families, impossible))
     return found
@@ -56,14 +56,14 @@ def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = f
     Raises UsageError for an unknown name, and for a file that describes no GPU or another one than `requested`.
     """
     if file is None:
-        return _here() if requested == AUTO else Choice(find(requested))
+        return _detect() if requested == AUTO else Choice(find(requested))
     gpu = read_gpu_file(file)
     if requested not in (AUTO, gpu.key):
         raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
     return Choice(gpu, f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
 
 
-def find_kept_gpu(db: str | None, name: str) -> Gpu:
+def find_stored_gpu(db: str | None, name: str) -> Gpu:
     """Return the GPU of that name, or the board that the ledger stores under it. Raises UsageError."""
     if name.lower() not in known_gpus():
         try:
@@ -74,7 +74,7 @@ def find_kept_gpu(db: str | None, name: str) -> Gpu:
     return find_gpu(name)
 
 
-def described(gpu: Gpu) -> dict[str, Any] | None:
+def custom_definition(gpu: Gpu) -> dict[str, Any] | None:
     """Return the description of a GPU that gpus.toml does not list, as a run stores it."""
     return None if gpu.key in known_gpus() else gpu_fields(gpu)
 
@@ -95,7 +95,7 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
             )
 
 
-def _here() -> Choice:
+def _detect() -> Choice:
     """Return the board of this machine's first GPU listed in gpus.toml, else a similar one, else the default."""
     found = find_driver()
     if isinstance(found, str):
@@ -104,10 +104,10 @@ def _here() -> Choice:
     for device in devices:
         if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
             return Choice(known, f"--gpu {known.key}: {device.name} is here")
-    return _like(devices[0])
+    return _nearest_board(devices[0])
 
 
-def _like(device: GpuDevice) -> Choice:
+def _nearest_board(device: GpuDevice) -> Choice:
     """Return the board of the same architecture with the nearest number of SMs; the default if there is none."""
     here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
     remedy = "--gpu-file describes it"

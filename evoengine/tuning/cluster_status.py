@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evoengine.tuning.detached import SEARCH_ACTOR, Underway
+from evoengine.tuning.detached import SEARCH_ACTOR, DetachedStatus
 from evoengine.tuning.ray_cluster import GPU_ACTOR, NAMESPACE, Node, connected, import_ray, survey
 
 ANSWER_SECONDS = 10.0
@@ -15,7 +15,7 @@ ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GpuAtWork:
+class BusyGpu:
     """A GPU that a search holds."""
 
     kind: str
@@ -36,8 +36,8 @@ class ClusterStatus:
     """held by whoever uses the cluster, by Ray's count"""
     gpus: float
     gpus_busy: float
-    at_work: Sequence[GpuAtWork]
-    searches: Sequence[Underway]
+    at_work: Sequence[BusyGpu]
+    searches: Sequence[DetachedStatus]
     """that go on without a command"""
 
     def to_json(self) -> dict[str, Any]:
@@ -51,18 +51,16 @@ def cluster_status(address: str) -> ClusterStatus:
         total, free = ray.cluster_resources(), ray.available_resources()
         cpus, gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
         busy = (cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0))
-        searches = [answer for _, answer in _answers(SEARCH_ACTOR, "underway")]
-        return ClusterStatus(survey(), cpus, busy[0], gpus, busy[1], _at_work(), searches)
+        searches = [answer for _, answer in _answers(SEARCH_ACTOR, "status")]
+        return ClusterStatus(survey(), cpus, busy[0], gpus, busy[1], _busy_gpus(), searches)
 
 
-def _at_work() -> list[GpuAtWork]:
+def _busy_gpus() -> list[BusyGpu]:
     found = []
-    for name, doing in _answers(GPU_ACTOR, "doing"):
-        if doing is not None and doing.ready.device is not None:
-            device, kind = doing.ready.device, name.split(":")[1]
-            found.append(
-                GpuAtWork(kind, doing.ready.host, device.name, device.uuid, doing.label, doing.task, doing.seconds)
-            )
+    for name, a in _answers(GPU_ACTOR, "activity"):
+        if a is not None and a.ready.device is not None:
+            device, kind = a.ready.device, name.split(":")[1]
+            found.append(BusyGpu(kind, a.ready.host, device.name, device.uuid, a.label, a.task, a.seconds))
     return found
 
 

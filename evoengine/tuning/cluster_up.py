@@ -65,13 +65,23 @@ def write_files(folder: Path, names: tuple[str, ...], cluster: Cluster) -> list[
 def text_of(name: str, cluster: Cluster) -> str:
     """Return the text of one file."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-        comment_start_string="<#", comment_end_string="#>",  # a shell has `${#array}`
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="<#",
+        comment_end_string="#>",  # a shell has `${#array}`
+    )
     text = environment.get_template(f"{name}.j2").render(
-        version=__version__, ray=RAY, gpu=cluster.gpu, nodes=cluster.nodes, gpus=cluster.gpus, cpus=cluster.cpus,
-        image=cluster.image, least=0 if cluster.gpus else 1,
+        version=__version__,
+        ray=RAY,
+        gpu=cluster.gpu,
+        nodes=cluster.nodes,
+        gpus=cluster.gpus,
+        cpus=cluster.cpus,
+        image=cluster.image,
+        least=0 if cluster.gpus else 1,
         accelerators=f", nvidia.com/gpu: {cluster.gpus}" if cluster.gpus else "",
-    )  # fmt: skip
+    )
     return re.sub(r"\n{2,}(?=\s)|\n{3,}", "\n", text) if name.endswith(".yaml") else text

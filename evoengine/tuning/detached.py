@@ -29,7 +29,7 @@ DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class DetachedStatus:
     """A search that goes on without a command."""
 
     name: str
@@ -62,12 +62,12 @@ class DetachedSearch:
         self._begun.wait()
         return self._error
 
-    def underway(self) -> Underway:
+    def status(self) -> DetachedStatus:
         done, total = (self._progress.done, self._progress.total) if self._progress else (0, 0)
         gpus = tuple(each.gpu for each in self._options)
-        return Underway(
+        return DetachedStatus(
             self._name, platform.node(), self._options[0].problem or "", gpus, done, total, self._last
-        )  # fmt: skip
+        )
 
     def stop(self) -> None:
         """Stop after the current events; the ledger keeps the results."""
@@ -120,9 +120,14 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
     with connected(first.cluster):
         ray = import_ray()
         made = ray.remote(DetachedSearch).options(
-            name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1, max_task_retries=-1,
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
             max_concurrency=4,
-        )  # fmt: skip
+        )
         actor = made.remote(name, own, sys.argv, finder)
         echo("beginning on the cluster")
         if error := _begun(actor):

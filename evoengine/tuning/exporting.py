@@ -13,7 +13,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
 from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_place, with_checksums
+from evoengine.publish.folder import require_writable, with_checksums
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
@@ -23,7 +23,7 @@ from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 
-MOST_SMS = 512
+MAX_SMS = 512
 """of a GPU that an exported kernel may meet"""
 
 
@@ -44,7 +44,7 @@ def export(
     a judge refutes it.
     """
     db = checked(export, {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db})["db"]
-    require_place(Path(folder))
+    require_writable(Path(folder))
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
@@ -54,7 +54,7 @@ def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
     """Export a trial as `export` does, whatever its rank. Raises NothingFound with its outcome if it is not correct."""
-    require_place(Path(folder))
+    require_writable(Path(folder))
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not (found.outcome.correct or found.outcome is Outcome.UNFINISHED):
@@ -139,4 +139,4 @@ def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
         space = spaces_of(ledger, [winner], target)[winner.run]
     except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
         return {}
-    return space.grids_by_sms(winner.config, range(1, MOST_SMS + 1))
+    return space.grids_by_sms(winner.config, range(1, MAX_SMS + 1))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evoengine.search.ray_workers import SentBinaries
 
 POLL_SECONDS = 1.0
-SAY_SECONDS = 5.0
+NOTICE_SECONDS = 5.0
 """of waiting for a GPU, after which a person is told"""
 
 
@@ -101,7 +101,7 @@ class Fleet:
             if self._timeout is not None and waited > self._timeout:
                 ray.cancel(asked, force=True)
                 raise MachineError(f"{_why_no_gpu(gpu.key)} after {waited:.0f} s; --device emulator works without")
-            if not said and waited > SAY_SECONDS:
+            if not said and waited > NOTICE_SECONDS:
                 limit = "Ctrl-C gives up" if self._timeout is None else f"--timeout {self._timeout:g}"
                 self._echo(f"{_why_no_gpu(gpu.key)}; waiting ({limit})")
                 said = True
@@ -137,9 +137,13 @@ class Fleet:
         count = max(1, _count(kind))
         self._echo(f"{count} {'GPU' if count == 1 else 'GPUs'} of kind {kind} on the cluster")
         options = ActorOptions(
-            cpus=0.0, gpus=1.0, resources={f"{GPU}{kind}": 1.0}, find_gpu=partial(self._finder.find, self._gpu),
-            board=self._found[0].name, name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
-        )  # fmt: skip
+            cpus=0.0,
+            gpus=1.0,
+            resources={f"{GPU}{kind}": 1.0},
+            find_gpu=partial(self._finder.find, self._gpu),
+            board=self._found[0].name,
+            name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
+        )
         return RayWorkers(count, limits, self._echo, options, f"search on {kind}", self._binaries())
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:

@@ -26,9 +26,12 @@ class FleetSearch:
     """
 
     def __init__(
-        self, options: Sequence[SearchOptions], echo: Echo = silent, on_stage: Echo = silent,
+        self,
+        options: Sequence[SearchOptions],
+        echo: Echo = silent,
+        on_stage: Echo = silent,
         finder: GpuFinder | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._echo, self._options = echo, options
         self._searches: list[Search] = []
         first = options[0]
@@ -41,11 +44,11 @@ class FleetSearch:
             echo(f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {sum(n.cpus for n in nodes)} CPUs")
             for asked in options:
                 each = replace(asked, jobs=asked.jobs and max(1, asked.jobs // len(options)))
-                place = Fleet(self._teller(each), each.timeout, 1 / len(options), finder)
-                self._searches.append(Search(each, self._teller(each), on_stage, place))
+                place = Fleet(self._prefixed_echo(each), each.timeout, 1 / len(options), finder)
+                self._searches.append(Search(each, self._prefixed_echo(each), on_stage, place))
             self._connection = stack.pop_all()
 
-    def _teller(self, options: SearchOptions) -> Echo:
+    def _prefixed_echo(self, options: SearchOptions) -> Echo:
         """Return an echo that prefixes messages with the GPU if there are several searches."""
         return self._echo if len(self._options) == 1 else lambda line: self._echo(f"{options.gpu}: {line}")
 
@@ -76,7 +79,7 @@ class FleetSearch:
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> list[SearchResult | EvoengineError]:
         """Run all searches and return a result or an error for each. An error of one does not stop the others."""
-        together = _Together(len(self._searches), on_change)
+        together = _CombinedProgress(len(self._searches), on_change)
         with self._connection:
             if len(self._searches) == 1:
                 return [self._run(0, on_change, on_trial)]
@@ -97,11 +100,11 @@ class FleetSearch:
             return self._searches[n].run(on_change, on_trial)
         except EvoengineError as error:
             if len(self._searches) > 1:
-                self._teller(self._options[n])(str(error))
+                self._prefixed_echo(self._options[n])(str(error))
             return error
 
 
-class _Together:
+class _CombinedProgress:
     """The progress of several searches as one. It has no best: figures of different GPUs do not compare."""
 
     def __init__(self, count: int, on_change: Callable[[Progress], None]) -> None:

@@ -10,7 +10,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.whole_file import write_whole
+from evoengine.publish.atomic_file import write_atomically
 from evoengine.workloads.gemm.fused_moe import FusedMoe, fused_moe_files
 from evoengine.workloads.gemm.problem import GemmProblem, parse_problem
 
@@ -49,7 +49,7 @@ def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list
         if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
             raise UsageError(f"{path} is there and says otherwise; name a folder without it, or take it away first")
     for path, text in texts.items():
-        write_whole(path, [text])
+        write_atomically(path, [text])
     return list(texts), made.left_out
 
 

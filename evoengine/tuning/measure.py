@@ -19,13 +19,13 @@ from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure
 from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
-from evoengine.tuning.boards import described
-from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.tuning.boards import custom_definition
+from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, recording_failure, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasureResult:
     run: int
     baselines: tuple[Baseline, ...]
     best: tuple[Candidate, ...]
@@ -35,16 +35,21 @@ class Measured:
     notes: tuple[str, ...]
 
 
-class Measuring:
+class MeasureRun:
     """Candidates of the ledger, best estimate first, gated and timed on a GPU; `top` None for all of them.
 
     Raises MachineError where there is no GPU that can run them.
     """
 
     def __init__(
-        self, top: int | None, gpu: str | None = None, problem: str | None = None, db: str | None = None,
-        echo: Echo = silent, on_finish: Callable[[Candidate], None] = lambda candidate: None,
-    ) -> None:  # fmt: skip
+        self,
+        top: int | None,
+        gpu: str | None = None,
+        problem: str | None = None,
+        db: str | None = None,
+        echo: Echo = silent,
+        on_finish: Callable[[Candidate], None] = lambda candidate: None,
+    ) -> None:
         require_gpus(compilers=())
         self._top, self._gpu, self._problem, self._db = top, gpu, problem, db
         self._echo, self._on_finish = echo, on_finish
@@ -57,7 +62,7 @@ class Measuring:
         if self._remeasurer:
             self._remeasurer.stop()
 
-    def run(self) -> Measured:
+    def run(self) -> MeasureResult:
         """Measure the candidates. Raises NothingFound if there is nothing to measure."""
         with open_ledger(self._db, create=False) as ledger:
             gpu, problem = ledger.last_target(self._gpu, self._problem)
@@ -72,7 +77,7 @@ class Measuring:
             with lock_gpu(device, self._echo):
                 return self._measure(ledger, target, left, device)
 
-    def _measure(self, ledger: Ledger, target: Target, left: Sequence[Candidate], device: GpuDevice) -> Measured:
+    def _measure(self, ledger: Ledger, target: Target, left: Sequence[Candidate], device: GpuDevice) -> MeasureResult:
         problem, named = str(target.problem), target.gpu
         if device.name != named.name:
             self._echo(f"compiled for {named.name}, timed on {device.name}, of the same architecture")
@@ -82,22 +87,30 @@ class Measuring:
         spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
-            gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
-            seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
-            gpu_definition=described(named), kernel=searched.kernel,
-        )  # fmt: skip
+            gpu=named.key,
+            problem=problem,
+            device=ledger_device(device),
+            space=spaces[searched.id],
+            sampler="measure",
+            seed=seed,
+            command=command_line(),
+            objectives=searched.objectives,
+            definition=searched.definition,
+            gpu_definition=custom_definition(named),
+            kernel=searched.kernel,
+        )
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
-        with ending(ledger, run):
+        with recording_failure(ledger, run):
             notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}
         pairs = [p for p in measured_pairs(ledger, problem, named.key) if (p.device, p.policy) in like]
         agreement = agree([p.figures for p in of_one_model(pairs)])
-        return Measured(run, tuple(ledger.baselines(run)), tuple(best), tuple(pairs), agreement, tuple(notes))
+        return MeasureResult(run, tuple(ledger.baselines(run)), tuple(best), tuple(pairs), agreement, tuple(notes))
 
 
 def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:

@@ -133,9 +133,12 @@ def connected(address: str) -> Iterator[None]:
     )
     if address == LOCAL:
         given |= dict(
-            include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, resources=gpu_resources(),
-            num_cpus=len(os.sched_getaffinity(0)), num_gpus=sum(gpu_resources().values()),
-        )  # fmt: skip
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            resources=gpu_resources(),
+            num_cpus=len(os.sched_getaffinity(0)),
+            num_gpus=sum(gpu_resources().values()),
+        )
     try:
         with warnings.catch_warnings(action="ignore"):  # what fails is said below
             ray.init(address, **given)
@@ -272,11 +275,15 @@ def living_nodes() -> list[Node]:
     ray = import_ray()
     return [
         Node(
-            n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)),
+            n["NodeID"],
+            n["NodeManagerHostname"],
+            n["NodeManagerAddress"],
+            int(n["Resources"].get("CPU", 0)),
             gpus_of(n["Resources"]),
         )
-        for n in ray.nodes() if n["Alive"]
-    ]  # fmt: skip
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
 
 
 def survey() -> list[Node]:
@@ -287,8 +294,8 @@ def survey() -> list[Node]:
     ray = import_ray()
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [node for node in living_nodes() if node.cpus or node.gpus]
-    look = ray.remote(num_cpus=0, max_retries=3)(_look())
-    asked = [look.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
+    inspect_node = ray.remote(num_cpus=0, max_retries=3)(_node_inspection())
+    asked = [inspect_node.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
     try:
         answers = ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
@@ -298,10 +305,10 @@ def survey() -> list[Node]:
     return [_described(node, found) for node, found in zip(nodes, answers, strict=True)]
 
 
-def _look() -> Any:
+def _node_inspection() -> Any:
     """Return a nested function, which Ray serialises by value: evoengine may not be installed on the node."""
 
-    def look() -> dict[str, str | None]:
+    def inspect_node() -> dict[str, str | None]:
         import platform
 
         found: dict[str, str | None] = {"python": platform.python_version(), "evoengine": None, "compiler": None}
@@ -316,7 +323,7 @@ def _look() -> Any:
             found["why"] = f"{type(error).__name__}: {error}"
         return found
 
-    return look
+    return inspect_node
 
 
 def _described(node: Node, found: Mapping[str, str | None]) -> Node:

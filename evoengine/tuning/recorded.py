@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from evoengine.errors import UsageError
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
@@ -20,9 +20,9 @@ from evoengine.search.progress import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.recorded_file import LARGEST_FILE
 from evoengine.search.replay import RECORDED, REPLAY_OBJECTIVE, Replay, device_of, problem_of
-from evoengine.tuning.resume import Asked, begin
-from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, filled_in, finisher
-from evoengine.tuning.setup import Echo, ending, silent
+from evoengine.tuning.resume import SearchRequest, begin
+from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, complete_from_run, finisher
+from evoengine.tuning.setup import Echo, recording_failure, silent
 from evoengine.untrusted import printable, read_limited
 
 
@@ -35,7 +35,7 @@ class RecordedSearch:
             raise UsageError(f"--objective {options.objective}: {why}")
         on_stage("reading what was recorded")
         if options.resume is not None:
-            options = filled_in(options)
+            options = complete_from_run(options)
         self._file = Path(options.device.removeprefix(RECORDED))
         self._space = read_recorded(self._file)
         self._options, self._echo = options, echo
@@ -68,7 +68,7 @@ class RecordedSearch:
         named = SimpleNamespace(name=printable(self._file.name), text=text, sha256=digest)
         seconds = o.minutes * 60 if o.minutes else None
         sampler, trials = o.sampler or samplers.DEFAULT, o.trials or DEFAULT_TRIALS
-        asked = Asked(
+        asked = SearchRequest(
             problem, gpu, named.name, digest, sampler, REPLAY_OBJECTIVE.name, trials, seconds, o.seed, conditions={}
         )
         ledger.patience = Patience(echo)
@@ -87,7 +87,7 @@ class RecordedSearch:
         self._replay = replay
         if self._stopped:
             replay.stop()
-        with ending(ledger, run):
+        with recording_failure(ledger, run):
             progress = replay.search()
         study.write()
         ledger.finish_run(run, progress.ended)

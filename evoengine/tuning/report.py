@@ -8,36 +8,38 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.overview import MOST_TRIALS, Overview
+from evoengine.ledger.lists import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
-from evoengine.publish.report.look import Section
-from evoengine.publish.report.page import Facts, page, require_place, write_page
+from evoengine.publish.report.page import Facts, page, require_writable, write_page
 from evoengine.publish.report.speed_charts import Peaks
+from evoengine.publish.report.style import Section
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.tuning.setup import Echo, silent
 
 
 def write_report(
-    file: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None,
+    file: Path | str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    db: str | None = None,
     on_stage: Echo = silent,
-) -> Overview:  # fmt: skip
+) -> Overview:
     """Write the page to `file`, completely or not at all, for the last run's problem and GPU unless others are named.
 
     Raises NothingFound if the ledger holds no such trial, and UsageError if `file` is not an earlier report or cannot
     be written.
     """
     target = Path(file)
-    require_place(target)
+    require_writable(target)
     with open_ledger(db, create=False) as ledger:
         overview, text = draw_report(ledger, problem, gpu, on_stage)
     write_page(target, text)
     return overview
 
 
-def draw_report(
-    ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent
-) -> tuple[Overview, str]:  # fmt: skip
+def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent) -> tuple[Overview, str]:
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.last_target(gpu, problem)

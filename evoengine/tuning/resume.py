@@ -17,14 +17,12 @@ from evoengine.ledger.store import Ledger, SpaceFile
 from evoengine.passwords import command_line
 from evoengine.tuning.setup import Echo
 
-LAST = 0
-"""stands for the last search of the ledger, which are numbered from 1"""
 INTERRUPTED = "interrupted"
 STOPPED = "stopped: "
 """begins the status of a run that an error of the machine ended"""
 ENVIRONMENT = ("device", "driver", "libraries", "compiler", "gate", "model", "predicted")
 """conditions that a kernel's evaluation depends on"""
-CHANGED = {
+CONDITION_REASONS = {
     "templates": "the templates have changed",
     "code": "evoengine's gate or model has changed",
     "gate": "the gate has another version",
@@ -35,7 +33,7 @@ CHANGED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ActiveRun:
     """A run of this process, new or one that goes on."""
 
     run: int
@@ -45,7 +43,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchRequest:
     """What a search is asked for, as far as a run that goes on must be the same."""
 
     problem: str
@@ -84,10 +82,13 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [_change(part, before.get(part), after.get(part)) for part in sorted(before.keys() | after.keys())
-                      if before.get(part) != after.get(part)]  # fmt: skip
+            found += [
+                _change(part, before.get(part), after.get(part))
+                for part in sorted(before.keys() | after.keys())
+                if before.get(part) != after.get(part)
+            ]
         else:
-            found.append(CHANGED.get(name) or _change(name, before, after))
+            found.append(CONDITION_REASONS.get(name) or _change(name, before, after))
     return found
 
 
@@ -120,14 +121,14 @@ def named_run(ledger: Ledger, number: int) -> Run:
     return found
 
 
-def require_same(run: Run, asked: Asked) -> None:
+def require_same(run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
         begins = "search without --resume begins a new run, which takes over what is known"
         raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
 
 
-def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
+def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a completed run has no budget left."""
     if is_cut_short(run):
         return
@@ -142,16 +143,25 @@ def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
 
 
 def begin(
-    ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
-    definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
-) -> Begun:  # fmt: skip
+    ledger: Ledger,
+    asked: SearchRequest,
+    resume: int | None,
+    echo: Echo,
+    *,
+    device: Device,
+    space: SpaceFile,
+    seed: int,
+    definition: str | None = None,
+    gpu_definition: dict[str, Any] | None = None,
+    kernel: str | None = None,
+) -> ActiveRun:
     """Continue the run named by `resume`, or the last interrupted one of the same command.
 
     Otherwise create a run with `seed`. Raises UsageError if the named run cannot continue.
     """
     here = {run.id for run in ledger.runs() if (run.problem, run.gpu) == (asked.problem, asked.gpu)}
     ledger.await_killed(here.__contains__, echo)
-    found = _to_go_on_with(ledger, asked) if resume is None else named_run(ledger, resume)
+    found = _find_interrupted(ledger, asked) if resume is None else named_run(ledger, resume)
     if found is not None and resume is not None:
         require_same(found, asked)
         require_budget(ledger, found, asked)
@@ -159,25 +169,36 @@ def begin(
     if found is not None and spent is not None:
         done = ledger.done(found.id)
         echo(f"going on with run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
-        return Begun(found.id, found.seed, spent)
+        return ActiveRun(found.id, found.seed, spent)
     if found is not None and resume is not None:
         wait = "wait until it has ended, or, where it was killed on another machine, for a minute"
         raise UsageError(f"run {found.id} is still going on: {wait}")
-    if changed := _since_then(ledger, asked):
+    if changed := _changes_since_last(ledger, asked):
         echo(changed)
     run = ledger.start_run(
-        gpu=asked.gpu, problem=asked.problem, device=device, space=space, sampler=asked.sampler, seed=seed,
-        command=command_line(), objectives=asked.objectives, definition=definition, gpu_definition=gpu_definition,
-        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions), kernel=kernel,
-    )  # fmt: skip
-    return Begun(run, seed)
+        gpu=asked.gpu,
+        problem=asked.problem,
+        device=device,
+        space=space,
+        sampler=asked.sampler,
+        seed=seed,
+        command=command_line(),
+        objectives=asked.objectives,
+        definition=definition,
+        gpu_definition=gpu_definition,
+        trials=asked.trials,
+        seconds=asked.seconds,
+        conditions=dict(asked.conditions),
+        kernel=kernel,
+    )
+    return ActiveRun(run, seed)
 
 
 def is_cut_short(run: Run) -> bool:
     return run.status in (INTERRUPTED, KILLED) or run.status.startswith(STOPPED)
 
 
-def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
+def _find_interrupted(ledger: Ledger, asked: SearchRequest) -> Run | None:
     """Return the last run of the same command if it was interrupted."""
     of_target = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu)]
     own = [r for r in of_target if r.conditions is not None and r.imported_from is None]
@@ -185,7 +206,7 @@ def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
     return same[-1] if same and is_cut_short(same[-1]) else None
 
 
-def _since_then(ledger: Ledger, asked: Asked) -> str | None:
+def _changes_since_last(ledger: Ledger, asked: SearchRequest) -> str | None:
     """Return what has changed since the last search for the same target, and why its results cannot be reused."""
     own = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu) and r.conditions]
     if not own or own[-1].imported_from is not None:

@@ -14,10 +14,10 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind, listed
@@ -34,21 +34,21 @@ from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.stages.render import Fill, inert_knobs
-from evoengine.tuning.boards import Choice, described, find_kept_gpu, require_same_board
+from evoengine.tuning.boards import Choice, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine
-from evoengine.tuning.resume import Asked, begin, named_run
+from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
     begin_build,
-    ending,
     first_of_each_family,
     make_target,
     prepare_space,
+    recording_failure,
     require_compilers,
     require_seed,
     silent,
     why_no_predictions,
-)  # fmt: skip
+)
 from evoengine.workloads.base import Target
 
 DEFAULT_TRIALS = 60
@@ -132,7 +132,7 @@ class SearchResult:
         return f"SearchResult(run {self.run}, {self.progress.ended}: {listed(self.best)})"
 
 
-def filled_in(options: SearchOptions) -> SearchOptions:
+def complete_from_run(options: SearchOptions) -> SearchOptions:
     """Return the options with missing values taken from the run to continue.
 
     Raises NothingFound if there is no ledger, and UsageError if there is no such run.
@@ -173,12 +173,12 @@ class Search:
         self._place = place = place or ThisMachine()
         on_stage("reading the problem")
         if options.resume is not None:
-            options = filled_in(options)
+            options = complete_from_run(options)
         objective, sampler = options.objective or DEFAULT_OBJECTIVE, options.sampler or samplers.DEFAULT
         objectives = parse_objectives(objective)
         if len(objectives) > 1:
             require_several(objective, sampler)
-        self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
+        self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_stored_gpu, options.db))
         target = make_target(options.problem, self._choice.gpu, options.kernel)
         target = replace(target, clock=Clock.parse(options.clock) if options.clock else DEFAULT_CLOCK)
         self._timing = place.choose_device(options.device, target.gpu, echo)
@@ -228,7 +228,7 @@ class Search:
                 # what a GPU times needs no judge: it waits for the build in order to know whether it predicts
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
-                with ending(ledger, run):
+                with recording_failure(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
             self._build.close()
@@ -239,16 +239,30 @@ class Search:
         s, o, device = self._setting, self._options, self._place.ledger_device(self._timing)
         require_same_board(ledger, self._choice.gpu)
         self._environment = environment(s, device, predicted)
-        asked = Asked(
-            str(s.target.problem), s.target.gpu.key, s.space.name, s.space.sha256, s.sampler,
-            ",".join(objective.name for objective in s.objectives), s.trials, s.seconds, o.seed,
+        asked = SearchRequest(
+            str(s.target.problem),
+            s.target.gpu.key,
+            s.space.name,
+            s.space.sha256,
+            s.sampler,
+            ",".join(objective.name for objective in s.objectives),
+            s.trials,
+            s.seconds,
+            o.seed,
             self._environment | {"templates": templates_digest(s), "families": list(o.families)},
-        )  # fmt: skip
+        )
         begun = begin(
-            ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
-            definition=s.target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+            ledger,
+            asked,
+            o.resume,
+            self._echo,
+            device=device,
+            space=s.space,
+            seed=s.seed,
+            definition=s.target.workload.definition_text,
+            gpu_definition=custom_definition(self._choice.gpu),
             kernel=kernel_identity(s.target.workload),
-        )  # fmt: skip
+        )
         self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
         return begun.run
 
@@ -263,7 +277,7 @@ class Search:
         s, target = self._setting, self._setting.target
         self._on_stage("looking at what the knobs change")
         _announce(s, self._choice, self._timing, unpredictable, ledger.place, run, self._echo)
-        if others := others_at_work(ledger, run):
+        if others := concurrent_searches(ledger, run):
             self._echo(others)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
@@ -282,9 +296,16 @@ class Search:
             on_change(progress)
 
         coordinator = Coordinator(
-            s, ledger, run, judge, changed, finish, workers=workers, identity=Identity(s, self._environment),
+            s,
+            ledger,
+            run,
+            judge,
+            changed,
+            finish,
+            workers=workers,
+            identity=Identity(s, self._environment),
             spent=self._spent,
-        )  # fmt: skip
+        )
         self._stop = coordinator.stop
         self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
@@ -337,12 +358,12 @@ def _setting(
 
 def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
-    if sampler in samplers.SINGLE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+    if sampler in samplers.SINGLE_OBJECTIVE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE_OBJECTIVE)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 
-def others_at_work(ledger: Ledger, run: int) -> str | None:
+def concurrent_searches(ledger: Ledger, run: int) -> str | None:
     """Return a sentence if other searches of the same target are running, else None."""
     runs = ledger.runs()
     this = next(r for r in runs if r.id == run)

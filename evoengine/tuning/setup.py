@@ -32,7 +32,7 @@ from evoengine.stages.toolchain import (
     cuda_torch_command,
     include_folders,
     torch_cuda,
-)  # fmt: skip
+)
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Target
 
@@ -82,9 +82,13 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
+    space_file: Path | None,
+    templates: Path | None,
+    target: Target,
+    emulated: bool,
+    fill: Fill,
     families: Sequence[str] = (),
-) -> tuple[SearchSpace, Path]:  # fmt: skip
+) -> tuple[SearchSpace, Path]:
     """Return the bound space and the folder of templates. One configuration of every family is rendered as a check."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
@@ -133,7 +137,7 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
 
 
 @contextmanager
-def ending(ledger: Ledger, run: int) -> Iterator[None]:
+def recording_failure(ledger: Ledger, run: int) -> Iterator[None]:
     """Record in the ledger the error that ends a run. Raises MachineError for any OSError."""
     try:
         yield
@@ -155,7 +159,7 @@ def require_seed(seed: int | None) -> None:
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
     """Begin to build the judges that this machine has not built."""
     build = FirstBuild(emulated)
-    if build.under_way:
+    if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
     return build
 

@@ -19,14 +19,30 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def tune(
-    problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | str | None = None,
-    kernel: Path | str | None = None, families: Sequence[str] = (), trials: int | None = None,
-    minutes: float | None = None, sampler: str | None = None, device: str = "auto", objective: str | None = None,
-    space: Path | str | None = None, templates: Path | str | None = None, db: str | os.PathLike[str] | None = None,
-    jobs: int | None = None, seed: int | None = None, resume: int | None = None, remeasure: bool = False,
-    cluster: str | None = None, timeout: float | None = None, clock: str | None = None, echo: Echo = silent,
+    problem: str | None = None,
+    gpu: str = AUTO,
+    *,
+    gpu_file: Path | str | None = None,
+    kernel: Path | str | None = None,
+    families: Sequence[str] = (),
+    trials: int | None = None,
+    minutes: float | None = None,
+    sampler: str | None = None,
+    device: str = "auto",
+    objective: str | None = None,
+    space: Path | str | None = None,
+    templates: Path | str | None = None,
+    db: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    seed: int | None = None,
+    resume: int | None = None,
+    remeasure: bool = False,
+    cluster: str | None = None,
+    timeout: float | None = None,
+    clock: str | None = None,
+    echo: Echo = silent,
     **unknown: Never,
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
 
     A program that calls this must be importable: candidates run in processes of their own, which import its main module

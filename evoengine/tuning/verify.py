@@ -30,7 +30,7 @@ from evoengine.tuning.setup import (
     require_compilers,
     require_seed,
     silent,
-)  # fmt: skip
+)
 from evoengine.workloads.base import Target
 
 
@@ -59,11 +59,21 @@ class Verified:
 
 
 def verify(
-    config: Config | int, problem: str | None = None, gpu: str = AUTO, *, db: str | os.PathLike[str] | None = None,
-    gpu_file: Path | str | None = None, kernel: Path | str | None = None, device: str = "auto",
-    space: Path | str | None = None, templates: Path | str | None = None, binary: bool = False,
-    seed: int | None = None, echo: Echo = silent, on_stage: Echo = silent,
-) -> Verified:  # fmt: skip
+    config: Config | int,
+    problem: str | None = None,
+    gpu: str = AUTO,
+    *,
+    db: str | os.PathLike[str] | None = None,
+    gpu_file: Path | str | None = None,
+    kernel: Path | str | None = None,
+    device: str = "auto",
+    space: Path | str | None = None,
+    templates: Path | str | None = None,
+    binary: bool = False,
+    seed: int | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> Verified:
     """Render, compile and gate a configuration: on a GPU, or by both judges on the CPU; with `binary` by all three.
 
     `config` may be the number of a trial in the ledger `db`: its configuration, and its problem and GPU where none are
@@ -80,10 +90,19 @@ def verify(
 
 
 def _of_config(
-    config: Config, problem: str | None, gpu: str, gpu_file: Path | None, kernel: Path | None, device: str,
-    space: Path | None, templates: Path | None, binary: bool, seed: int | None, echo: Echo,
+    config: Config,
+    problem: str | None,
+    gpu: str,
+    gpu_file: Path | None,
+    kernel: Path | None,
+    device: str,
+    space: Path | None,
+    templates: Path | None,
+    binary: bool,
+    seed: int | None,
+    echo: Echo,
     on_stage: Echo,
-) -> Verified:  # fmt: skip
+) -> Verified:
     require_seed(seed)
     choice = choose_gpu(gpu, gpu_file)
     target = make_target(problem, choice.gpu, kernel)
@@ -98,10 +117,18 @@ def _of_config(
 
 
 def _verify(
-    config: Config, target: Target, chosen: str | None, timing: GpuDevice | None, space: Path | None,
-    templates: Path | None, binary: bool, seed: int | None, fill: Fill, echo: Echo,
+    config: Config,
+    target: Target,
+    chosen: str | None,
+    timing: GpuDevice | None,
+    space: Path | None,
+    templates: Path | None,
+    binary: bool,
+    seed: int | None,
+    fill: Fill,
+    echo: Echo,
     on_stage: Echo,
-) -> Verified:  # fmt: skip
+) -> Verified:
     on_stage("reading the space")
     bound, folder = prepare_space(space, templates, target, timing is None, fill)
     families = bound.knobs[0].values

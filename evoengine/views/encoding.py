@@ -16,7 +16,7 @@ EVENT_SCHEMA = 1
 OF_A_TRIAL = (
     "trial", "run", "outcome", "reason", "config", "tflops", "tflops_kind", "median_us", "vs_baseline", "registers",
     "spill_bytes", "shared_bytes",
-)  # fmt: skip
+)  # fmt: skip # a table
 """fields of a trial's JSON that its event has; docs/ledger.md says what they mean"""
 
 

@@ -25,16 +25,24 @@ def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object
     return candidate.to_json() | {
         "launch": source and {**asdict(source.launch), "entry": source.entry, "block": source.launch.block},
         "source_lines": source and len(source.text.splitlines()),
-        "binary": binary and {
-            "arch": binary.arch, "options": binary.options, "compiler": binary.compiler,
-            "stack_bytes": binary.stack_bytes, "warnings": binary.warnings, "instructions": binary.mix,
+        "binary": binary
+        and {
+            "arch": binary.arch,
+            "options": binary.options,
+            "compiler": binary.compiler,
+            "stack_bytes": binary.stack_bytes,
+            "warnings": binary.warnings,
+            "instructions": binary.mix,
             "other_kernels": [asdict(other) for other in binary.others],
         },
-        "verdict": _verdict(candidate.verdict), "cases": case_list(candidate.verdict),
-        "binary_verdict": _verdict(candidate.binary_verdict), "binary_cases": case_list(candidate.binary_verdict),
+        "verdict": _verdict(candidate.verdict),
+        "cases": case_list(candidate.verdict),
+        "binary_verdict": _verdict(candidate.binary_verdict),
+        "binary_cases": case_list(candidate.binary_verdict),
         "figure": figure and {**(figure_json(candidate) or {}), "suspect": figure.suspect},
-        "profile": profile and asdict(profile), "evidence": candidate.evidence,
-    }  # fmt: skip
+        "profile": profile and asdict(profile),
+        "evidence": candidate.evidence,
+    }
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, object] | None:

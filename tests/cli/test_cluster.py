@@ -127,7 +127,7 @@ def test_another_python_evoengine_or_compiler_of_a_node_is_said_with_both_versio
 
 def test_the_function_that_asks_a_node_runs_where_there_is_no_evoengine(tmp_path):
     pickle = pytest.importorskip("ray.cloudpickle", reason="needs Ray")
-    code = pickle.dumps(ray_cluster._look())
+    code = pickle.dumps(ray_cluster._node_inspection())
     program = "import pickle, sys; sys.modules['evoengine'] = None; print(pickle.load(open(sys.argv[1], 'rb'))())"
     (tmp_path / "look").write_bytes(code)
     done = subprocess.run(

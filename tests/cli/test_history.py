@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from evoengine.cli.csv_output import NESTED
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger import history
-from evoengine.ledger.history import Last, Wanted
+from evoengine.ledger import lists as history
+from evoengine.ledger.lists import Last, Wanted
 from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
@@ -170,7 +170,7 @@ def test_what_is_earlier_and_matches_is_not_counted_but_said(many):
 
 
 def test_the_last_that_match_are_found_without_reading_the_others(many, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.history.BATCH", 10)
+    monkeypatch.setattr("evoengine.ledger.lists.BATCH", 10)
     read: list[int] = []
     configs = history._configs
     monkeypatch.setattr(history, "_configs", lambda rows: read.append(len(rows)) or configs(rows))

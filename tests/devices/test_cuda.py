@@ -197,7 +197,7 @@ def test_the_runner_sees_only_its_gpu():
         1, WorkerLimits(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}, forked=False)
     )
     try:
-        assert pool.submit(visible_devices, died=Outcome.CRASHED, gives=int).result() == 1
+        assert pool.submit(visible_devices, on_crash=Outcome.CRASHED, returns=int).result() == 1
     finally:
         pool.close()
 

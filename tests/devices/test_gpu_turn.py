@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
-from evoengine.devices.nvml import Sensors, judge_reading, open_sensors
+from evoengine.devices.nvml import Sensors, classify_reading, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 
@@ -142,7 +142,7 @@ def test_sensors_read_clock_temperature_and_what_holds_it_back():
     ],
 )  # fmt: skip
 def test_a_low_clock_disqualifies_unless_the_power_cap_or_the_user_set_it_and_heat_always_does(mhz, reasons, throttled):
-    assert judge_reading(mhz, 1980, 60, reasons).throttled is throttled
+    assert classify_reading(mhz, 1980, 60, reasons).throttled is throttled
 
 
 def test_without_sensors_there_is_a_reason_and_no_error(monkeypatch):

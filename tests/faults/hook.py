@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 AROUND = ("call", "helper")
-"""functions that decorators put around what is called: evoengine.ledger.patience.patient, contextlib.contextmanager"""
+"""functions that decorators put around what is called: `ledger.transactions.patient`, `contextlib.contextmanager`"""
 VARIABLE = "EVOENGINE_TEST_FAULT"
 """a Fault as JSON, for a process that this one starts"""
 

@@ -25,8 +25,8 @@ from benchmarks import instant, torture
 from evoengine import kept_process
 from evoengine.errors import EvoengineError
 from evoengine.ledger import heartbeat
+from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
@@ -68,8 +68,8 @@ def run_workers(folder: Path) -> Said:
     pool: WorkerPool | None = None
     try:
         pool = WorkerPool(2, WorkerLimits(seconds=SECONDS, memory_bytes=None))
-        asked = {n: pool.submit(tasks.double, n, died=Outcome.CRASHED, gives=int) for n in range(3)}
-        asked[7] = pool.submit(tasks.die_at_first, folder, 7, died=Outcome.CRASHED, gives=int)
+        asked = {n: pool.submit(tasks.double, n, on_crash=Outcome.CRASHED, returns=int) for n in range(3)}
+        asked[7] = pool.submit(tasks.die_at_first, folder, 7, on_crash=Outcome.CRASHED, returns=int)
         for number, future in asked.items():
             answer = future.result()
             said += [] if answer == 2 * number else [f"wrong: {number} gives {answer}"]

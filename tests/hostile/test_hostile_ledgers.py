@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.checksums import checked_columns
-from evoengine.ledger.maintenance import back_up
+from evoengine.ledger.database import back_up
 from evoengine.ledger.models import Base, Checked
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile

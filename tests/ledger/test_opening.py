@@ -19,7 +19,8 @@ import optuna
 import pytest
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import database, driver_errors, optuna_schema
+from evoengine.ledger import database, driver_errors
+from evoengine.ledger.optuna import schema as optuna_schema
 from evoengine.ledger.store import open_ledger
 from tests.ledger.frozen.freeze import FOLDER, thaw
 from tests.support.ledger_examples import a_figure, add_ranked, start_run

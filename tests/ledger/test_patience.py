@@ -10,9 +10,10 @@ from contextlib import closing
 import pytest
 
 from evoengine.errors import MachineError, UsageError
-from evoengine.ledger import database, patience
-from evoengine.ledger.patience import Patience, Unavailable
+from evoengine.ledger import database
+from evoengine.ledger import transactions as patience
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.transactions import Patience, Unavailable
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_verdict, start_run
 

@@ -20,15 +20,15 @@ from benchmarks.instant import microseconds, number_of
 from benchmarks.ledger_scale import make_ledger
 from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import commits, heartbeat
-from evoengine.ledger.commits import Commits, was_made
+from evoengine.ledger import heartbeat
+from evoengine.ledger import transactions as commits
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.history import Last, Wanted
+from evoengine.ledger.lists import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
-from evoengine.ledger.patience import Patience, Unavailable
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from evoengine.tuning.report import write_report
@@ -144,7 +144,7 @@ def test_a_damaged_value_is_named(database):
 
 
 def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, tmp_path, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.study.default_database", lambda: f"sqlite:///{tmp_path}/evoengine.db")
+    monkeypatch.setattr("evoengine.ledger.optuna.study.default_database", lambda: f"sqlite:///{tmp_path}/evoengine.db")
     with open_ledger(database, create=True) as ledger:
         run = start_run(ledger)
         trial = add_ranked(ledger, run, a_figure(42.0))

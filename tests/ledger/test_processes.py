@@ -20,12 +20,11 @@ from filelock import FileLock
 
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
-from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS, RETRIES, WHY_CRASHED, WHY_KILLED
 from evoengine.ledger.models import HeartbeatRow, RunRow
-from evoengine.ledger.reclaim import RETRIES, WHY_CRASHED, WHY_KILLED
+from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_source, start_run
 from tests.support.waiting import wait_for
@@ -41,14 +40,14 @@ ledger = open_ledger(sys.argv[1], create=True)
 run = start_run(ledger)
 """
 WRITES = """
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
 for i in range(15): study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{run}_{i}"))
 study.complete()
 assert not study.missed, study.missed
 """
 WRITES_WHEN_TOLD = """
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
 for i in range(1, 4):
     study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{i}"))

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import MachineError
-from evoengine.ledger import checking
+from evoengine.ledger import check
 from evoengine.ledger.ranking import check_standings, read_order, rebuild
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import UNKNOWN_POLICY, Kind, Measurement, Outcome, Policy
@@ -254,7 +254,7 @@ def test_a_standing_that_does_not_follow_from_the_figures_is_named(ledger, monke
 
 
 def test_a_large_ledger_is_looked_through_where_its_rows_are_read(ledger, monkeypatch):
-    monkeypatch.setattr(checking, "CHECKED_TRIALS", 0)
+    monkeypatch.setattr(check, "CHECKED_TRIALS", 0)
     run = start_run(ledger)
     trials = [add_ranked(ledger, run, a_figure(tflops), name=f"kernel{tflops}") for tflops in (1.0, 2.0)]
     changes = {

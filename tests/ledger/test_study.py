@@ -23,10 +23,10 @@ from sqlalchemy import Engine, event
 
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
-from evoengine.ledger import study as study_module
+from evoengine.ledger.optuna import study as study_module
+from evoengine.ledger.optuna.study import Projection, add_missing, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import Projection, add_missing, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.lineage import Effect
 from evoengine.records import Kind, Outcome
 from tests.support.ledger_examples import (

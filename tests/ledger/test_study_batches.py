@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import optuna
 
-from evoengine.ledger import study as study_module
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.optuna import study as study_module
+from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.records import Kind
 from tests.support.ledger_examples import DOMAINS, a_figure, add_ranked, start_run
 

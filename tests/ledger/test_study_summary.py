@@ -14,10 +14,9 @@ from optuna.trial import create_trial
 from optuna_dashboard import wsgi
 
 from evoengine.cli.dashboard import Complaints
+from evoengine.ledger.optuna.dashboard import MOST, SUMMARY, choose, summarise_large_studies
+from evoengine.ledger.optuna.study import artifact_store, optuna_storage, rebuild, study_faults
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import artifact_store, optuna_storage, rebuild
-from evoengine.ledger.study_repair import study_faults
-from evoengine.ledger.study_summary import MOST, SUMMARY, choose, summarise_large_studies
 from evoengine.records import Kind
 from tests.support.ledger_examples import CONFIG, DOMAINS, GPU, PROBLEM, a_figure, add_ranked, start_run
 

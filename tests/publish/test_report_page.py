@@ -14,13 +14,13 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger import overview as overview_module
+from evoengine.ledger import lists as overview_module
 from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.report import page as page_module
 from evoengine.publish.report import speed_charts
-from evoengine.publish.report.look import Section, label, labelled, looks
 from evoengine.publish.report.page import BEGINNING, is_unchanged, page, write_page
+from evoengine.publish.report.style import Section, category_axis, label, styles
 from evoengine.records import Kind, Measurement, Outcome
 from evoengine.text import plain
 from evoengine.tuning.report import write_report
@@ -88,7 +88,7 @@ def test_kinds_differ_in_name_colour_and_shape(report):
 
 
 def test_texts_that_are_cut_to_the_same_stay_two():
-    axis = labelled(["x" * 50 + "a", "x" * 50 + "b"])
+    axis = category_axis(["x" * 50 + "a", "x" * 50 + "b"])
     assert axis["tickvals"] == [0, 1] and len(set(axis["ticktext"])) == 1 and len(axis["ticktext"][0]) == 36
 
 
@@ -97,7 +97,7 @@ def test_sorts_of_one_kind_have_looks_of_their_own():
         :3
     ]
     sorts += [ComparisonKey(Kind.ESTIMATED, model, "m", None) for model in ("machine code", "formula")]
-    found = looks(sorts).values()
+    found = styles(sorts).values()
     for looked in ("name", "colour", "symbol"):
         assert len({getattr(look, looked) for look in found}) == len(sorts)
     assert [look.name for look in found][3:] == ["predicted", "by formula"]
@@ -143,7 +143,7 @@ def test_a_number_of_a_pair_is_that_of_its_best_trial(report, db):
 
 
 def test_of_many_points_a_part_is_drawn_with_all_improvements(monkeypatch):
-    monkeypatch.setattr(speed_charts, "MOST_POINTS", 10)
+    monkeypatch.setattr(speed_charts, "MAX_POINTS", 10)
     sort = ComparisonKey(Kind.MEASURED, None, "H200", POLICY)
     times = [Timed(n, sort, 100.0 if n % 7 else 90.0 - n, None) for n in range(1, 41)]
     best = speed_charts._improvements(times)

@@ -99,7 +99,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 def test_without_a_device_there_is_no_usage_and_no_final(quick):
     judge = make_evaluator(TARGET, None, 1)
     assert isinstance(judge, CpuEvaluator)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.queue_depth) == (None, None, None, 0)
 
 
 def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_model():
@@ -107,16 +107,16 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
     asked = []
 
     class Workers:
-        def submit(self, task, *arguments, again, **_):
-            asked.append((arguments, again))
+        def submit(self, task, *arguments, retry, **_):
+            asked.append((arguments, retry))
 
     job = Job(contender := CompiledCandidate(1, None, None), Plans([]), {}, 7)
     CpuEvaluator(TARGET).submit(job, Workers())
-    [(arguments, again)] = asked
-    assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
+    [(arguments, retry)] = asked
+    assert retry(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
     asked_again = (*arguments[:-1], True, "died of signal 11")  # judged whole, as was asked
-    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == asked_again
-    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) is None
+    assert retry(Rejection(Outcome.CRASHED, "died of signal 11")) == asked_again
+    assert retry(Rejection(Outcome.CRASHED, "died of signal 11")) is None
     assert arguments[1] is contender
 
 

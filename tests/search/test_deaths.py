@@ -19,7 +19,7 @@ from evoengine.errors import MachineError
 from evoengine.kept_process import KeptProcess
 from evoengine.records import Launch, Outcome
 from evoengine.search import workers as pools
-from evoengine.search.deaths import ALONE, Turns
+from evoengine.search.deaths import EXCLUSIVE_DEATHS, TaskLock
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
@@ -36,8 +36,8 @@ def pool():
     pool.close()
 
 
-def submit(pool, task, *args, gives=int):
-    return pool.submit(task, *args, died=Outcome.UNCOMPILABLE, gives=gives)
+def submit(pool, task, *args, returns=int):
+    return pool.submit(task, *args, on_crash=Outcome.UNCOMPILABLE, returns=returns)
 
 
 def attempts(folder: Path) -> list[Path]:
@@ -115,7 +115,7 @@ def test_the_second_and_third_attempt_run_alone_and_then_it_is_the_tasks_doing(p
         others_ended.set()
     first, *alone = [span(note) for note in attempts(tmp_path)]
     beside = [span(note) for note in tmp_path.glob("*.span")]
-    assert len(alone) == ALONE and beside
+    assert len(alone) == EXCLUSIVE_DEATHS and beside
     assert not any(overlap(one, other) for one in alone for other in beside)
     assert [thread.result() for thread in busy] == [None, None]
     assert rejection.outcome is Outcome.CRASHED
@@ -128,28 +128,28 @@ def test_the_second_and_third_attempt_run_alone_and_then_it_is_the_tasks_doing(p
     ]  # fmt: skip
 
 
-def test_who_is_to_be_alone_waits_for_those_before_and_goes_before_those_behind():
-    turns, order, started = Turns(), [], threading.Event()
+def test_a_task_that_wants_to_run_alone_waits_for_running_tasks_and_precedes_later_ones():
+    lock, order, started = TaskLock(), [], threading.Event()
     release = threading.Event()
 
     def shared(name):
-        with turns.shared():
+        with lock.shared():
             order.append(name)
             if name == "first":
                 started.set()
                 release.wait()
 
     def alone():
-        with turns.alone():
+        with lock.exclusive():
             order.append("alone")
-            assert turns._running == 0
+            assert lock._running == 0
 
     threads = [threading.Thread(target=shared, args=("first",))]
     threads[0].start()
     started.wait()
     threads.append(threading.Thread(target=alone))
     threads[1].start()
-    wait_for(lambda: turns._waiting_alone)
+    wait_for(lambda: lock._waiting_exclusive)
     threads.append(threading.Thread(target=shared, args=("behind",)))
     threads[2].start()
     release.set()

@@ -249,7 +249,7 @@ def test_a_row_is_as_common_as_its_rarest_pair_of_values():
     knobs = [Knob("a", (1, 2)), Knob("b", ("x", "y")), Knob("many", (*range(9),)), Knob("one", (7,)), Knob("c", (0, 1))]
     coverage = Coverage(knobs)
     pool = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
-    coverage.hold(pool)
+    coverage.set_pool(pool)
     assert coverage.pair_coverage().tolist() == [1.0] * 8
     for many in range(8):
         coverage.add(np.array([0, 0, many, 0, 0], np.int16))
@@ -262,7 +262,7 @@ def test_an_inactive_knob_counts_as_one_more_value(space):
     coverage = Coverage(space.knobs)
     rows = np.array([space.encode(config) for config in space.enumerate()])
     plain = rows[:, [knob.name for knob in space.knobs].index("stages")] < 0
-    coverage.hold(rows)
+    coverage.set_pool(rows)
     for row in rows[plain]:
         coverage.add(row)
     assert coverage.pair_coverage()[plain].min() > 1 > coverage.pair_coverage()[~plain].max()
@@ -271,7 +271,7 @@ def test_an_inactive_knob_counts_as_one_more_value(space):
 @pytest.mark.parametrize("knobs", [[Knob("a", (*range(9),)), Knob("b", (1, 2))], [Knob("a", (*range(9),))]])
 def test_without_two_knobs_of_few_values_nothing_is_rare(knobs):
     coverage = Coverage(knobs)
-    coverage.hold(np.zeros((3, len(knobs)), np.int16))
+    coverage.set_pool(np.zeros((3, len(knobs)), np.int16))
     coverage.add(np.zeros(len(knobs), np.int16))
     assert coverage.pair_coverage().tolist() == [1.0] * 3
 

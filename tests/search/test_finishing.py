@@ -83,7 +83,7 @@ def test_an_unfinished_candidate_is_not_ranked(ledger, space):
 
 def test_what_would_be_shown_is_judged_until_the_ranking_stands(ledger, space, workers, monkeypatch):
     """Two of the first are wrong: those that come after them are judged in their place."""
-    monkeypatch.setattr(finishing, "SHOWN", 1)
+    monkeypatch.setattr(finishing, "DISPLAYED_RANKS", 1)
     run = started(ledger, space)
     scaled, crashing = add(ledger, run, space, 90.0, WRONG_SCALE), add(ledger, run, space, 80.0, OUT_OF_BOUNDS)
     good, behind = add(ledger, run, space, 70.0), add(ledger, run, space, 60.0)

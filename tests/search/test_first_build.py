@@ -110,7 +110,7 @@ def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     forget()
     build = FirstBuild(emulated=False)
-    assert not build.under_way
+    assert not build.is_running
     with pytest.raises(MachineError, match="no C.. compiler found"):
         build.wait()
     build.close()
@@ -119,6 +119,6 @@ def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, 
 def test_nothing_is_started_where_both_are_built():
     executor.build(), emulator.build_runtime()
     build = FirstBuild(emulated=True)
-    assert not build.under_way and build._workers is None
+    assert not build.is_running and build._workers is None
     build.wait()
     build.close()

@@ -28,19 +28,19 @@ class CountingJudge(instant.InstantJudge):
         super().__init__(None, 1.0)
         self._threads = ThreadPoolExecutor(8)
         self._shared = Event()
-        self.under_way: list[Future] = []
+        self.in_flight: list[Future] = []
         self.seen: list[tuple[int, int]] = []
         """number, and how many others were under way"""
 
-    ahead = 4
+    queue_depth = 4
 
     def submit(self, job, workers, whole) -> Future:
-        others = sum(not future.done() for future in self.under_way)
+        others = sum(not future.done() for future in self.in_flight)
         self.seen.append((instant.number_of(job.contender.config), others))
         if others:
             self._shared.set()
         future = super().submit(job, workers, whole)
-        self.under_way.append(future)
+        self.in_flight.append(future)
         return future
 
     def _judge(self, job):

@@ -18,7 +18,7 @@ import pytest
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.search import evaluators
-from evoengine.search.deaths import ALONE
+from evoengine.search.deaths import EXCLUSIVE_DEATHS
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
@@ -77,7 +77,7 @@ def test_three_in_ten_candidates_misbehave_and_every_one_has_its_outcome(numbere
 def test_compilers_see_no_gpu_and_give_way_to_what_times_on_one():
     pool = WorkerPool(1, COMPILER_LIMITS)
     try:
-        niceness, visible = pool.submit(rank_of_process, died=Outcome.CRASHED, gives=tuple).result()
+        niceness, visible = pool.submit(rank_of_process, on_crash=Outcome.CRASHED, returns=tuple).result()
     finally:
         pool.close()
     assert niceness == min(os.nice(0) + 10, 19) and visible == ""  # 19 is the most there is
@@ -87,7 +87,7 @@ def test_compilers_see_no_gpu_and_give_way_to_what_times_on_one():
 def test_a_worker_that_gates_spends_no_second_on_torchs_compiler(workload):
     pool = WorkerPool(1)
     try:
-        assert pool.submit(has_torch_compiler, workload, died=Outcome.CRASHED, gives=bool).result() is False
+        assert pool.submit(has_torch_compiler, workload, on_crash=Outcome.CRASHED, returns=bool).result() is False
     finally:
         pool.close()
 
@@ -116,22 +116,22 @@ def pool():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_becomes_a_rejection_that_says_why_and_the_next_task_runs_in_a_new_process(pool, fault):
-    before = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
-    rejection = pool.submit(run_fault, fault, died=Outcome.CRASHED, gives=int).result()
+    before = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
+    rejection = pool.submit(run_fault, fault, on_crash=Outcome.CRASHED, returns=int).result()
     assert rejection.outcome is (Outcome.HUNG if fault in ("loop", "late") else Outcome.CRASHED)
     assert SAID[fault] in rejection.reason
-    after = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    after = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
     assert after != before
     assert not Path(f"/proc/{before}").exists()
 
 
 def test_a_reason_is_no_longer_than_a_person_reads(pool):
-    found = pool.submit(faulty_device.explain_at_length, died=Outcome.CRASHED, gives=int).result()
+    found = pool.submit(faulty_device.explain_at_length, on_crash=Outcome.CRASHED, returns=int).result()
     assert found.reason == "x" * 1000 + " …"
 
 
 def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):
-    rejection = pool.submit(start_and_wait, str(tmp_path / "pid"), died=Outcome.CRASHED, gives=int).result()
+    rejection = pool.submit(start_and_wait, str(tmp_path / "pid"), on_crash=Outcome.CRASHED, returns=int).result()
     assert rejection.outcome is Outcome.HUNG
     wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
 
@@ -145,22 +145,22 @@ def alive(pid: int) -> bool:
 
 
 def test_a_worker_killed_while_idle_costs_no_candidate(pool):
-    pid = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    pid = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
     os.kill(pid, signal.SIGKILL)
-    again = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
-    assert isinstance(again, int) and again != pid
+    retry = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
+    assert isinstance(retry, int) and retry != pid
 
 
 def test_a_machine_that_lacks_something_ends_the_search_not_one_candidate(pool):
     with pytest.raises(UsageError, match="no such space"):
-        pool.submit(refuse, died=Outcome.CRASHED, gives=int).result()
+        pool.submit(refuse, on_crash=Outcome.CRASHED, returns=int).result()
 
 
 def test_processes_that_cannot_start_are_the_machines_fault():
     pool = WorkerPool(1, WorkerLimits(warm_up=no_library))
     try:
         with pytest.raises(MachineError, match="no libcuda"):
-            pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+            pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
     finally:
         pool.close()
 
@@ -169,9 +169,11 @@ def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_wo
     pool = WorkerPool(2, WorkerLimits(seconds=2))
     try:
         for _ in range(2):
-            pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int).result()  # each worker in turn: both are up
-        stuck = pool.submit(run_fault, "late", died=Outcome.UNCOMPILABLE, gives=int)
-        others = [pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int) for _ in range(20)]
+            pool.submit(
+                os.getpid, on_crash=Outcome.UNCOMPILABLE, returns=int
+            ).result()  # each worker in turn: both are up
+        stuck = pool.submit(run_fault, "late", on_crash=Outcome.UNCOMPILABLE, returns=int)
+        others = [pool.submit(os.getpid, on_crash=Outcome.UNCOMPILABLE, returns=int) for _ in range(20)]
         assert all(isinstance(f.result(), int) for f in others)
         assert not stuck.done()
         assert stuck.result() == Rejection(Outcome.UNCOMPILABLE, "no end after 2 s")
@@ -184,7 +186,7 @@ def test_closing_a_pool_ends_tasks_under_way_at_once_and_those_waiting(tmp_path)
     pool = WorkerPool(2, WorkerLimits(seconds=300))
     files = [tmp_path / name for name in "abcde"]
     for file in files:
-        pool.submit(start_and_wait, str(file), died=Outcome.CRASHED, gives=int)
+        pool.submit(start_and_wait, str(file), on_crash=Outcome.CRASHED, returns=int)
     wait_for(lambda: all(file.exists() for file in files[:2]))
     pool.close()
     assert children() <= before
@@ -195,7 +197,7 @@ def test_a_worker_that_several_threads_kill_at_once_is_killed_once():
     """As when a pool is closed while one of its threads replaces a worker that died."""
     for _ in range(4):
         pool = WorkerPool(1)
-        pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+        pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
         [worker] = pool._all
         together = threading.Barrier(4)
 
@@ -219,7 +221,7 @@ def test_a_worker_that_starts_while_the_pool_is_closed_ends_with_it(monkeypatch)
         return new(pool)
 
     monkeypatch.setattr(WorkerPool, "_new", slow)
-    pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int)
+    pool.submit(run_fault, "segv", on_crash=Outcome.CRASHED, returns=int)
     replacing.wait()
     pool.close()
     assert children() <= before
@@ -229,8 +231,8 @@ def test_a_spare_takes_over_with_everything_loaded():
     pool = WorkerPool(1, WorkerLimits(warm_up=note_warm, spare=True))
     try:
         for _ in range(3):
-            assert pool.submit(was_warm, died=Outcome.CRASHED, gives=bool).result() is True
-            pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int).result()
-        assert pool.replaced == 3 * (1 + ALONE)
+            assert pool.submit(was_warm, on_crash=Outcome.CRASHED, returns=bool).result() is True
+            pool.submit(run_fault, "segv", on_crash=Outcome.CRASHED, returns=int).result()
+        assert pool.replaced == 3 * (1 + EXCLUSIVE_DEATHS)
     finally:
         pool.close()

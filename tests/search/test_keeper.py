@@ -15,7 +15,7 @@ import pytest
 from evoengine import kept_process
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import MOST_PROCESSES, WorkerLimits
+from evoengine.search.worker_process import MAX_PROCESSES, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
@@ -40,7 +40,7 @@ def pool():
 
 
 def left_by(pool, path, then):
-    pool.submit(faulty_device.leave_behind, str(path), then, died=Outcome.CRASHED, gives=int).result()
+    pool.submit(faulty_device.leave_behind, str(path), then, on_crash=Outcome.CRASHED, returns=int).result()
     return int(path.read_text())
 
 
@@ -58,28 +58,28 @@ def test_nor_a_worker_that_dies_at_once(pool, tmp_path, fault):
 
 def test_a_worker_that_starts_more_processes_than_it_may_is_ended_with_all_of_them():
     pool = WorkerPool(1, WorkerLimits(seconds=20))
-    rejection = pool.submit(faulty_device.start_many, MOST_PROCESSES, died=Outcome.CRASHED, gives=int).result()
+    rejection = pool.submit(faulty_device.start_many, MAX_PROCESSES, on_crash=Outcome.CRASHED, returns=int).result()
     pool.close()
-    why = f"the worker process was ended: it had started more than {MOST_PROCESSES} processes"
+    why = f"the worker process was ended: it had started more than {MAX_PROCESSES} processes"
     assert rejection == Rejection(Outcome.CRASHED, why)
 
 
 def test_processes_that_take_too_much_memory_together_are_ended(pool):
-    rejection = pool.submit(faulty_device.hold_together, 90 * MIB, 4, died=Outcome.CRASHED, gives=int).result()
+    rejection = pool.submit(faulty_device.hold_together, 90 * MIB, 4, on_crash=Outcome.CRASHED, returns=int).result()
     assert rejection.reason == (
         "the worker process was ended: with all that it had started it took more than 0.25 GiB of memory"
     )
 
 
 def test_temporary_files_of_a_worker_go_with_it(pool):
-    file = pool.submit(faulty_device.scratch_file, died=Outcome.CRASHED, gives=str).result()
+    file = pool.submit(faulty_device.scratch_file, on_crash=Outcome.CRASHED, returns=str).result()
     assert Path(file).exists()
     pool.close()
     assert not Path(file).parent.exists()
 
 
 def test_so_they_do_where_the_keeper_itself_was_killed(pool):
-    file = pool.submit(faulty_device.scratch_file, died=Outcome.CRASHED, gives=str).result()
+    file = pool.submit(faulty_device.scratch_file, on_crash=Outcome.CRASHED, returns=str).result()
     keeper = kept_process._KEEPERS[False]._process
     keeper.kill()
     keeper.wait()
@@ -102,8 +102,8 @@ from tests.support import faulty_device
 
 if __name__ == "__main__":
     pools = [WorkerPool(2), WorkerPool(1)]
-    pools[0].submit(faulty_device.leave_behind, sys.argv[1], died=Outcome.CRASHED, gives=int).result()
-    pools[1].submit(faulty_device.start_and_wait, sys.argv[2], died=Outcome.CRASHED, gives=int)
+    pools[0].submit(faulty_device.leave_behind, sys.argv[1], on_crash=Outcome.CRASHED, returns=int).result()
+    pools[1].submit(faulty_device.start_and_wait, sys.argv[2], on_crash=Outcome.CRASHED, returns=int)
     while True:
         signal = input()
 """

@@ -12,7 +12,7 @@ from benchmarks import instant
 from evoengine.ledger.store import open_ledger
 from evoengine.records import EXECUTOR, Judged, Outcome
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.finishing import LEADS
+from evoengine.search.finishing import MIN_TRIALS_BEHIND
 from evoengine.stages.tasks import Evaluation
 
 TRIALS = 24
@@ -67,10 +67,12 @@ def searched(tmp_path):
 
 
 def led(numbers):
-    """Numbers that led for LEADS ended ones or more."""
+    """Numbers that led for MIN_TRIALS_BEHIND ended ones or more."""
     times = [instant.microseconds(n) for n in numbers]
     return [
-        n for i, n in enumerate(numbers[:-LEADS]) if times[i] < min([*times[:i], *times[i + 1 : i + 1 + LEADS], 1e9])
+        n
+        for i, n in enumerate(numbers[:-MIN_TRIALS_BEHIND])
+        if times[i] < min([*times[:i], *times[i + 1 : i + 1 + MIN_TRIALS_BEHIND], 1e9])
     ]
 
 

@@ -12,7 +12,7 @@ from evoengine.errors import MachineError
 from evoengine.records import Binary, Outcome, Rejection
 from evoengine.search import compilers, lookahead
 from evoengine.search.agreement import measured_pairs
-from evoengine.search.lookahead import PATIENCE, Lookahead
+from evoengine.search.lookahead import MAX_FAILURES, Lookahead
 from evoengine.search.samplers import evolution
 from evoengine.search.samplers.prior import Mean, Prior
 from evoengine.stages.predict import Estimated
@@ -27,8 +27,8 @@ MIXED = [7 * n % 40 for n in range(40)]
 @pytest.fixture
 def all_first(monkeypatch):
     """Every configuration is predicted before the first pick, however slow this machine is."""
-    monkeypatch.setattr(lookahead, "OPENING", 40)
-    monkeypatch.setattr(lookahead, "OPENING_SECONDS", 120.0)
+    monkeypatch.setattr(lookahead, "MIN_PREDICTED", 40)
+    monkeypatch.setattr(lookahead, "MAX_WAIT_SECONDS", 120.0)
 
 
 def tried(numbered) -> list[int]:
@@ -68,7 +68,7 @@ def test_a_model_that_is_wrong_is_dropped(numbered, all_first, monkeypatch, drop
 @pytest.mark.parametrize("kept", [128, *more([0])])
 def test_no_source_is_compiled_twice(numbered, monkeypatch, kept):
     """Unless the binaries that looking ahead made are thrown away."""
-    monkeypatch.setattr(compilers, "KEPT", kept)
+    monkeypatch.setattr(compilers, "MAX_BINARIES", kept)
     log = numbered.folder / "compiled"
     coordinator = numbered.coordinator(
         MIXED, trials=20, sampler="evolution", predictor=faulty_device.right_model,
@@ -115,7 +115,7 @@ def test_it_works_only_while_workers_are_idle(numbered, monkeypatch):
     busy, start = [], Lookahead.start
 
     def noted(self, best):
-        running = {*coordinator._compiling, *coordinator._predicting, *self.under_way}
+        running = {*coordinator._compiling, *coordinator._predicting, *self.in_flight}
         busy.append(sum(not future.done() for future in running))
         return start(self, best)
 
@@ -172,8 +172,8 @@ def looks(ahead: Lookahead) -> int:
     n = 0
     while ahead.start(None):
         n += 1
-        while ahead.under_way:
-            for future in ahead.under_way:
+        while ahead.in_flight:
+            for future in ahead.in_flight:
                 ahead.advance(future)
     return n
 
@@ -192,8 +192,8 @@ def test_where_nothing_comes_of_it_no_more_is_looked_at(numbered, answers):
     setting, _ = numbered.begin(MIXED)
     prior = Prior(setting.space)
     ahead = Lookahead(setting, prior, answers)
-    assert looks(ahead) == PATIENCE
-    assert not prior and not ahead.predicted and not ahead.opening()
+    assert looks(ahead) == MAX_FAILURES
+    assert not prior and not ahead.predicted and not ahead.must_wait()
 
 
 def test_each_configuration_is_looked_at_once_and_none_that_was_proposed(numbered):
@@ -201,9 +201,9 @@ def test_each_configuration_is_looked_at_once_and_none_that_was_proposed(numbere
     prior = Prior(setting.space)
     ahead = Lookahead(setting, prior, Answers(BINARY, faulty_device.predicted(0, 1.0)))
     proposed = {"family": "numbered", "number": 5}
-    ahead.leave(proposed)
+    ahead.discard(proposed)
     assert looks(ahead) == len(prior) == ahead.predicted == 39
-    assert not prior.knows(proposed)
+    assert proposed not in prior
 
 
 def test_of_a_small_space_none_is_left_out_because_it_was_not_drawn(numbered):
@@ -217,7 +217,7 @@ def test_a_binary_that_the_screen_would_reject_is_not_predicted(numbered):
     setting, _ = numbered.begin(MIXED)
     prior = Prior(setting.space)
     answers = Answers(replace(BINARY, shared_bytes=10**6), faulty_device.predicted(0, 1.0))
-    assert looks(Lookahead(setting, prior, answers)) > 2 * PATIENCE, "such are no failures"
+    assert looks(Lookahead(setting, prior, answers)) > 2 * MAX_FAILURES, "such are no failures"
     assert not prior
 
 
@@ -228,11 +228,11 @@ def test_every_other_look_is_next_to_the_best(numbered, load):
     prior.predict(best, 1.0)
     setting, _ = numbered.begin(MIXED)
     ahead = Lookahead(replace(setting, space=space), prior, Answers(BINARY))
-    ahead.leave(best)
+    ahead.discard(best)
     near = space.neighbours(best)
     for _ in range(8):
         chosen.append(ahead._choose(None))
-        ahead.leave(chosen[-1])
+        ahead.discard(chosen[-1])
     assert all(config in near for config in chosen[::2])
     assert not all(config in near for config in chosen[1::2])
 
@@ -241,14 +241,14 @@ def test_the_first_pick_waits_for_a_tenth_of_the_searchs_time_at_most(numbered, 
     now = [100.0]
     monkeypatch.setattr(lookahead.time, "monotonic", lambda: now[0])
     setting, _ = numbered.begin(MIXED)
-    for seconds, wait in ((None, lookahead.OPENING_SECONDS), (30.0, 3.0)):
+    for seconds, wait in ((None, lookahead.MAX_WAIT_SECONDS), (30.0, 3.0)):
         ahead = Lookahead(replace(setting, seconds=seconds), Prior(setting.space), Answers(BINARY))
         now[0] = 100.0
-        assert ahead.opening()
+        assert ahead.must_wait()
         now[0] = 100.0 + wait - 0.01
-        assert ahead.opening()
+        assert ahead.must_wait()
         now[0] = 100.0 + wait
-        assert not ahead.opening()
+        assert not ahead.must_wait()
 
 
 def test_the_first_pick_waits_for_predictions_made_ahead_unless_a_sibling_measured_as_many(numbered):
@@ -258,5 +258,5 @@ def test_the_first_pick_waits_for_predictions_made_ahead_unless_a_sibling_measur
     for config in setting.space.enumerate():
         prior.predict(config, 1.0)  # candidates that a GPU timed, the start points
         of_sibling.measure(config, 1.0)
-    assert ahead.opening()
-    assert not Lookahead(setting, of_sibling, Answers(BINARY)).opening()
+    assert ahead.must_wait()
+    assert not Lookahead(setting, of_sibling, Answers(BINARY)).must_wait()

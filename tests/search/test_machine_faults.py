@@ -20,7 +20,7 @@ from evoengine.search import workers
 from evoengine.search.proposer import Proposer
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
-from evoengine.tuning.setup import ending
+from evoengine.tuning.setup import recording_failure
 from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.faulty_device import run_fault
@@ -37,7 +37,7 @@ def pool():
 
 
 def result(pool, task, *arguments):
-    return pool.submit(task, *arguments, died=Outcome.CRASHED, gives=int).result()
+    return pool.submit(task, *arguments, on_crash=Outcome.CRASHED, returns=int).result()
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EAGAIN, errno.ENOENT, errno.EACCES)
@@ -99,7 +99,7 @@ from tests.support.faulty_device import run_fault
 
 if __name__ == "__main__":
     pool = WorkerPool(1, WorkerLimits(forked=False))
-    pool.submit(run_fault, "garbage", died=Outcome.CRASHED, gives=list).result()
+    pool.submit(run_fault, "garbage", on_crash=Outcome.CRASHED, returns=list).result()
     with open(sys.argv[1] + "/fill", "wb", buffering=0) as file:
         try:
             while True:
@@ -107,7 +107,7 @@ if __name__ == "__main__":
         except OSError:
             pass
     try:
-        pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int).result()
+        pool.submit(run_fault, "segv", on_crash=Outcome.CRASHED, returns=int).result()
     except MachineError as error:
         print(error)
     pool.close()
@@ -143,7 +143,7 @@ def test_what_was_under_way_ends_as_interrupted_and_untold_and_the_run_says_why(
     coordinator = numbered.coordinator(range(12), compiler=faulty_device.compile_on_full_disk)
     with (
         pytest.raises(MachineError, match="No space left on device: /some/file"),
-        ending(numbered.ledger, coordinator.run),
+        recording_failure(numbered.ledger, coordinator.run),
     ):
         coordinator.search()
     ended = [c for c in numbered.candidates() if c.outcome.judged]
@@ -158,7 +158,7 @@ def test_what_was_under_way_ends_as_interrupted_and_untold_and_the_run_says_why(
 
 def test_an_error_of_the_system_in_the_program_itself_is_no_traceback(numbered):
     _, run = numbered.begin(range(2))
-    with pytest.raises(MachineError, match="Too many open files"), ending(numbered.ledger, run):
+    with pytest.raises(MachineError, match="Too many open files"), recording_failure(numbered.ledger, run):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     assert numbered.ledger.runs()[-1].status.startswith("stopped: ")
 

@@ -14,7 +14,7 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import evolution, pool, prior
 from evoengine.search.samplers.evolution import EvolutionSampler
 from evoengine.search.samplers.grid import Grid
-from evoengine.search.samplers.prior import ENOUGH, Prior, fit_mean
+from evoengine.search.samplers.prior import MIN_MEASURED, Prior, fit_mean
 from tests.support.evolution import SPACE, search, speed, suggest
 from tests.support.exhaustive import more
 
@@ -142,12 +142,12 @@ def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
     assert study.best_value > 9
 
 
-@pytest.mark.parametrize("expected", [evolution.EXPECTED, 0])
+@pytest.mark.parametrize("expected", [evolution.N_PRIOR_ROWS, 0])
 def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, monkeypatch, expected):
     """The best is many knobs from all that is tried, and its prediction comes when the search is under way."""
-    for name, value in (("ENUMERABLE", 10), ("RANDOM", 2), ("CROSSED", 1)):
+    for name, value in (("ENUMERABLE", 10), ("N_RANDOM", 2), ("N_CROSSED", 1)):
         monkeypatch.setattr(pool, name, value)
-    monkeypatch.setattr(evolution, "EXPECTED", expected)
+    monkeypatch.setattr(evolution, "N_PRIOR_ROWS", expected)
     monkeypatch.setattr(evolution, "N_ELITES", 0)
     made = Prior(space)
     sampler = EvolutionSampler(0, space, made)
@@ -217,7 +217,7 @@ def test_enough_figures_of_another_gpu_come_before_predictions_which_are_shifted
     made = Prior(space)
     for config in configs[:100]:
         made.predict(config, 10.0)
-    for config in configs[50 : 50 + ENOUGH - 1]:
+    for config in configs[50 : 50 + MIN_MEASURED - 1]:
         made.measure(config, 40.0)
     assert np.allclose(np.exp(made.log_us(rows[:100])), 10.0), "too few to go by"
     made.measure(configs[120], 70.0)
@@ -251,9 +251,11 @@ def test_the_evidence_is_that_of_students_t():
     rng = np.random.default_rng(0)
     basis, covariance = rng.normal(size=(9, 2)), np.cov(rng.normal(size=(9, 40))) + np.eye(9)
     of, coefficients, scale = rng.normal(size=9), np.array([0.0, 1.0]), 0.7
-    shape = scale**2 * (covariance + basis @ np.diag(prior.WIDTHS) @ basis.T)
+    shape = scale**2 * (covariance + basis @ np.diag(prior.LINE_VARIANCES) @ basis.T)
     found = prior._fit_line(of, basis, coefficients, covariance, scale)
-    assert found.evidence == pytest.approx(multivariate_t(basis @ coefficients, shape, prior.FREEDOM).logpdf(of))
+    assert found.evidence == pytest.approx(
+        multivariate_t(basis @ coefficients, shape, prior.DEGREES_OF_FREEDOM).logpdf(of)
+    )
 
 
 def mean_of(logs: np.ndarray, predicted: np.ndarray) -> prior.Mean | None:

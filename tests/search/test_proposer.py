@@ -6,7 +6,7 @@ import pytest
 
 from evoengine.objectives import OBJECTIVES
 from evoengine.records import config_key
-from evoengine.search.proposer import Past, Proposer
+from evoengine.search.proposer import PastTrial, Proposer
 from evoengine.search.samplers import NAMES
 from tests.support.exhaustive import more
 from tests.support.spaces import launches
@@ -114,9 +114,9 @@ def test_parents_are_the_ledgers_trials(space):
 # ── a run that goes on ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def as_past(found, count) -> list[Past]:
+def as_past(found, count) -> list[PastTrial]:
     return [
-        Past(100 + n, p.config, (objective_values(p.config),) if n else None, (100,) if n == 2 else (), p.operator)
+        PastTrial(100 + n, p.config, (objective_values(p.config),) if n else None, (100,) if n == 2 else (), p.operator)
         for n, p in enumerate(found[:count])
     ]
 

@@ -34,17 +34,17 @@ QUICK = WorkerLimits(seconds=60, memory_bytes=512 << 20, forked=False)
 
 
 @contextmanager
-def workers(count, said=None, terms=None, options=None):
+def workers(count, said=None, worker_limits=None, options=None):
     heard = said if said is not None else []
-    made = RayWorkers(count, terms or limits(), heard.append, options or ActorOptions())
+    made = RayWorkers(count, worker_limits or limits(), heard.append, options or ActorOptions())
     try:
         yield made
     finally:
         made.close()
 
 
-def run(pool, task, *args, gives=int):
-    return pool.submit(task, *args, died=Outcome.CRASHED, gives=gives).result()
+def run(pool, task, *args, returns=int):
+    return pool.submit(task, *args, on_crash=Outcome.CRASHED, returns=returns).result()
 
 
 def parent_of(pid):
@@ -61,13 +61,15 @@ def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the
     said: list[str] = []
     with connected(LOCAL), workers(1, said, QUICK) as pool:
         worker = run(pool, os.getpid)
-        noted = pool.submit(note_and_wait, tmp_path, died=Outcome.CRASHED, gives=int)
+        noted = pool.submit(note_and_wait, tmp_path, on_crash=Outcome.CRASHED, returns=int)
         wait_for(lambda: list(tmp_path.iterdir()))
         os.kill(actor_of(worker), signal.SIGKILL)
         assert noted.result() != worker and len(list(tmp_path.iterdir())) == 2  # it ran again, in another process
         assert len([line for line in said if "was lost" in line and "runs again on another" in line]) == 1
-        died = run(pool, faulty_device.run_fault, "segv")
-        assert died.outcome is Outcome.CRASHED and "SIGSEGV" in died.reason  # its worker alone: that is no lost actor
+        on_crash = run(pool, faulty_device.run_fault, "segv")
+        assert (
+            on_crash.outcome is Outcome.CRASHED and "SIGSEGV" in on_crash.reason
+        )  # its worker alone: that is no lost actor
         with pytest.raises(UsageError, match="no such space"):
             run(pool, faulty_device.refuse)
         with pytest.raises(MachineError, match="no node of the cluster is left to run on: .*No space left on device"):
@@ -120,9 +122,9 @@ def test_a_node_that_is_killed_in_the_middle_of_a_search_costs_no_candidate_and_
 
 @pytest.mark.exhaustive
 def test_whatever_a_candidate_does_to_its_worker_the_actor_stays():
-    terms = WorkerLimits(seconds=1, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
+    limits = WorkerLimits(seconds=1, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
     said: list[str] = []
-    with connected(LOCAL), workers(1, said, terms) as pool:
+    with connected(LOCAL), workers(1, said, limits) as pool:
         actor = actor_of(run(pool, os.getpid))
         for fault in faulty_device.FAULTS:
             rejection = run(pool, faulty_device.run_fault, fault)
@@ -174,7 +176,7 @@ def test_a_node_that_joins_takes_up_the_work_of_one_that_was_lost():
     said: list[str] = []
     with nodes(1) as (cluster, (only,)), connected(cluster.address), workers(1, said, QUICK) as pool:
         before = run(pool, os.getpid)
-        waiting = pool.submit(time.sleep, 2, died=Outcome.CRASHED, gives=type(None))
+        waiting = pool.submit(time.sleep, 2, on_crash=Outcome.CRASHED, returns=type(None))
         cluster.kill(only)
         cluster.add(1)
         assert waiting.result() is None
@@ -202,7 +204,7 @@ def test_a_board_of_another_name_is_left_out(board):
     said: list[str] = []
     options = ActorOptions(0.0, 1.0, {"gpu:h100": 1.0}, find_h100, board)
     with nodes(1, h100=1) as (cluster, _), connected(cluster.address), workers(1, said, QUICK, options) as pool:
-        ended = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).exception()
+        ended = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).exception()
     assert isinstance(ended, MachineError) and "no node of the cluster is left to run on" in str(ended)
     assert any("figures are of an NVIDIA Other" in line for line in said)
 

@@ -8,13 +8,13 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.samplers.prior import ENOUGH
+from evoengine.search.samplers.prior import MIN_MEASURED
 from evoengine.search.siblings import sibling_prior
 from tests.support import faulty_device
 from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET
 
 SIBLING, STRANGER = find_gpu("h200"), find_gpu("a100")
-NUMBERS = range(ENOUGH + 4)
+NUMBERS = range(MIN_MEASURED + 4)
 
 
 def test_a_sibling_gives_its_times_and_other_architectures_and_problems_none(numbered):
@@ -22,14 +22,14 @@ def test_a_sibling_gives_its_times_and_other_architectures_and_problems_none(num
     coordinator.search()
     space, ledger = coordinator.setting.space, numbered.ledger
     prior = sibling_prior(ledger, space, str(PROBLEM), SIBLING)
-    assert len(prior) == len(NUMBERS) and all(prior.knows({"family": "numbered", "number": n}) for n in NUMBERS)
+    assert len(prior) == len(NUMBERS) and all({"family": "numbered", "number": n} in prior for n in NUMBERS)
     assert not sibling_prior(ledger, space, str(PROBLEM), STRANGER)
     assert not sibling_prior(ledger, space, str(PROBLEM), GPU), "its own figures are no prior"
     assert not sibling_prior(ledger, space, "attention:b1,h1,s128,d32,fp16", SIBLING)
 
 
 def test_a_few_figures_are_not_enough(numbered):
-    coordinator = numbered.coordinator(range(ENOUGH - 1))
+    coordinator = numbered.coordinator(range(MIN_MEASURED - 1))
     coordinator.search()
     assert not sibling_prior(numbered.ledger, coordinator.setting.space, str(PROBLEM), SIBLING)
 

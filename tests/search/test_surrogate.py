@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from evoengine.search.samplers.surrogate import MOST_POSITIONS, Surrogate
+from evoengine.search.samplers.surrogate import MAX_POSITIONS, Surrogate
 from evoengine.space.definition import Knob
 
 MANY = 32_000
@@ -25,12 +25,12 @@ def test_a_knob_of_many_values_takes_no_table_of_all_pairs(values):
     tracemalloc.start()
     try:
         fitted(Knob("wide", values), rows, np.linspace(-1, 1, 20), rows)
-        assert tracemalloc.get_traced_memory()[1] < 64 * MOST_POSITIONS**2
+        assert tracemalloc.get_traced_memory()[1] < 64 * MAX_POSITIONS**2
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("count", [8, MOST_POSITIONS, MANY])
+@pytest.mark.parametrize("count", [8, MAX_POSITIONS, MANY])
 def test_what_is_near_is_alike_and_inactive_is_like_none(count):
     knob = Knob("tile", tuple(range(count)))
     rows = np.array([[0], [count // 8], [count - 1], [-1]], np.int16)
@@ -41,7 +41,7 @@ def test_what_is_near_is_alike_and_inactive_is_like_none(count):
 
 
 def test_up_to_so_many_values_each_has_a_position_of_its_own():
-    knob = Knob("tile", tuple(range(MOST_POSITIONS)))
-    rows = np.arange(MOST_POSITIONS, dtype=np.int16)[:, None]
+    knob = Knob("tile", tuple(range(MAX_POSITIONS)))
+    rows = np.arange(MAX_POSITIONS, dtype=np.int16)[:, None]
     hot = Surrogate([knob], np.random.default_rng(0))._one_hot(rows)
-    assert (hot.argmax(1) == np.arange(MOST_POSITIONS)).all() and hot.sum() == MOST_POSITIONS
+    assert (hot.argmax(1) == np.arange(MAX_POSITIONS)).all() and hot.sum() == MAX_POSITIONS

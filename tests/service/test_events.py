@@ -162,7 +162,7 @@ def test_what_was_predicted_before_there_was_a_gpu_is_timed_and_nothing_else(
     def search(work, part) -> None:
         work._log.end_part(part, "all trials done")
 
-    monkeypatch.setattr("evoengine.service.work.Measuring", Measuring)
+    monkeypatch.setattr("evoengine.service.work.MeasureRun", Measuring)
     monkeypatch.setattr("evoengine.service.work.Work._search", search)
     parts.executors.beat(())
     if predicted_before:

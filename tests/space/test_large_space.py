@@ -86,10 +86,10 @@ def test_a_space_too_large_to_hold_is_refused(
     load: Callable[[str], SearchSpace], small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(load(small)) > 20
-    monkeypatch.setattr(rows, "MOST_VALID", 20)
+    monkeypatch.setattr(rows, "MAX_VALID", 20)
     with pytest.raises(UsageError, match="more than 20 valid configurations; give its knobs fewer values"):
         load(small)
-    monkeypatch.setattr(rows, "MOST_VISITED", 10)
+    monkeypatch.setattr(rows, "MAX_VISITED", 10)
     with pytest.raises(UsageError, match="more than 10 combinations to look at"):
         load(small)
 

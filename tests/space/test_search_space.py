@@ -126,7 +126,7 @@ def test_contains_agrees_with_the_enumeration_on_every_combination(load: Load) -
         assert space.contains(config) == (config_key(config) in valid), (config, space.why_invalid(config))
 
 
-@pytest.mark.parametrize("limits", [{}, {"MOST_COUNTED": 0}, {"MOST_COUNTED": 0, "MOST_NUMBERED": 1}])
+@pytest.mark.parametrize("limits", [{}, {"MAX_COUNTED": 0}, {"MAX_COUNTED": 0, "MAX_NUMBERED": 1}])
 def test_random_constraints_leave_what_checking_each_combination_leaves(load: Load, monkeypatch, limits) -> None:
     """However settings are told apart, and in the order of knobs though those that no rule names are walked last."""
     for name, value in limits.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.devices.emulator.includes import GIVEN, INCLUDE, OF_THE_HOST, STANDARD
+from evoengine.devices.emulator.includes import HOST_HEADERS, INCLUDE, PROVIDED, STANDARD
 from evoengine.stages import includes, toolchain
 from evoengine.stages.includes import unsupported_includes
 
@@ -39,7 +39,7 @@ def of_emulator():
 
 
 def test_all_that_the_emulator_has_nvrtc_has_too():
-    names = of_emulator() | GIVEN | OF_THE_HOST | {f"cuda/std/{name}" for name in STANDARD}
+    names = of_emulator() | PROVIDED | HOST_HEADERS | {f"cuda/std/{name}" for name in STANDARD}
     assert len(names) > 40
     assert [sentence for name in sorted(names) for sentence in complaints(name)] == []
 

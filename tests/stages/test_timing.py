@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evoengine.devices.nvml import Reading, judge_reading
+from evoengine.devices.nvml import Reading, classify_reading
 from evoengine.stages.timing import (
     ALL_PAUSES_S,
     CHECK_EVERY,
@@ -131,7 +131,7 @@ def test_a_gpu_that_never_stops_throttling_is_given_pauses_of_bounded_length_and
     ],
 )
 def test_heat_and_low_clocks_throttle_and_the_power_cap_does_not(sm_mhz, reasons, throttled, names):
-    reading = judge_reading(sm_mhz, 1980, 60.0, reasons)
+    reading = classify_reading(sm_mhz, 1980, 60.0, reasons)
     assert (reading.throttled, reading.held_back) == (throttled, names)
 
 

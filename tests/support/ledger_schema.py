@@ -6,8 +6,7 @@ from sqlalchemy import Connection, MetaData, inspect
 
 from evoengine.ledger.database import make_engine, parse_url
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.ledger.schema import known_revisions, migrate, upgrade
-from evoengine.ledger.views import drop_views
+from evoengine.ledger.schema import drop_views, known_revisions, migrate, upgrade
 
 
 def schema(connection: Connection) -> dict[str, object]:

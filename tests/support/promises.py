@@ -35,9 +35,9 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.pool import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.cluster_status import ClusterStatus, GpuAtWork
-from evoengine.tuning.detached import Underway
-from evoengine.tuning.measure import Measured
+from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
+from evoengine.tuning.detached import DetachedStatus
+from evoengine.tuning.measure import MeasureResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
 from evoengine.workloads import find_workload, parse_problem
@@ -202,13 +202,13 @@ def of_other_machines() -> dict[str, Any]:
     pair = Pair(1, PROBLEM, GPU, "NVIDIA H100", "wmma", 2.0, 2.5)
     node = Node("n1", "host", "10.0.0.1", 8, {"h100": 1}, "3.12.1", "0.1.0", "NVRTC 13.0", "no compiler")
     status = ClusterStatus(
-        [node], 8.0, 1.0, 1.0, 1.0, [GpuAtWork("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
-        [Underway("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
+        [node], 8.0, 1.0, 1.0, 1.0, [BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
+        [DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
     )  # fmt: skip
     row = Row("ours", "wmma", PROBLEM, GPU, "boost", 9.0, 10.0, "wgmma with softmax", "tensor")
     rows = [row] * 3
     return {
-        "measure": measured_json(Measured(2, (baseline,), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())),
+        "measure": measured_json(MeasureResult(2, (baseline,), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())),
         "profile": {"trial": 1, **asdict(Profile("model", "h100", {"tensor %": 12.5}, ("a remark",)))},
         "cluster status": status.to_json(),
         "accuracy": {"rows": [asdict(row)], "classes": [asdict(e) for e in class_errors(rows).values()]},

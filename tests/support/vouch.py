@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, Engine, create_engine, select, update
 
 from evoengine.ledger import chains
+from evoengine.ledger.check import CHECKED
 from evoengine.ledger.checksums import checked_columns, row_checksum
-from evoengine.ledger.integrity import CHECKED
 from evoengine.ledger.models import Base
 
 

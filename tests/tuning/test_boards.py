@@ -88,13 +88,13 @@ class Kept:
 
 def test_another_board_under_a_name_of_the_ledger_is_refused():
     board = replace(find_gpu("a10"), key="board")
-    require_same_board(Kept(boards.described(board)), board)
+    require_same_board(Kept(boards.custom_definition(board)), board)
     require_same_board(Kept(None), board)
     require_same_board(Kept(None), find_gpu("a10"))
     with pytest.raises(
         UsageError, match="the ledger's board has sms 72, and the file gives 71; give the changed board"
     ):
-        require_same_board(Kept(boards.described(board)), replace(board, sms=71))
+        require_same_board(Kept(boards.custom_definition(board)), replace(board, sms=71))
 
 
 @pytest.mark.parametrize("key", known_gpus())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.ledger.store import open_ledger
-from evoengine.tuning.search import others_at_work
+from evoengine.tuning.search import concurrent_searches
 from tests.support.ledger_examples import start_run
 
 
@@ -17,7 +17,7 @@ def ledger(tmp_path):
 
 def test_one_at_the_same_problem_is_named(ledger):
     start_run(ledger)
-    said = others_at_work(ledger, start_run(ledger))
+    said = concurrent_searches(ledger, start_run(ledger))
     assert said is not None and said.startswith("run 1 is at the same problem: each kernel is evaluated by one of them")
 
 
@@ -25,4 +25,4 @@ def test_nothing_is_said_of_those_that_have_ended_or_search_for_something_else(l
     ended, other = start_run(ledger), start_run(ledger, gpu="a100")
     ledger.finish_run(ended, "all trials done")
     assert other != ended
-    assert others_at_work(ledger, start_run(ledger)) is None
+    assert concurrent_searches(ledger, start_run(ledger)) is None

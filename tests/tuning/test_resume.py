@@ -14,11 +14,11 @@ from evoengine.ledger.models import RunRow
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from evoengine.tuning.resume import Asked, begin
+from evoengine.tuning.resume import SearchRequest, begin
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, SPACE, a_figure, add_ranked, start_run
 
 CONDITIONS = {"compiler": "nvrtc 13.0", "driver": None, "libraries": {"torch": "2.8"}, "templates": "t", "families": []}
-ASKED = Asked(PROBLEM, GPU, SPACE.name, SPACE.sha256, "tpe", "tflops", 60, None, None, CONDITIONS)
+ASKED = SearchRequest(PROBLEM, GPU, SPACE.name, SPACE.sha256, "tpe", "tflops", 60, None, None, CONDITIONS)
 
 
 @pytest.fixture

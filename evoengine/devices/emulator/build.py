@@ -34,17 +34,17 @@ from evoengine.host_compiler import (
     native_flags,
     prune,
     run_compiler,
-)  # fmt: skip
+)
 from evoengine.machine import machine_error, memory_for, names_machine_fault, why_unfit
 from evoengine.records import Launch, Source
 
 RUNTIME = Path(__file__).with_name("runtime")
-KEPT = 4096
+MAX_EXECUTABLES = 4096
 """executables kept; beyond it a build removes the eighth that was used longest ago"""
 
 _COMMON = (
     "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
-)  # fmt: skip
+)  # fmt: skip # a table
 _RUNTIME_FLAGS = ("-O3", "-r", "-nostdlib")
 # Locals that declarations.py does not fill start as 0xFE (NaN in half), misaligned accesses and indices beyond a local
 # array are reported through the sanitizer's handlers, which the runtime defines.
@@ -82,7 +82,7 @@ _ERROR = re.compile(
 )
 
 
-class _NoPlaceNamed(KernelUnbuildable):
+class _UnlocatedError(KernelUnbuildable):
     """The compiler failed and named no line of the kernel's: that may be the machine's fault."""
 
 
@@ -95,15 +95,15 @@ def build(source: Source, arch: str) -> Path:
     try:
         key = hashlib.sha256("\0".join((_version(), arch, source.entry, source.text)).encode()).hexdigest()
         executable = cache_folder("emulator") / f"kernel-{key[:32]}"
-        if not _used_again(executable):
+        if not _touch(executable):
             _build_or_blame(source, arch, executable)
-            prune(cache_folder("emulator"), "kernel-*", KEPT)
+            prune(cache_folder("emulator"), "kernel-*", MAX_EXECUTABLES)
     except OSError as error:
         raise machine_error(error) from error
     return executable
 
 
-def _used_again(executable: Path) -> bool:
+def _touch(executable: Path) -> bool:
     try:
         os.utime(executable)
     except FileNotFoundError:
@@ -119,13 +119,13 @@ def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
     """
     try:
         _build_at(source, arch, executable)
-    except _NoPlaceNamed as failure:
+    except _UnlocatedError as failure:
         _require_working(arch)
         if _OUT_OF_MEMORY.search(str(failure)):
             raise KernelUnbuildable(f"{failure} ({BUILD_BYTES / 2**30:g} GiB is what it may take)") from None
         try:
             _build_at(source, arch, executable)
-        except _NoPlaceNamed as again:
+        except _UnlocatedError as again:
             if names_machine_fault(str(again)):
                 raise MachineError(f"this machine failed: {again}") from None
             raise
@@ -171,9 +171,9 @@ def _checked_flags() -> tuple[str, ...]:
 def _unit(source: Source, arch: str, checked: bool) -> str:
     """Return what is compiled: the kernel's text between the emulator's headers and what the runtime looks up."""
     text = translate(source.text)
-    leads_to_host = includes.host_headers(text)
-    host = _host_macros(leads_to_host)
-    if leads_to_host:
+    includes_host = includes.host_headers(text)
+    host = _host_macros(includes_host)
+    if includes_host:
         text = includes.in_host_environment(text, out_of_kernel(host, arch), into_kernel(host, arch, keep=True))
     constants = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
     described = any(kernel.name == source.entry for kernel in find_kernels(mask(source.text)))
@@ -183,7 +183,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
         f"{'#include <evo_emu/ptx_memory.h>' if _ACCESS_OF_PTX.search(text) else ''}\n"
         f"{_CHECKED_PRELUDE if checked else ''}\n"
         f"extern const bool evo_emu::checked = {checked:d};\n"
-        f'{into_kernel(host, arch, keep=leads_to_host)}#line 1 "kernel.cu"\n{text}\n'
+        f'{into_kernel(host, arch, keep=includes_host)}#line 1 "kernel.cu"\n{text}\n'
         f'#line 1 "entry"\n{entry}\n'
         f"extern const evo_emu::Constant evo_emu::constants[] = {{{constants}{{nullptr, nullptr, 0}}}};\n"
     )
@@ -195,7 +195,7 @@ def _host_macros(with_headers: bool) -> list[str]:
     file = cache_folder("emulator") / f"macros-{_version()[:32]}-{with_headers:d}"
     if not file.exists():
         flags = [*_COMMON, *native_flags(), *_CANDIDATE_FLAGS, *_checked_flags()]
-        names = host_macros(flags, (includes.STANDARD | includes.OF_THE_HOST) if with_headers else ())
+        names = host_macros(flags, (includes.STANDARD | includes.HOST_HEADERS) if with_headers else ())
         with building(cache_folder("emulator")) as folder:
             scratch = folder / "macros"
             scratch.write_text("\n".join(names), "utf-8")
@@ -215,9 +215,9 @@ def _compile(arguments: list[str], unit: str, entry: str, seconds: float | None 
     match = _ERROR.search(done.stderr)
     if not match:
         said = done.stderr.strip().splitlines()
-        raise _NoPlaceNamed(f"the host compiler failed: {said[-1] if said else how_it_ended(done.returncode)}")
+        raise _UnlocatedError(f"the host compiler failed: {said[-1] if said else how_it_ended(done.returncode)}")
     where = f"line {match[1]}: " if match[1] else ""
-    kind = KernelUnbuildable if _IN_KERNEL.search(done.stderr) else _NoPlaceNamed
+    kind = KernelUnbuildable if _IN_KERNEL.search(done.stderr) else _UnlocatedError
     raise kind(f"{where}{match[2]} (entry point {entry})")
 
 

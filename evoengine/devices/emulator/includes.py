@@ -6,12 +6,12 @@ import re
 
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 
-GIVEN = frozenset(
+PROVIDED = frozenset(
     "assert.h cassert stdio.h cstdio stdlib.h cstdlib string.h cstring cuda_runtime.h cuda_runtime_api.h "
     "device_launch_parameters.h device_functions.h vector_types.h vector_functions.h sm_60_atomic_functions.h".split()
 )
 """headers of which the emulator has what device code uses without any include"""
-OF_THE_HOST = frozenset("float.h cfloat limits.h climits stdbool.h cstdbool stddef.h cstddef stdint.h cstdint".split())
+HOST_HEADERS = frozenset("float.h cfloat limits.h climits stdbool.h cstdbool stddef.h cstddef stdint.h cstdint".split())
 """headers that the host compiler brings"""
 
 STANDARD = frozenset(
@@ -26,7 +26,7 @@ LINE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|\"([^\"\n]+)\")[^\
 def knows_header(name: str) -> bool:
     """Return whether the emulator compiles a kernel that includes the header of that name."""
     standard = name.removeprefix("cuda/std/") if name.startswith("cuda/std/") else ""
-    return name in GIVEN or name in OF_THE_HOST or standard in STANDARD or (INCLUDE / name).is_file()
+    return name in PROVIDED or name in HOST_HEADERS or standard in STANDARD or (INCLUDE / name).is_file()
 
 
 def for_host(text: str) -> str:
@@ -46,7 +46,7 @@ def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
 
     def wrap(line: re.Match[str]) -> str:
         name = line[1] or line[2]
-        if not leads_to_host(name):
+        if not is_host_header(name):
             return line[0]
         numbers = _NUMBERS.get(name.removesuffix(".h").removeprefix("c"))
         more = f"#include <evo_emu/{numbers}>\n" if numbers else ""
@@ -59,16 +59,16 @@ def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
 
 def host_headers(text: str) -> bool:
     """Return whether the text includes a host header, directly or through cuda/std."""
-    return any(leads_to_host(line[1] or line[2]) for line in LINE.finditer(text))
+    return any(is_host_header(line[1] or line[2]) for line in LINE.finditer(text))
 
 
-def leads_to_host(name: str) -> bool:
+def is_host_header(name: str) -> bool:
     return name.startswith(("cub/", "cuda/")) or not (INCLUDE / name).is_file()
 
 
 def _for_host(line: re.Match[str]) -> str:
     name = line[1] or line[2]
     standard = name.removeprefix("cuda/std/")
-    if name in GIVEN or (standard != name and standard in GIVEN):
+    if name in PROVIDED or (standard != name and standard in PROVIDED):
         return ""
     return f"#include <{standard}>" if standard != name and standard in STANDARD else line[0]

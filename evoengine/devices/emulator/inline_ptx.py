@@ -39,17 +39,25 @@ _REGISTER_TYPES = {
     "pred": "bool", "b16": "unsigned short", "u16": "unsigned short", "s16": "short", "b32": "unsigned",
     "u32": "unsigned", "s32": "int", "f32": "float", "b64": "unsigned long long", "u64": "unsigned long long",
     "s64": "long long", "f64": "double",
-}  # fmt: skip
+}  # fmt: skip # a table
 
 _MEMORY = re.compile(r"(?:ld|st|atom|red|membar|fence)\.(?!async|bulk|matrix|proxy|mbarrier_init)")
-_ORDERS = {"weak": "relaxed", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed", "acquire": "acquire",
-           "release": "release", "acq_rel": "acquire_release", "sc": "acquire_release"}  # fmt: skip
+_ORDERS = {
+    "weak": "relaxed",
+    "relaxed": "relaxed",
+    "volatile": "relaxed",
+    "mmio": "relaxed",
+    "acquire": "acquire",
+    "release": "release",
+    "acq_rel": "acquire_release",
+    "sc": "acquire_release",
+}
 _SCOPES = {"cta": "block", "cluster": "cluster", "gpu": "device", "gl": "device", "sys": "device"}
 _MEMORY_TYPES = {
     "b8": "unsigned char", "u8": "unsigned char", "s8": "signed char", "b16": "unsigned short", "u16": "unsigned short",
     "s16": "short", "b32": "unsigned", "u32": "unsigned", "s32": "int", "f32": "float", "b64": "unsigned long long",
     "u64": "unsigned long long", "s64": "long long", "f64": "double",
-}  # fmt: skip
+}  # fmt: skip # a table
 _OPERATIONS = frozenset({"add", "inc", "dec", "exch", "cas", "min", "max", "and", "or", "xor"})
 _CACHE_HINTS = frozenset({"ca", "cg", "cs", "lu", "cv", "wb", "wt", "global", "generic", "v2", "v4"})
 
@@ -57,7 +65,7 @@ _INDICES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid
 _SPECIAL_REGISTERS = {
     "%cluster_ctarank": "evo_emu::cluster_rank()", "%laneid": "evo_emu::lane()",
     **{f"%{register}.{axis}": f"{variable}.{axis}" for axis in "xyz" for register, variable in _INDICES.items()},
-}  # fmt: skip
+}  # fmt: skip # a table
 
 
 class _Operand(NamedTuple):

@@ -46,7 +46,7 @@ _OF_NVRTC = {
     "__cpp_threadsafe_static_init": "200806L", "__cpp_unicode_characters": "200704L",
     "__cpp_unicode_literals": "200710L", "__cpp_user_defined_literals": "200809L",
     "__cpp_variable_templates": "201304L", "__cpp_variadic_templates": "200704L", "__cpp_variadic_using": "201611L",
-}  # fmt: skip
+}  # fmt: skip # a table
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _VERSION = "13.0.88"
 """of a compiler that is no package"""

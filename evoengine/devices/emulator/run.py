@@ -82,11 +82,11 @@ def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: fl
     left.
     """
     executed = _run_all(executable, rounds, seed, timeout, _POISON)
-    suspects = _holding(executed.tensors[0], rounds[0], _POISON)
+    suspects = _elements_equal_to(executed.tensors[0], rounds[0], _POISON)
     if not suspects:
         return executed
     again = _run_all(executable, rounds[:1], seed, timeout, _OTHER_POISON)
-    unwritten = _holding(again.tensors[0], rounds[0], _OTHER_POISON)
+    unwritten = _elements_equal_to(again.tensors[0], rounds[0], _OTHER_POISON)
     counts = {name: int((held & unwritten[name]).sum()) for name, held in suspects.items() if name in unwritten}
     return replace(executed, unwritten={name: count for name, count in counts.items() if count})
 
@@ -316,7 +316,7 @@ def _array(output: bytes, argument: TensorArgument, position: int) -> np.ndarray
     return flat.reshape(argument.data.shape).copy()
 
 
-def _holding(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]:
+def _elements_equal_to(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]:
     """Return, for each output, a mask [elements] of the elements that consist of that byte alone.
 
     Outputs without any are left out.

@@ -5,24 +5,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from evoengine.ledger.overview import MOST_VERDICTS, CaseErrors, Overview
+from evoengine.ledger.lists import MOST_VERDICTS, CaseErrors, Overview
 from evoengine.ledger.runs import PENDING
-from evoengine.publish.report.look import (
+from evoengine.publish.report.style import (
     OUTCOME_COLOURS,
     PLAIN,
     WRONG_COLOUR,
-    Look,
     Section,
+    Style,
+    category_axis,
     chart,
-    labelled,
+    escape_text,
     points,
-    shown,
-    titled,
+    titled_axis,
 )
 
-LEAST = 1e-6
+MIN_SHARE = 1e-6
 """of what is allowed: errors below are drawn there, as 0 has no place on a logarithmic axis"""
-MOST_CASES = 30
+MAX_CASES = 30
 ENDINGS = (*OUTCOME_COLOURS, PENDING)
 
 
@@ -34,13 +34,15 @@ def outcomes(overview: Overview) -> Section:
     present = [ending for ending in ENDINGS if any(outcome == ending for _, outcome in overview.outcomes)]
     data = [
         {
-            "type": "bar", "name": str(ending), "x": list(range(len(families))),
+            "type": "bar",
+            "name": str(ending),
+            "x": list(range(len(families))),
             "marker": {"color": OUTCOME_COLOURS.get(ending, PLAIN)},
             "y": [overview.outcomes.get((family, ending), 0) for family in families],
         }
         for ending in present
-    ]  # fmt: skip
-    made = chart(data, labelled([family or "no family" for family in families]), titled("trials"))
+    ]
+    made = chart(data, category_axis([family or "no family" for family in families]), titled_axis("trials"))
     made["layout"] |= {"barmode": "stack", "showlegend": True}
     text = f"How all {overview.total:,} trials ended. Measured, recorded and estimated ones are correct and ranked."
     return Section(name, title, text, made)
@@ -52,27 +54,36 @@ def errors(overview: Overview) -> Section:
         return Section(name, title, "Nothing to draw: the gate was asked about no trial.")
     with_numbers = {case: found for case, found in overview.cases.items() if found.shares}
     worst_first = sorted(with_numbers, key=lambda case: (-max(with_numbers[case].shares), case))
-    drawn = worst_first[:MOST_CASES]
-    text = _told(overview, len(worst_first) - len(drawn))
+    drawn = worst_first[:MAX_CASES]
+    text = _summary(overview, len(worst_first) - len(drawn))
     if not drawn:
         return Section(name, title, f"Nothing to draw: no case has an error and a bound that are numbers. {text}")
     box = [_quartiles(with_numbers[case]) for case in drawn]
     least, lower, median, upper, most = (list(column) for column in zip(*box, strict=True))
     boxes = {
-        "type": "box", "orientation": "h", "name": "all verdicts", "y": list(range(len(drawn))),
-        "lowerfence": least, "q1": lower, "median": median, "q3": upper, "upperfence": most,
-        "fillcolor": "rgba(0,114,178,0.2)", "line": {"color": "#0072B2"},
-    }  # fmt: skip
+        "type": "box",
+        "orientation": "h",
+        "name": "all verdicts",
+        "y": list(range(len(drawn))),
+        "lowerfence": least,
+        "q1": lower,
+        "median": median,
+        "q3": upper,
+        "upperfence": most,
+        "fillcolor": "rgba(0,114,178,0.2)",
+        "line": {"color": "#0072B2"},
+    }
     failing = [(n, share) for n, case in enumerate(drawn) for share in sorted(with_numbers[case].failed)[-50:]]
-    hover = [f"{shown(drawn[n])}<br>failed with {share:,.4g} times what is allowed" for n, share in failing]
+    hover = [f"{escape_text(drawn[n])}<br>failed with {share:,.4g} times what is allowed" for n, share in failing]
     failed = points(
-        [max(s, LEAST) for _, s in failing], [n for n, _ in failing], Look("failed", WRONG_COLOUR, "x"), hover
+        [max(s, MIN_SHARE) for _, s in failing], [n for n, _ in failing], Style("failed", WRONG_COLOUR, "x"), hover
     )
     made = chart(
         [boxes, *([failed] if failing else [])],
-        titled("largest error over what is allowed", type="log", exponentformat="power"),
-        labelled(drawn, range=[len(drawn) - 0.5, -0.5]), 140 + 26 * len(drawn),
-    )  # fmt: skip
+        titled_axis("largest error over what is allowed", type="log", exponentformat="power"),
+        category_axis(drawn, range=[len(drawn) - 0.5, -0.5]),
+        140 + 26 * len(drawn),
+    )
     made["layout"]["shapes"] = [
         {
             "type": "line",
@@ -87,7 +98,7 @@ def errors(overview: Overview) -> Section:
     return Section(name, title, text, made)
 
 
-def _told(overview: Overview, left_out: int) -> str:
+def _summary(overview: Overview, left_out: int) -> str:
     asked = max(found.asked for found in overview.cases.values())
     lost = sum(found.without_number for found in overview.cases.values())
     parts = [f"Of the last verdict of each trial, {asked:,} at most a case; right of the dashed line is too much."]
@@ -102,7 +113,7 @@ def _told(overview: Overview, left_out: int) -> str:
 
 def _quartiles(found: CaseErrors) -> Sequence[float]:
     """Return the minimum, lower quartile, median, upper quartile and maximum."""
-    shares = sorted(max(share, LEAST) for share in found.shares)
+    shares = sorted(max(share, MIN_SHARE) for share in found.shares)
     if len(shares) == 1:
         return shares * 5
     return [shares[0], *statistics.quantiles(shares, n=4, method="inclusive"), shares[-1]]

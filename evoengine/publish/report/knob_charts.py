@@ -9,32 +9,32 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from evoengine.ledger.overview import Overview
+from evoengine.ledger.lists import Overview
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
-from evoengine.publish.report.look import (
+from evoengine.publish.report.speed_charts import sorted_times
+from evoengine.publish.report.style import (
     Section,
+    category_axis,
     chart,
-    described,
+    device_and_policy,
+    escape_text,
     kind_name,
     knobs,
     label,
-    labelled,
-    shown,
-    titled,
+    titled_axis,
 )
-from evoengine.publish.report.speed_charts import sorted_times
 from evoengine.records import Config, Kind, Measurement, Value
 from evoengine.terms import model_of
 from evoengine.text import plain
 
-MOST_CHANGES = 15
+MAX_CHANGES = 15
 """that paid, and as many that cost"""
-MOST_KNOBS, MOST_VALUES = 4, 20
+MAX_KNOBS, MAX_VALUES = 4, 20
 """of the pairs: the knobs that matter most, of those with at most so many values"""
 SHORT = 16
 """characters of a knob's name in the choice of a pair"""
-MOST_LABELS = 12
+MAX_LABELS = 12
 """steps of a lineage that have their gain beside them; of more it is shown where a mouse points"""
 GAINED, LOST = "#009E73", "#CC3311"
 
@@ -47,30 +47,37 @@ def effects(overview: Overview) -> Section:
         return Section(name, title, f"Nothing to draw. {why}")
     best_first = found.effects
     drawn = (
-        best_first if len(best_first) <= 2 * MOST_CHANGES else [*best_first[:MOST_CHANGES], *best_first[-MOST_CHANGES:]]
+        best_first if len(best_first) <= 2 * MAX_CHANGES else [*best_first[:MAX_CHANGES], *best_first[-MAX_CHANGES:]]
     )
     gains = [100 * (e.median_gain - 1) for e in drawn]
     hover = [
-        f"{shown(transition(e.change))}<br>{gain:+.1f}% in the median of {e.steps} steps<br>{e.better} were faster, "
-        f"{e.alone} changed nothing else"
+        f"{escape_text(transition(e.change))}<br>{gain:+.1f}% in the median of {e.steps} steps<br>"
+        f"{e.better} were faster, {e.alone} changed nothing else"
         for e, gain in zip(drawn, gains, strict=True)
     ]
     data = [
         {
-            "type": "bar", "orientation": "h", "x": gains, "y": list(range(len(drawn))),
-            "hoverinfo": "text", "hovertext": hover, "text": [f"{e.steps}" for e in drawn], "textposition": "auto",
+            "type": "bar",
+            "orientation": "h",
+            "x": gains,
+            "y": list(range(len(drawn))),
+            "hoverinfo": "text",
+            "hovertext": hover,
+            "text": [f"{e.steps}" for e in drawn],
+            "textposition": "auto",
             "textangle": 0,
-            "marker": {"color": [GAINED if gain > 0 else LOST for gain in gains]}, "showlegend": False,
+            "marker": {"color": [GAINED if gain > 0 else LOST for gain in gains]},
+            "showlegend": False,
         }
-    ]  # fmt: skip
+    ]
     left_out = len(best_first) - len(drawn)
     text = (
         f"The median gain in speed from parent to child where that knob changed, {found}; the number is how many steps "
         "made the change. Only figures of one kind, device and policy are held against each other."
         + (f" {left_out} changes between the best and the worst are left out." if left_out else "")
     )
-    y = labelled([transition(e.change) for e in drawn], range=[len(drawn) - 0.5, -0.5])
-    return Section(name, title, text, chart(data, titled("median gain in speed, %"), y, 120 + 22 * len(drawn)))
+    y = category_axis([transition(e.change) for e in drawn], range=[len(drawn) - 0.5, -0.5])
+    return Section(name, title, text, chart(data, titled_axis("median gain in speed, %"), y, 120 + 22 * len(drawn)))
 
 
 # ── pairs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,26 +91,27 @@ def pairs(overview: Overview) -> Section:
         return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
     configs = {t.trial: t.config for t in overview.trials}
     tried = [(configs[t.trial], t.us) for t in by_sort[sort]]
-    several = [pair for pair in combinations(_most_telling(tried), 2) if _differ_together(*pair, tried)]
+    several = [pair for pair in combinations(_most_influential(tried), 2) if _differ_together(*pair, tried)]
     if not several:
         return Section(name, title, "Nothing to draw: no two knobs were tried together at several values each.")
     maps = [_map(one, other, tried) for one, other in several]
     for n, trace in enumerate(maps):
         trace["visible"] = n == 0
-    axes = [[titled(label(knob)) | labelled(_values(knob, pair, tried)) for knob in pair] for pair in several]
+    axes = [[titled_axis(label(knob)) | category_axis(_values(knob, pair, tried)) for knob in pair] for pair in several]
     buttons = [
         {
-            "label": " and ".join(shown(knob, SHORT) for knob in pair), "method": "update",
+            "label": " and ".join(escape_text(knob, SHORT) for knob in pair),
+            "method": "update",
             "args": [{"visible": [m == n for m in range(len(maps))]}, _changes_of_axes(axes[n])],
         }
         for n, pair in enumerate(several)
-    ]  # fmt: skip
+    ]
     made = chart(maps, axes[0][0], axes[0][1], 460)
     made["layout"]["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.16, "yanchor": "top"}]
     made["layout"]["margin"]["t"] = 70
     text = (
         f"How much longer than the best the best trial with both values takes, in %, by {kind_name(sort)} figures "
-        f"({described(sort)}). White was not tried. The knobs are those whose values tell most of the time."
+        f"({device_and_policy(sort)}). White was not tried. The knobs are those whose values tell most of the time."
     )
     return Section(name, title, text, made)
 
@@ -120,7 +128,7 @@ def _is_of(figure: Measurement, sort: ComparisonKey) -> bool:
     return ComparisonKey(figure.kind, model, figure.device, figure.policy) == sort
 
 
-def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
+def _most_influential(tried: Sequence[tuple[Config, float]]) -> list[str]:
     """Return the knobs with the largest effect on the logarithm of the time.
 
     The effect is the share of its variance between their values, times the share of trials that have the knob.
@@ -132,9 +140,9 @@ def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
     shares = {
         knob: _explained(values) * sum(map(len, values.values())) / len(tried)
         for knob, values in logs.items()
-        if 2 <= len(values) <= MOST_VALUES
+        if 2 <= len(values) <= MAX_VALUES
     }
-    return sorted(shares, key=lambda knob: (-shares[knob], knob))[:MOST_KNOBS]
+    return sorted(shares, key=lambda knob: (-shares[knob], knob))[:MAX_KNOBS]
 
 
 def _explained(groups: Mapping[str, Sequence[float]]) -> float:
@@ -178,17 +186,25 @@ def _map(one: str, other: str, tried: Sequence[tuple[Config, float]]) -> dict[st
     z = [[100 * (best[a, b] / least - 1) if (a, b) in best else None for a in x] for b in y]
     hover = [
         [
-            f"{shown(one)}={shown(a)}, {shown(other)}={shown(b)}<br>"
+            f"{escape_text(one)}={escape_text(a)}, {escape_text(other)}={escape_text(b)}<br>"
             + (f"{best[a, b]:,.4g} µs, {counts[a, b]} trials" if (a, b) in best else "not tried")
             for a in x
         ]
         for b in y
     ]
     return {
-        "type": "heatmap", "x": list(range(len(x))), "y": list(range(len(y))), "z": z, "hoverinfo": "text",
-        "hovertext": hover, "colorscale": "Viridis", "reversescale": True, "xgap": 1, "ygap": 1,
+        "type": "heatmap",
+        "x": list(range(len(x))),
+        "y": list(range(len(y))),
+        "z": z,
+        "hoverinfo": "text",
+        "hovertext": hover,
+        "colorscale": "Viridis",
+        "reversescale": True,
+        "xgap": 1,
+        "ygap": 1,
         "colorbar": {"title": {"text": "% slower"}, "thickness": 12},
-    }  # fmt: skip
+    }
 
 
 def _value(value: Value) -> str:
@@ -221,26 +237,36 @@ def lineage(overview: Overview) -> Section:
     known = [(s, m) for s, m in drawn if m is not None]
     data = [
         {
-            "type": "scatter", "mode": "lines+markers" + "+text" * (len(known) <= MOST_LABELS),
+            "type": "scatter",
+            "mode": "lines+markers" + "+text" * (len(known) <= MAX_LABELS),
             "x": [f"#{s.candidate.trial}" for s, _ in known],
-            "y": [m.compared_us for _, m in known], "hoverinfo": "text", "showlegend": False,
+            "y": [m.compared_us for _, m in known],
+            "hoverinfo": "text",
+            "showlegend": False,
             "text": [_gain(s).strip() for s, _ in known],
-            "textposition": "top center", "line": {"color": "#999999"},
-            "hovertext": [f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain(s)}<br>{shown(_changed(s))}"
-                          for s, m in known],
+            "textposition": "top center",
+            "line": {"color": "#999999"},
+            "hovertext": [
+                f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain(s)}<br>{escape_text(_changed(s))}"
+                for s, m in known
+            ],
             "marker": {"size": 9, "color": [_colour(m) for _, m in known], "symbol": [_symbol(m) for _, m in known]},
         }
-    ]  # fmt: skip
-    return Section(name, title, text, chart(data, {"type": "category"}, titled("µs")), headings, rows)
+    ]
+    return Section(name, title, text, chart(data, {"type": "category"}, titled_axis("µs")), headings, rows)
 
 
 def _row(step: Step) -> list[str]:
     candidate, figure = step.candidate, step.candidate.measurement
     origin = f"{candidate.operator or '–'} of {step.parent.trial}" if step.parent else candidate.operator or "–"
     return [
-        str(candidate.trial), plain(origin), plain(_changed(step)), str(figure.kind) if figure else "",
-        f"{figure.compared_us:,.4g}" if figure else "", _gain(step).strip() or "–",
-    ]  # fmt: skip
+        str(candidate.trial),
+        plain(origin),
+        plain(_changed(step)),
+        str(figure.kind) if figure else "",
+        f"{figure.compared_us:,.4g}" if figure else "",
+        _gain(step).strip() or "–",
+    ]
 
 
 def _gain(step: Step) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.publish.report.look import Section
-from evoengine.publish.whole_file import write_whole
+from evoengine.publish.atomic_file import write_atomically
+from evoengine.publish.report.style import Section
 from evoengine.text import plain
 from evoengine.untrusted import read_limited
 
@@ -82,11 +82,15 @@ def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> 
     scripts = [_script(plotly), _script(DRAW)]
     body = [
         f"<h1>{_text(title)}</h1>",
-        "<dl>", *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts), "</dl>",
-        "<nav>", *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections), "</nav>",
+        "<dl>",
+        *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts),
+        "</dl>",
+        "<nav>",
+        *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections),
+        "</nav>",
         "<noscript><p>The charts are drawn by the page's own script, and scripts are switched off here.</p></noscript>",
         *map(_section, sections),
-    ]  # fmt: skip
+    ]
     parts = [
         BEGINNING,
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n',
@@ -105,11 +109,11 @@ def write_page(file: Path, text: str) -> None:
 
     Raises UsageError if `file` is not a report, was changed since it was written, or cannot be written.
     """
-    require_place(file)
-    write_whole(file, [text])
+    require_writable(file)
+    write_atomically(file, [text])
 
 
-def require_place(file: Path) -> None:
+def require_writable(file: Path) -> None:
     """Raise UsageError if no report may be written there."""
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder; name a file in it, such as {file / 'report.html'}")

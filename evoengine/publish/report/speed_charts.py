@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from evoengine.ledger.overview import Overview
+from evoengine.ledger.lists import Overview
 from evoengine.ledger.ranking import ComparisonKey, Timed
-from evoengine.publish.report.look import (
+from evoengine.publish.report.style import (
     PEAK_COLOUR,
     PLAIN,
-    Look,
     Section,
+    Style,
+    category_axis,
     chart,
-    described,
+    device_and_policy,
+    escape_text,
     kind_name,
     knobs,
     label,
-    labelled,
     line,
-    looks,
     points,
-    shown,
-    titled,
+    styles,
+    titled_axis,
 )
 from evoengine.records import Baseline, Kind
 
-MOST_POINTS = 5_000
+MAX_POINTS = 5_000
 """of one sort of figures in a chart; the improvements are all among them"""
 FAR = 6
 """times the best: beyond it the roofline would flatten the rest, and the axis is logarithmic"""
@@ -97,8 +97,8 @@ def convergence(overview: Overview, peaks: Peaks | None) -> Section:
     places = {t.trial: first + n for n, t in enumerate(overview.trials, 1)}
     data = [
         trace
-        for sort, look in looks(by_sort).items()
-        for trace in _converging(by_sort[sort], look, rate, places, overview)
+        for sort, style in styles(by_sort).items()
+        for trace in _converging(by_sort[sort], style, rate, places, overview)
     ]
     ends = [first + 1, overview.total]
     for n, baseline in enumerate(overview.baselines):
@@ -109,29 +109,28 @@ def convergence(overview: Overview, peaks: Peaks | None) -> Section:
         roof = Rate(peaks.flops if rate.flops else None).of(peaks.least_us)
         data.append(line(ends, [roof] * 2, "roofline", PEAK_COLOUR, dash="longdash"))
     far = roof is not None and roof > FAR * best
-    upwards = titled(rate.title, **({"type": "log"} if far else {"rangemode": "tozero"}))
-    figures = "; ".join(f"{kind_name(sort)}: {described(sort)}" for sort in by_sort)
+    upwards = titled_axis(rate.title, **({"type": "log"} if far else {"rangemode": "tozero"}))
+    figures = "; ".join(f"{kind_name(sort)}: {device_and_policy(sort)}" for sort in by_sort)
     text = (
         f"Each point is a correct trial, each line the best so far of one kind of figure ({figures}). "
         "Kinds say different things and are never ranked together."
     )
-    return Section(name, title, text, chart(data, titled("trial, in the order they were started"),
-                                            upwards, 460))  # fmt: skip
+    return Section(name, title, text, chart(data, titled_axis("trial, in the order they were started"), upwards, 460))
 
 
 def _converging(
-    times: Sequence[Timed], look: Look, rate: Rate, places: dict[int, int], overview: Overview
+    times: Sequence[Timed], style: Style, rate: Rate, places: dict[int, int], overview: Overview
 ) -> Iterator[dict[str, object]]:
     best = _improvements(times)
     drawn = _thinned(times, best)
     configs = {t.trial: t.config for t in overview.trials}
-    hover = [_hover(t, rate, look, knobs(configs[t.trial])) for t in drawn]
+    hover = [_hover(t, rate, style, knobs(configs[t.trial])) for t in drawn]
     yield points(
-        [places[t.trial] for t in drawn], [rate.of(t.us) for t in drawn], look, hover, 6 if len(drawn) < MANY else 4
+        [places[t.trial] for t in drawn], [rate.of(t.us) for t in drawn], style, hover, 6 if len(drawn) < MANY else 4
     )
     x = [*(places[t.trial] for t in best), max(places.values())]
     y = [*(rate.of(t.us) for t in best), rate.of(best[-1].us)]
-    yield line(x, y, f"best {look.name}", look.colour, shape="hv", width=2)
+    yield line(x, y, f"best {style.name}", style.colour, shape="hv", width=2)
 
 
 def _baseline(baseline: Baseline) -> str:
@@ -139,8 +138,8 @@ def _baseline(baseline: Baseline) -> str:
 
 
 def _thinned(times: Sequence[Timed], best: Sequence[Timed]) -> list[Timed]:
-    """Return at most MOST_POINTS figures, evenly spaced, with all improvements."""
-    stride, kept = -(-len(times) // MOST_POINTS), {t.trial for t in best}
+    """Return at most MAX_POINTS figures, evenly spaced, with all improvements."""
+    stride, kept = -(-len(times) // MAX_POINTS), {t.trial for t in best}
     return [t for n, t in enumerate(times) if n % stride == 0 or t.trial in kept]
 
 
@@ -152,8 +151,9 @@ def _improvements(times: Sequence[Timed]) -> list[Timed]:
     return found
 
 
-def _hover(timed: Timed, rate: Rate, look: Look, what: str) -> str:
-    return f"#{timed.trial} {look.name}<br>{rate.of(timed.us):,.4g} {rate.title}, {timed.us:,.4g} µs<br>{shown(what)}"
+def _hover(timed: Timed, rate: Rate, style: Style, what: str) -> str:
+    figures = f"{rate.of(timed.us):,.4g} {rate.title}, {timed.us:,.4g} µs"
+    return f"#{timed.trial} {style.name}<br>{figures}<br>{escape_text(what)}"
 
 
 # ── prediction and measurement ──────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +162,7 @@ def _hover(timed: Timed, rate: Rate, look: Look, what: str) -> str:
 def prediction(overview: Overview) -> Section:
     name, title = "prediction", "Prediction against measurement"
     by_sort = sorted_times(overview)
-    look = looks(by_sort)
+    style = styles(by_sort)
     data, told, ends = [], [], []
     for estimate in (s for s in by_sort if s.kind is Kind.ESTIMATED):
         predicted = {t.trial: t for t in by_sort[estimate]}
@@ -170,14 +170,16 @@ def prediction(overview: Overview) -> Section:
             pairs = [(predicted[t.trial].us, t.us, t.trial) for t in by_sort[real] if t.trial in predicted]
             if not pairs:
                 continue
-            pair = f"{look[estimate].name} and {look[real].name}"
-            hover = [f"#{n}<br>{look[estimate].name} {p:,.4g} µs<br>{look[real].name} {m:,.4g} µs" for p, m, n in pairs]
-            symbol = look[estimate].symbol + "-open" * (real.kind is Kind.RECORDED)
-            both = Look(pair, look[estimate].colour, symbol)
+            pair = f"{style[estimate].name} and {style[real].name}"
+            hover = [
+                f"#{n}<br>{style[estimate].name} {p:,.4g} µs<br>{style[real].name} {m:,.4g} µs" for p, m, n in pairs
+            ]
+            symbol = style[estimate].symbol + "-open" * (real.kind is Kind.RECORDED)
+            both = Style(pair, style[estimate].colour, symbol)
             data.append(points([p for p, _, _ in pairs], [m for _, m, _ in pairs], both, hover, 7))
             ends += [us for p, m, _ in pairs for us in (p, m)]
             near = sum(1 / WITHIN <= p / m <= WITHIN for p, m, _ in pairs)
-            which = f"{kind_name(estimate)} and {kind_name(real)} ({described(real)})"
+            which = f"{kind_name(estimate)} and {kind_name(real)} ({device_and_policy(real)})"
             told.append(f"{which}: {near} of {len(pairs)} within {WITHIN}×")
     if not data:
         why = "Nothing to compare: no trial has both an estimate and a time that was measured or recorded."
@@ -187,8 +189,12 @@ def prediction(overview: Overview) -> Section:
     for factor in (WITHIN, 1 / WITHIN):
         data.append(line([least, most], [least * factor, most * factor], f"{factor:.3g}×", PLAIN, dash="dot", width=1))
     text = f"{'; '.join(told)}. On the line both are equal; between the dots they are within {WITHIN}× of each other."
-    return Section(name, title, text, chart(data, titled("predicted µs", type="log"),
-                                            titled("measured or recorded µs", type="log")))  # fmt: skip
+    return Section(
+        name,
+        title,
+        text,
+        chart(data, titled_axis("predicted µs", type="log"), titled_axis("measured or recorded µs", type="log")),
+    )
 
 
 # ── roofline ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,26 +214,30 @@ def roofline(overview: Overview, peaks: Peaks | None, why_not: str) -> Section:
     data = [line(x, roof, "tensor cores and memory", PEAK_COLOUR, width=2)]
     fp32 = [min(peaks.fp32_tflops, i * peaks.memory_gbs / 1e3) for i in x]
     data.append(line(x, fp32, "FP32 without tensor cores", PLAIN, dash="dash"))
-    for sort, look in looks(by_sort).items():
+    for sort, style in styles(by_sort).items():
         best, worst = min(by_sort[sort], key=lambda t: t.us), max(by_sort[sort], key=lambda t: t.us)
         reached = [peaks.flops / t.us / 1e6 for t in (worst, best)]
         hover = [
-            f"{which} {look.name}: #{t.trial}<br>{r:,.4g} TFLOPS, {peaks.least_us / t.us:.0%} of the roof"
+            f"{which} {style.name}: #{t.trial}<br>{r:,.4g} TFLOPS, {peaks.least_us / t.us:.0%} of the roof"
             for which, t, r in zip(("slowest", "fastest"), (worst, best), reached, strict=True)
         ]
-        data.append(points([intensity] * 2, reached, look, hover, 10) | {"mode": "lines+markers"})
+        data.append(points([intensity] * 2, reached, style, hover, 10) | {"mode": "lines+markers"})
     for n, baseline in enumerate(overview.baselines):
-        look = Look(_baseline(baseline), PLAIN, ("triangle-up", "triangle-down", "triangle-left")[n % 3])
+        style = Style(_baseline(baseline), PLAIN, ("triangle-up", "triangle-down", "triangle-left")[n % 3])
         rate = peaks.flops / baseline.median_us / 1e6
-        data.append(points([intensity], [rate], look, [f"{look.name}<br>{rate:,.4g} TFLOPS"], 10))
+        data.append(points([intensity], [rate], style, [f"{style.name}<br>{rate:,.4g} TFLOPS"], 10))
     bound = "arithmetic" if intensity > corner else "memory"
     text = (
         f"The problem does {intensity:,.4g} operations for each byte that no kernel can avoid to move; on {peaks.gpu} "
         f"that is bound by {bound}: no kernel takes less than {peaks.least_us:,.4g} µs. Of each kind of figure the "
         "slowest and the fastest trial are joined."
     )
-    return Section(name, title, text, chart(data, titled("operations per byte", type="log"),
-                                            titled("TFLOPS", type="log")))  # fmt: skip
+    return Section(
+        name,
+        title,
+        text,
+        chart(data, titled_axis("operations per byte", type="log"), titled_axis("TFLOPS", type="log")),
+    )
 
 
 # ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,17 +251,28 @@ def finals(overview: Overview) -> Section:
         return Section(name, title, why)
     data = [
         {
-            "type": "box", "y": list(f.samples_us), "x0": n, "name": f"{f.place}. #{f.trial}", "boxpoints": "all",
+            "type": "box",
+            "y": list(f.samples_us),
+            "x0": n,
+            "name": f"{f.place}. #{f.trial}",
+            "boxpoints": "all",
             "jitter": 0.5,
-            "pointpos": 0, "marker": {"size": 3, "color": "#0072B2", "opacity": 0.5}, "line": {"color": "#00446B"},
-            "fillcolor": "rgba(0,114,178,0.15)", "showlegend": False,
+            "pointpos": 0,
+            "marker": {"size": 3, "color": "#0072B2", "opacity": 0.5},
+            "line": {"color": "#00446B"},
+            "fillcolor": "rgba(0,114,178,0.15)",
+            "showlegend": False,
         }
         for n, f in enumerate(held)
-    ]  # fmt: skip
+    ]
     text = "Measured times of the finalists, from the same rounds, by the places they won. Each point is a repetition."
     return Section(
         name,
         title,
         text,
-        chart(data, titled("place and trial") | labelled([f"{f.place}. #{f.trial}" for f in held]), titled("µs")),
+        chart(
+            data,
+            titled_axis("place and trial") | category_axis([f"{f.place}. #{f.trial}" for f in held]),
+            titled_axis("µs"),
+        ),
     )

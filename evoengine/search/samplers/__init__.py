@@ -5,7 +5,7 @@ The names are separate from the factories, so that --help imports no Optuna.
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"
-SINGLE = frozenset({"cmaes"})
-"""those that aim at one objective only"""
-LED = frozenset({"evolution"})
-"""those that a prior leads"""
+SINGLE_OBJECTIVE = frozenset({"cmaes"})
+"""samplers that support only one objective"""
+PRIOR_GUIDED = frozenset({"evolution"})
+"""samplers that a prior guides"""

@@ -12,7 +12,7 @@ from evoengine.search.samplers.evolution import EvolutionSampler
 from evoengine.search.samplers.pool import Space
 from evoengine.search.samplers.prior import Prior
 
-# grouped TPE, which conditional knobs need, and CMA-ES with margin, which whole numbers need, are marked experimental
+# grouped TPE, for conditional knobs, and CMA-ES with margin, for integers, are marked experimental
 warnings.filterwarnings("ignore", category=ExperimentalWarning, module="optuna")
 
 MAKERS: dict[str, Callable[[int, Space, Prior | None], BaseSampler]] = {
@@ -24,4 +24,4 @@ MAKERS: dict[str, Callable[[int, Space, Prior | None], BaseSampler]] = {
     "random": lambda seed, *_: RandomSampler(seed=seed),
 }
 ORDINAL = frozenset({"cmaes", "gp"})
-"""samplers that work on numbers: an ordered knob is given to them as the index of its value"""
+"""samplers that work on numbers: an ordered knob is passed to them as the index of its value"""

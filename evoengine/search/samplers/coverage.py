@@ -1,4 +1,4 @@
-"""How much of a pool the trials have covered, by pairs of values.
+"""The coverage of a pool by the trials, in pairs of values.
 
 What a configuration reaches often depends on a few knobs together, and a pair of values that no trial has had together
 may be what the best ones share: the idea of combinatorial testing (Kuhn, Wallace & Gallo 2004). Only knobs of few
@@ -14,29 +14,33 @@ import numpy as np
 
 from evoengine.space.definition import Knob
 
-FEW = 4
-"""values of a knob that takes part, at most; the inactive one is one more"""
+MAX_PAIR_VALUES = 4
+"""maximum number of values of a knob that takes part, not counting the inactive one"""
 PRIOR = 4.0
-"""added to what a pair of values had and to what would be even, lest the first few trials decide"""
+"""pseudo-count added to the observed and to the even number of trials of a pair, so that few trials do not decide"""
 
 
 class Coverage:
     """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
 
     def __init__(self, knobs: Sequence[Knob]) -> None:
-        few = [k for k, knob in enumerate(knobs) if len(knob.values) <= FEW and (len(knob.values) > 1 or knob.when)]
+        few = [
+            k
+            for k, knob in enumerate(knobs)
+            if len(knob.values) <= MAX_PAIR_VALUES and (len(knob.values) > 1 or knob.when)
+        ]
         self._pairs = np.array([*combinations(few, 2)], int).reshape(-1, 2)
-        self._tried = np.zeros((len(self._pairs), (FEW + 1) ** 2))
+        self._tried = np.zeros((len(self._pairs), (MAX_PAIR_VALUES + 1) ** 2))
 
     def add(self, row: np.ndarray) -> None:
         """Count a trial [knobs]."""
         self._tried[np.arange(len(self._pairs)), self._cells(row[None])[:, 0]] += 1
 
-    def hold(self, pool: np.ndarray) -> None:
+    def set_pool(self, pool: np.ndarray) -> None:
         """Set the rows to be scored, at least one."""
-        self._held = self._cells(pool)
+        self._pool_cells = self._cells(pool)
         self._share = np.zeros_like(self._tried)
-        for share, cells in zip(self._share, self._held, strict=True):
+        for share, cells in zip(self._share, self._pool_cells, strict=True):
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
     def pair_coverage(self) -> np.ndarray:
@@ -48,14 +52,14 @@ class Coverage:
         even = self._tried.sum(1, keepdims=True) * self._share
         ratio = (self._tried + PRIOR) / (even + PRIOR)
         if not len(ratio):
-            return np.ones(self._held.shape[1])
-        least: np.ndarray = ratio[0][self._held[0]]
-        for of_pair, cells in zip(ratio[1:], self._held[1:], strict=True):
+            return np.ones(self._pool_cells.shape[1])
+        least: np.ndarray = ratio[0][self._pool_cells[0]]
+        for of_pair, cells in zip(ratio[1:], self._pool_cells[1:], strict=True):
             np.minimum(least, of_pair[cells], out=least)
         return least
 
     def _cells(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row for every pair of knobs [pairs, n]."""
         first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
-        cells: np.ndarray = (first * (FEW + 1) + second).astype(np.uint8)
+        cells: np.ndarray = (first * (MAX_PAIR_VALUES + 1) + second).astype(np.uint8)
         return cells

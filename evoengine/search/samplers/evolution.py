@@ -40,17 +40,17 @@ REFIT_GROWTH = 1.1
 MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARITY_EXPONENT = 3
-"""power of a candidate's commonness by which its expected improvement is divided"""
+"""power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
-"""the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
-EXPECTED = 256
-"""rows that the prior expects to be fastest, in the pool of a larger space"""
-LOGARITHMS = 0.25
-"""their part in what is learned from; the rest are ranks"""
-CHOSEN = ("mutation", "crossover", "surrogate")
-"""operators of what the surrogate chose"""
+"""share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
+N_PRIOR_ROWS = 256
+"""rows that the prior expects to be fastest, added to the pool of a larger space"""
+LOG_WEIGHT = 0.25
+"""weight of logarithms in the targets; the rest are ranks"""
+SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
+"""operators of proposals by the surrogate"""
 EXPLORE_DISTANCE = 4
-"""knobs, or half of them where there are few, in which elsewhere differs from the best"""
+"""number of knobs, or half of them where there are few, in which an exploring proposal differs from the best"""
 
 
 class EvolutionSampler(BaseSampler):
@@ -149,16 +149,16 @@ class _Search:
         self._rows: list[np.ndarray] = []
         self._numbers: list[int] = []
         self._values: list[float] = []
-        """greater is better; -inf where rejected, NaN where under way"""
+        """greater is better; -inf where rejected, NaN where in flight"""
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
-        self._chosen: dict[int, None] = {}
+        self._surrogate_rows: dict[int, None] = {}
         """rows that the surrogate chose"""
-        self._led: set[int] = set()
+        self._prior_rows: set[int] = set()
         """rows that the prior chose"""
         self._dropped = False
-        """whether the trials speak against the prior"""
+        """whether the trials contradict the prior"""
         self._unfinished: list[int] = []
         self._read = 0
         self._fitted: list[int] = []
@@ -178,9 +178,9 @@ class _Search:
             place = self._enter(self._space.encode(config), trial.number)
             operator = trial.user_attrs.get("operator")
             if operator == "prior":
-                self._led.add(place)
-            if operator in CHOSEN and "recalled" in trial.user_attrs:
-                self._chosen[place] = None
+                self._prior_rows.add(place)
+            if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
+                self._surrogate_rows[place] = None
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -194,7 +194,7 @@ class _Search:
         row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
-            self._chosen[len(self._rows)] = None
+            self._surrogate_rows[len(self._rows)] = None
         else:
             row = self._fastest_expected()
             operator, parents = "random" if row is None else "prior", []
@@ -211,7 +211,7 @@ class _Search:
             self._rows.append(row)
             self._numbers.append(number)
             self._values.append(np.nan)
-            self._pool.close(row)
+            self._pool.exclude(row)
             self._coverage.add(row)
         return place
 
@@ -221,7 +221,7 @@ class _Search:
         Once the prior is dropped, only those that it did not choose count.
         """
         through = {place for place, value in enumerate(self._values) if value > -np.inf}
-        return len(through - self._led if self._dropped else through) >= MIN_COMPLETED
+        return len(through - self._prior_rows if self._dropped else through) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> np.ndarray | None:
         """Return the open row that the prior expects to be fastest; None if it knows none, or was wrong too often."""
@@ -240,7 +240,7 @@ class _Search:
             for place in new:
                 self._surrogate.extend(self._rows[place])
                 self._fitted.append(place)
-        if not self._pool.open.any():
+        if not self._pool.available.any():
             return None
         targets = self._targets()
         mean, deviation = self._predict(targets)
@@ -248,29 +248,29 @@ class _Search:
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        best: np.ndarray = self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
+        best: np.ndarray = self._pool.rows[int(np.where(self._proposable(), gain, -1.0).argmax())]
         return best
 
-    def _choice(self) -> np.ndarray:
+    def _proposable(self) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
         values = np.nan_to_num(np.array(self._values), nan=-np.inf)
         best = int(np.flatnonzero(values == values.max())[-1])
-        since = sum(place > best for place in self._chosen)
+        since = sum(place > best for place in self._surrogate_rows)
         if self._rng.random() < since / (since + STALL_WEIGHT * len(values)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[best]).sum(1)
-            far: np.ndarray = self._pool.open & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
+            far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
-        return self._pool.open
+        return self._pool.available
 
     def _fit(self) -> None:
         latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
         self._fitted = sorted({*self._ranked()[: MAX_FIT_TRIALS // 2], *latest})
         self._refit_at = REFIT_GROWTH * len(self._fitted)
-        expected = () if self._prior is None else self._prior.fastest(EXPECTED)
+        expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
-        self._coverage.hold(self._pool.rows)
+        self._coverage.set_pool(self._pool.rows)
         rows = np.array([self._rows[i] for i in self._fitted])
         targets = self._targets()
         mean = self._fit_mean(targets)
@@ -341,7 +341,7 @@ def scores(values: np.ndarray) -> np.ndarray:
         ranks = worth[plain]
         drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
         # within the ranks' range, or the slowest would fall behind what failed
-        worth[plain] += LOGARITHMS * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
+        worth[plain] += LOG_WEIGHT * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
     return worth
 
 

@@ -14,7 +14,7 @@ from evoengine.records import Config
 from evoengine.space.definition import Knob
 
 FINEST = 64
-"""values that a continuous or wider range is cut into"""
+"""number of values into which a continuous or wider range is divided"""
 
 
 class Grid:

@@ -1,4 +1,4 @@
-"""The candidates an evolutionary search chooses from."""
+"""The pool of candidates of an evolutionary search."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from evoengine.records import Config, Value
 from evoengine.space.definition import Knob
 
 ENUMERABLE = 20_000
-"""valid configurations up to which the pool is the whole space"""
-RANDOM, CROSSED = 1024, 256
-"""random points and crossovers in the pool of a larger space, beside the neighbours of the elites"""
-DRAWN = 64
-"""random points of a larger space among which a new one is looked for"""
+"""largest number of valid configurations at which the pool is the whole space"""
+N_RANDOM, N_CROSSED = 1024, 256
+"""random points and crossovers in the pool of a larger space, in addition to the neighbours of the elites"""
+N_DRAWS = 64
+"""random points drawn of a larger space to find a new one"""
 
 
 class Space(Protocol):
@@ -33,35 +33,35 @@ class Space(Protocol):
 
 
 class StartedSpace(Space, Protocol):
-    """What a search needs of it besides: what to try first, and which knobs have a value."""
+    """What a search needs in addition: what to try first, and which knobs are active."""
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]: ...
     def is_active(self, knob: Knob, config: Config) -> bool: ...
 
 
 class Pool:
-    """Encoded valid configurations, int16 [n, knobs]: the whole space where it is small, offspring of the best else."""
+    """Encoded valid configurations, int16 [n, knobs]: the whole space if it is small, else offspring of the best."""
 
     def __init__(self, space: Space, rng: np.random.Generator) -> None:
         self._space, self._rng = space, rng
         self.whole = len(space) <= ENUMERABLE
-        self._closed: set[bytes] = set()
+        self._excluded: set[bytes] = set()
         self._neighbours: dict[bytes, list[np.ndarray]] = {}
-        self._hold(self._encoded(space.enumerate() if self.whole else ()))
+        self._set_rows(self._encoded(space.enumerate() if self.whole else ()))
 
-    def close(self, row: np.ndarray) -> None:
+    def exclude(self, row: np.ndarray) -> None:
         """Exclude a row from proposals."""
-        self._closed.add(row.tobytes())
+        self._excluded.add(row.tobytes())
         if (position := self._position.get(row.tobytes())) is not None:
-            self.open[position] = False
+            self.available[position] = False
 
     def draw(self) -> np.ndarray | None:
         """Return a random open valid row; None if none is found, which means that a space held whole is exhausted."""
         if self.whole:
-            left = np.flatnonzero(self.open)
+            left = np.flatnonzero(self.available)
             return self.rows[self._rng.choice(left)] if len(left) else None
-        rows = self._encoded(self._space.sample(self._rng, DRAWN))
-        return next((row for row in rows if row.tobytes() not in self._closed), None)
+        rows = self._encoded(self._space.sample(self._rng, N_DRAWS))
+        return next((row for row in rows if row.tobytes() not in self._excluded), None)
 
     def breed(self, elites: np.ndarray, expected: Iterable[np.ndarray] = ()) -> None:
         """Renew a pool that does not hold the whole space from the best rows so far [n, knobs].
@@ -70,16 +70,16 @@ class Pool:
         """
         if self.whole:
             return
-        random = self._encoded(self._space.sample(self._rng, RANDOM))
-        near = [row for elite in elites for row in self._near(elite)]
-        self._hold(np.unique(np.vstack([random, *expected, *near, *self._crossed(elites)]), axis=0))
+        random = self._encoded(self._space.sample(self._rng, N_RANDOM))
+        near = [row for elite in elites for row in self._neighbours_of(elite)]
+        self._set_rows(np.unique(np.vstack([random, *expected, *near, *self._crossed(elites)]), axis=0))
 
-    def _hold(self, rows: np.ndarray) -> None:
+    def _set_rows(self, rows: np.ndarray) -> None:
         self.rows = rows
         self._position = {row.tobytes(): i for i, row in enumerate(rows)}
-        self.open = np.array([key not in self._closed for key in self._position], bool)
+        self.available = np.array([key not in self._excluded for key in self._position], bool)
 
-    def _near(self, elite: np.ndarray) -> list[np.ndarray]:
+    def _neighbours_of(self, elite: np.ndarray) -> list[np.ndarray]:
         key = elite.tobytes()
         if key not in self._neighbours:
             found = self._space.neighbours(self._space.decode(elite))
@@ -90,8 +90,8 @@ class Pool:
         """Return rows with each knob from one of two parents. Conditional knobs may make a row invalid."""
         if len(elites) < 2:
             return []
-        parents = np.array([self._rng.choice(len(elites), 2, replace=False) for _ in range(CROSSED)])
-        first = self._rng.random((CROSSED, elites.shape[1])) < 0.5
+        parents = np.array([self._rng.choice(len(elites), 2, replace=False) for _ in range(N_CROSSED)])
+        first = self._rng.random((N_CROSSED, elites.shape[1])) < 0.5
         children = np.unique(np.where(first, elites[parents[:, 0]], elites[parents[:, 1]]), axis=0)
         return [child for child in children if self._space.contains(self._space.decode(child))]
 

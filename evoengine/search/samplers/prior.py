@@ -1,4 +1,4 @@
-"""What is expected of configurations before any was tried, and how much of it the trials bear out.
+"""Expected times of configurations before any trial, and how far the trials confirm them.
 
 A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left
 of the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
@@ -21,16 +21,16 @@ from scipy.special import gammaln
 from evoengine.records import Config
 from evoengine.search.samplers.pool import Space
 
-ENOUGH = 8
-"""configurations measured elsewhere from which on their figures replace the predictions"""
-AGREE = 0.5
-"""correlation of predictions with figures measured elsewhere, of the logarithms, below which only the latter count"""
-RESIDUAL = 0.45
-"""expected deviation of what is left, where that of the prior over the pool is 1: a correlation of 0.9"""
-FREEDOM = 4.0
-"""trials that the expected deviation counts for"""
-WIDTHS = (6.0, 1.5)
-"""variances of intercept and slope in units of the squared deviation of what is left"""
+MIN_MEASURED = 8
+"""number of configurations measured on another GPU from which on these figures replace the predictions"""
+MIN_CORRELATION = 0.5
+"""correlation of the logarithms of predictions and figures of another GPU, below which only the latter count"""
+RESIDUAL_DEVIATION = 0.45
+"""expected deviation of the residual, relative to that of the prior over the pool: a correlation of 0.9"""
+DEGREES_OF_FREEDOM = 4.0
+"""weight of the expected deviation, in trials"""
+LINE_VARIANCES = (6.0, 1.5)
+"""variances of intercept and slope in units of the residual's variance"""
 
 
 class Prior:
@@ -52,7 +52,7 @@ class Prior:
     def __len__(self) -> int:
         return len(self._table())
 
-    def knows(self, config: Config) -> bool:
+    def __contains__(self, config: Config) -> bool:
         return self._space.encode(config).tobytes() in self._table()
 
     def log_us(self, rows: np.ndarray) -> np.ndarray:
@@ -71,11 +71,11 @@ class Prior:
         return np.array(rows, np.int16).reshape(-1, len(self._space.knobs))
 
     def _table(self) -> Mapping[bytes, float]:
-        if len(self._measured) < ENOUGH:
+        if len(self._measured) < MIN_MEASURED:
             return self._predicted
         both = sorted(self._measured.keys() & self._predicted.keys())
         measured, predicted = (np.array([of[key] for key in both]) for of in (self._measured, self._predicted))
-        if not len(both) or (len(both) >= ENOUGH and not _correlation(measured, predicted) >= AGREE):
+        if not len(both) or (len(both) >= MIN_MEASURED and not _correlation(measured, predicted) >= MIN_CORRELATION):
             return self._measured
         shift = float(np.median(measured - predicted))
         return {key: log + shift for key, log in self._predicted.items()} | self._measured
@@ -88,7 +88,7 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]. `deviation`: of what is left."""
+    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]; `deviation` of the residual."""
 
     tried: np.ndarray
     pool: np.ndarray
@@ -115,7 +115,7 @@ def fit_mean(
     centre = of_tried[fit].mean()
     basis = np.column_stack([np.ones(fit.sum()), of_tried[fit] - centre])
     within, of = covariance[np.ix_(fit, fit)], scores[fit]
-    line = _fit_line(of, basis, np.array([0.0, 1.0]), within, RESIDUAL * unit * spread)
+    line = _fit_line(of, basis, np.array([0.0, 1.0]), within, RESIDUAL_DEVIATION * unit * spread)
     flat = _fit_line(of, basis[:, :1], np.zeros(1), within, unit * spread)
     if line.evidence < flat.evidence or line.coefficients[1] <= 0:
         return None
@@ -143,14 +143,17 @@ def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covarianc
 
     Its covariance is `covariance` times a square that is near scale².
     """
-    n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
+    n, widths = len(of), np.diag(LINE_VARIANCES[: basis.shape[1]])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected
     solved = cho_solve(factor, left)
-    misfit, before = float(left @ solved), FREEDOM * scale**2
+    misfit, before = float(left @ solved), DEGREES_OF_FREEDOM * scale**2
     evidence = (
-        gammaln((FREEDOM + n) / 2) - gammaln(FREEDOM / 2) - n / 2 * np.log(np.pi * before)
-        - np.log(np.diag(factor[0])).sum() - (FREEDOM + n) / 2 * np.log1p(misfit / before)
-    )  # fmt: skip
-    deviation = float(np.sqrt((before + misfit) / (FREEDOM + n)))
+        gammaln((DEGREES_OF_FREEDOM + n) / 2)
+        - gammaln(DEGREES_OF_FREEDOM / 2)
+        - n / 2 * np.log(np.pi * before)
+        - np.log(np.diag(factor[0])).sum()
+        - (DEGREES_OF_FREEDOM + n) / 2 * np.log1p(misfit / before)
+    )
+    deviation = float(np.sqrt((before + misfit) / (DEGREES_OF_FREEDOM + n)))
     return _Line(float(evidence), expected + widths @ basis.T @ solved, deviation)

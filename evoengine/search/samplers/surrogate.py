@@ -1,4 +1,4 @@
-"""A Gaussian process over encoded configurations: what each of a pool should reach, judged by those tried.
+"""A Gaussian process over encoded configurations, which predicts the scores of a pool from those tried.
 
 The kernel is a product over knobs of Matérn 3/2 in the distance of two positions in the knob's domain, times a penalty
 for any difference at all (Hamming), which lets neighbours differ where a landscape is jagged. Unordered knobs, and
@@ -27,10 +27,10 @@ LENGTH, HAMMING, NOISE = (0.6, 0.4), (-2.0, 0.4), (-4.0, 1.5)
 """mean and deviation of the priors on natural logarithms: lengths, of a knob with two values, in domains; noise for
 targets of variance 1"""
 JITTER = 1e-5
-ROOM = 64
-"""rows by which the solve's memory grows"""
-MOST_POSITIONS = 512
-"""of a knob; one of more values has neighbours share a position: what is kept of all pairs would not fit into memory"""
+ROW_GROWTH = 64
+"""rows by which the memory of the solve grows"""
+MAX_POSITIONS = 512
+"""of a knob; values of a larger one share positions, since a table of all pairs would not fit into memory"""
 
 
 class Surrogate:
@@ -59,7 +59,7 @@ class Surrogate:
         self._log_kernel = self._log_kernels(self._hyper).astype(np.float32)
         self._pool, self._tried = self._one_hot(pool).astype(np.float32), tried.astype(np.float32)
         self._factor = np.linalg.cholesky(self._covariance(tried, self._hyper))
-        self._solve = np.empty((len(rows) + ROOM, len(pool)), np.float32)
+        self._solve = np.empty((len(rows) + ROW_GROWTH, len(pool)), np.float32)
         against = self._kernel(self._tried, self._pool)
         factor = self._factor.astype(np.float32)
         self._solve[: len(rows)] = solve_triangular(factor, against, lower=True, check_finite=False)
@@ -75,7 +75,7 @@ class Surrogate:
         self._factor[n, :n], self._factor[n, n] = left, pivot
         self._tried = np.vstack([self._tried, one])
         if n == len(self._solve):
-            self._solve = np.pad(self._solve, ((0, ROOM), (0, 0)))
+            self._solve = np.pad(self._solve, ((0, ROW_GROWTH), (0, 0)))
         self._solve[n] = self._kernel(one, self._pool)[0] - left.astype(np.float32) @ self._solve[:n]
         self._solve[n] /= pivot
         self._explained += np.square(self._solve[n])
@@ -106,7 +106,7 @@ class Surrogate:
             level = likelihood + np.log(self._rng.random())
             angle = self._rng.random() * 2 * np.pi
             low, high = angle - 2 * np.pi, angle
-            # The bracket shrinks onto the present point, whose likelihood is above the level: this ends.
+            # The bracket shrinks to the current point, whose likelihood is above the level, so this terminates.
             while True:
                 hyper = self._mean + offset * np.cos(angle) + other * np.sin(angle)
                 likelihood = self._log_likelihood(hyper, tried, targets)
@@ -169,7 +169,7 @@ def _distances(knob: Knob) -> np.ndarray:
 
     An ordered domain has distance 1 from end to end.
     """
-    n = min(len(knob.values), MOST_POSITIONS)
+    n = min(len(knob.values), MAX_POSITIONS)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:
         position = np.arange(n) / (n - 1)

@@ -80,7 +80,7 @@ def test_what_the_host_compiler_refuses_is_told_with_the_kernels_line(text, entr
 def test_only_so_many_executables_are_kept(monkeypatch, tmp_path):
     kept = build(source(), "sm_90a")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(builder, "KEPT", 16)
+    monkeypatch.setattr(builder, "MAX_EXECUTABLES", 16)
     folder = tmp_path / "evoengine" / "emulator"
     folder.mkdir(parents=True)
     for i in range(20):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.emulator import build as builder
-from evoengine.devices.emulator.includes import OF_THE_HOST, STANDARD
+from evoengine.devices.emulator.includes import HOST_HEADERS, STANDARD
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.macros import host_macros, nvrtc_macros
 from evoengine.host_compiler import native_flags, run_compiler
@@ -78,7 +78,7 @@ def test_a_kernel_finds_the_macros_of_nvrtc_and_none_of_the_hosts(arch):
 @pytest.mark.parametrize("header", ["climits", *more(["cfloat", "cstdint", "cuda/std/limits", "cuda/std/type_traits"])])
 def test_headers_of_the_host_bring_none_of_its_macros(header):
     """What NVRTC's own headers define besides is not asked for."""
-    asked = names("sm_90a", *STANDARD, *OF_THE_HOST)
+    asked = names("sm_90a", *STANDARD, *HOST_HEADERS)
     own = seen_by_the_emulator(f"#include <{header}>\n", asked, "sm_90a")
     real = seen_by_nvrtc(f"#include <{header}>\n", asked, "sm_90a")
     assert not own.keys() - real.keys() - OF_THE_EMULATOR

@@ -11,7 +11,7 @@ from pathlib import Path
 from evoengine.errors import UsageError
 
 
-def write_whole(file: Path, parts: Iterable[str]) -> None:
+def write_atomically(file: Path, parts: Iterable[str]) -> None:
     """Write UTF-8 text beside `file` and rename it in one step, so that a killed process leaves the old file.
 
     Missing folders are created. Raises UsageError if it cannot be written, or if the name is that of a folder or a

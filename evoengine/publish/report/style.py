@@ -15,7 +15,7 @@ from evoengine.text import plain
 LONGEST, LONGEST_LABEL = 160, 36
 """characters of a text from the ledger where a mouse points, and beside an axis or in a legend"""
 # Okabe and Ito's colours, which people with colour blindness tell apart; the shapes say it in black and white too
-_LOOKS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+_STYLES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "measured": (("#0072B2", "#56B4E9", "#00446B"), ("circle", "circle-open", "circle-dot")),
     "recorded": (("#009E73", "#5CC9AA", "#00563F"), ("square", "square-open", "square-dot")),
     "predicted": (("#D55E00", "#E69F00", "#803900"), ("diamond", "diamond-open", "diamond-dot")),
@@ -26,7 +26,7 @@ OUTCOME_COLOURS: Mapping[str, str] = {
     Outcome.UNRANKED: "#56B4E9", Outcome.DUPLICATE: "#BBBBBB", Outcome.SCREENED: "#999999",
     Outcome.UNCOMPILABLE: "#CC79A7", Outcome.INCORRECT: "#CC3311", Outcome.CRASHED: "#661100",
     Outcome.HUNG: "#AA4499", Outcome.SUSPECT: "#DDCC77", Outcome.UNFINISHED: "#F0C9A8",
-}  # fmt: skip
+}  # fmt: skip # a table
 PLAIN, PEAK_COLOUR, WRONG_COLOUR = "#777777", "#111111", "#CC3311"
 Chart = dict[str, Any]
 """data and layout as Plotly takes them, and the height in pixels"""
@@ -45,13 +45,13 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Style:
     name: str
     colour: str
     symbol: str
 
 
-def shown(text: object, longest: int = LONGEST) -> str:
+def escape_text(text: object, longest: int = LONGEST) -> str:
     """Escape text from the ledger for a chart.
 
     Plotly interprets tags as formatting and links, and decodes `&lt;` and `&amp;`.
@@ -61,10 +61,10 @@ def shown(text: object, longest: int = LONGEST) -> str:
 
 
 def label(text: object) -> str:
-    return shown(text, LONGEST_LABEL)
+    return escape_text(text, LONGEST_LABEL)
 
 
-def labelled(texts: Sequence[object], **more: Any) -> dict[str, Any]:
+def category_axis(texts: Sequence[object], **more: Any) -> dict[str, Any]:
     """Return an axis with these texts at 0, 1, 2 …; two texts that are cut to the same one remain separate."""
     places = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(map(label, texts))}
     return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
@@ -77,21 +77,21 @@ def kind_name(sort: ComparisonKey) -> str:
     return str(sort.kind)
 
 
-def looks(sorts: Iterable[ComparisonKey]) -> dict[ComparisonKey, Look]:
+def styles(sorts: Iterable[ComparisonKey]) -> dict[ComparisonKey, Style]:
     """Return a name, a colour and a shape for each sort; those of one kind are similar."""
     of_kind: dict[str, list[ComparisonKey]] = {}
     for sort in sorted(set(sorts), key=lambda sort: sort.precedence):
         of_kind.setdefault(kind_name(sort), []).append(sort)
     found = {}
     for kind, alike in of_kind.items():
-        colours, symbols = _LOOKS[kind]
+        colours, symbols = _STYLES[kind]
         for n, sort in enumerate(alike):
-            name = f"{kind} ({described(sort)})" if len(alike) > 1 else kind
-            found[sort] = Look(label(name), colours[n % len(colours)], symbols[n % len(symbols)])
+            name = f"{kind} ({device_and_policy(sort)})" if len(alike) > 1 else kind
+            found[sort] = Style(label(name), colours[n % len(colours)], symbols[n % len(symbols)])
     return found
 
 
-def described(sort: ComparisonKey) -> str:
+def device_and_policy(sort: ComparisonKey) -> str:
     """Return the device and the policy."""
     return f"{sort.device}; {sort.policy}" if sort.policy else sort.device
 
@@ -104,30 +104,46 @@ def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[st
     """Return traces between two axes with the legend below them."""
     axis = {"automargin": True, "gridcolor": "#e6e6e6", "zerolinecolor": "#cccccc"}
     layout = {
-        "xaxis": axis | dict(x), "yaxis": axis | dict(y), "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0}, "hovermode": "closest",
-        "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff", "font": {"size": 12, "color": "#222222"},
-    }  # fmt: skip
+        "xaxis": axis | dict(x),
+        "yaxis": axis | dict(y),
+        "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0},
+        "hovermode": "closest",
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"size": 12, "color": "#222222"},
+    }
     return {"data": list(data), "layout": layout, "height": height}
 
 
-def titled(title: str, **more: Any) -> dict[str, Any]:
+def titled_axis(title: str, **more: Any) -> dict[str, Any]:
     """Return an axis with its title."""
     return {"title": {"text": title}, **more}
 
 
-def points(x: Sequence[Any], y: Sequence[Any], look: Look, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
+def points(x: Sequence[Any], y: Sequence[Any], style: Style, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
     """Return a scatter trace. Hover texts must be escaped by `shown`."""
-    marker = {"color": look.colour, "symbol": look.symbol, "size": size, "opacity": size / 10}
+    marker = {"color": style.colour, "symbol": style.symbol, "size": size, "opacity": size / 10}
     return {
-        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": look.name, "hoverinfo": "text",
-        "hovertext": list(hover), "marker": marker,
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "markers",
+        "x": list(x),
+        "y": list(y),
+        "name": style.name,
+        "hoverinfo": "text",
+        "hovertext": list(hover),
+        "marker": marker,
+    }
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **style: Any) -> dict[str, Any]:
     """Return a line trace. `name` must be escaped by `shown`."""
     return {
-        "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name, "hoverinfo": "name+y",
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "name": name,
+        "hoverinfo": "name+y",
         "line": {"color": colour, **style},
-    }  # fmt: skip
+    }

@@ -1,4 +1,4 @@
-"""Candidates that another search on this ledger evaluates: this one waits for it, as for its own of the same source."""
+"""Wait for candidates that another search on this ledger evaluates, as for one's own of the same source."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from concurrent.futures import Future
 
 from evoengine.ledger.store import Ledger
 
-LOOK_SECONDS = 0.5
-"""how often the ledger is asked what became of them"""
+POLL_SECONDS = 0.5
+"""interval at which the ledger is polled for them"""
 
 
-class Elsewhere:
+class OtherSearches:
     """Futures for trials of other searches.
 
     A future completes when its trial is no longer in flight, because it ended or its search was killed.
@@ -20,18 +20,18 @@ class Elsewhere:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._awaited: list[tuple[int, Future[None]]] = []
-        self._looked = 0.0
+        self._polled = 0.0
 
     def wait_for(self, trial: int) -> Future[None]:
         future: Future[None] = Future()
         self._awaited.append((trial, future))
         return future
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll the ledger from time to time for claims that other searches hold."""
-        if not self._awaited or time.monotonic() - self._looked < LOOK_SECONDS:
+        if not self._awaited or time.monotonic() - self._polled < POLL_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         self._ledger.look_for_killed()
         decided = self._ledger.decided([trial for trial, _ in self._awaited])
         waiting, self._awaited = self._awaited, []

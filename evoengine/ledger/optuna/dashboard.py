@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from optuna.storages import RDBStorage
 
 from evoengine.ledger.listing import Trial
-from evoengine.ledger.optuna_schema import delete_study
+from evoengine.ledger.optuna.schema import delete_study
+from evoengine.ledger.optuna.study import Projection, run_domains, study_name, trial_counts
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.study import Projection, study_name, trial_counts
-from evoengine.ledger.study_repair import run_domains
 from evoengine.records import Kind
 
 MOST = 1000

@@ -1,0 +1,347 @@
+"""Looks through a whole ledger: what in it is not as it was written, or does not follow from the rest.
+
+`evoengine db check` says what was found, and `Ledger.mend` makes again what can be.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import JSON, Double, Integer, func, inspect, select, text
+from sqlalchemy.orm import Session
+
+from evoengine.ledger import chains
+from evoengine.ledger.chains import broken
+from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
+from evoengine.ledger.heartbeat import find_suspects, of_one_death
+from evoengine.ledger.listing import BATCH
+from evoengine.ledger.models import (
+    Base,
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    DeviceRow,
+    MachineCodeRow,
+    MeasurementRow,
+    ProfileRow,
+    RunRow,
+    SourceRow,
+    UtcDateTime,
+    VerdictRow,
+)
+from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.ranking import check_standings
+from evoengine.ledger.rows import unpacked
+from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
+from evoengine.records import EXECUTOR, Kind, Outcome
+from evoengine.text import spans
+
+CHECKED_TRIALS = 2000
+"""a ledger of more is not looked through when it is opened: that would take longer than most commands do"""
+OF_LARGE: tuple[type[Base], ...] = (RunRow, BaselineRow)
+"""tables that are looked through nevertheless: they have few rows, by which many others are chosen"""
+MOST_OF_A_TABLE = 5
+"""faults that are told of one table"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    what: str
+    """a sentence"""
+    mended: bool
+    """whether it can be made again from the rest of the ledger"""
+
+
+def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
+    """All of the ledger's own tables; `on_stage` is told what is being looked at. Nothing is written."""
+    _stand_still(session)
+    on_stage("checking the schema")
+    faults = [Fault(what, mended=False) for what in _missing(session)]
+    if faults:
+        return faults  # what follows reads them
+    for index in missing_indexes(session.connection()):
+        assert index.table is not None  # it is one of a table's
+        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
+    for view, wrong in sorted(damaged_views(session.connection()).items()):
+        faults.append(Fault(f"the view {view} {wrong}", mended=True))
+    stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
+    for checked in CHECKED:
+        stages[checked.__tablename__] = partial(_of_rows, row=checked)
+    for packed in (SourceRow, MachineCodeRow):
+        stages[packed.__tablename__] = partial(_of_blobs, row=packed)
+    stages["chains"] = broken
+    for name, look in stages.items():
+        on_stage(f"checking {name}")
+        faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
+    if not all(fault.mended for fault in faults):
+        return faults  # what follows from damaged rows nobody can tell
+    if condemned := [row.id for row in of_one_death(session)]:
+        faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
+    on_stage("checking what must hold")
+    faults += [Fault(what, mended=False) for what in islice(violated(session), MOST_OF_A_TABLE)]
+    on_stage("checking standings")
+    try:
+        check_standings(session)
+    except Damaged as damaged:
+        faults.append(Fault(f"the ranking does not follow from the figures: {damaged}", mended=True))
+    for run in find_suspects(session):
+        faults.append(Fault(f"run {run} is said to be running, and its process no longer shows that it lives", True))
+    return faults
+
+
+def check_small(session: Session) -> None:
+    """What a command does that opens a ledger: rows, references, chains and standings, where looking takes a moment.
+    Raises Damaged."""
+    _stand_still(session)
+    is_small = (session.scalar(select(func.max(CandidateRow.id))) or 0) <= CHECKED_TRIALS
+    for checked in CHECKED if is_small else OF_LARGE:
+        if fault := next(_of_rows(session, checked), None):
+            raise Broken(fault)
+    if not is_small:
+        return
+    for look in (_references, broken):
+        if fault := next(look(session), None):
+            raise Broken(fault)
+    check_standings(session)
+
+
+def _stand_still(session: Session) -> None:
+    """Has the transaction see one state of the ledger, whatever is committed meanwhile; SQLite's does so by itself."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+
+
+def _missing(session: Session) -> Iterator[str]:
+    """Tables and columns that are not there. Optuna makes its tables together, with the first study."""
+    looked = inspect(session.connection())
+    tables = set(looked.get_table_names())
+    for name in sorted(Base.metadata.tables.keys() - tables):
+        yield f"the table {name} is not there"
+    for name in sorted(OPTUNA_TABLES - tables if OPTUNA_TABLES & tables else ()):
+        yield f"the table {name} of Optuna's, which keeps the studies, is not there"
+    for column in missing_columns(session.connection()):
+        yield f"the column {column.name} of the table {column.table.name} is not there"
+
+
+def _of_file(session: Session) -> Iterator[str]:
+    if session.get_bind().dialect.name != "sqlite":
+        return  # PostgreSQL holds both itself
+    for found in session.scalars(text(f"PRAGMA integrity_check({MOST_OF_A_TABLE})")):
+        if found != "ok":
+            yield f"SQLite finds the file damaged: {found}"
+    yield from _references(session)
+
+
+def _references(session: Session) -> Iterator[str]:
+    if session.get_bind().dialect.name != "sqlite":
+        return
+    for table, row, parent, _ in session.execute(text("PRAGMA foreign_key_check")):
+        yield f"row {row} of the table {table} names a row of {parent} that is not there"
+
+
+def _of_rows(session: Session, row: type[Base]) -> Iterator[str]:
+    table, reader = row.__table__, RowReader(row, ())
+    first, last = session.execute(select(func.min(table.c.id), func.max(table.c.id))).one()
+    for begin in range(first or 1, (last or 0) + 1, BATCH):
+        end = begin + BATCH - 1
+        try:
+            rows: Any = session.execute(select(*reader.columns).where(table.c.id.between(begin, end)))
+            for values in rows:
+                try:
+                    reader.read(values)
+                except Damaged as damaged:
+                    yield str(damaged)
+        except READ_ERRORS as error:
+            yield f"a value of the rows {begin} to {end} of the table {row.__tablename__} cannot be read: {error}"
+
+
+def _of_blobs(session: Session, row: type[SourceRow] | type[MachineCodeRow]) -> Iterator[str]:
+    last = ""
+    while True:
+        of_batch = select(row.sha256, row.packed).where(row.sha256 > last).order_by(row.sha256).limit(BATCH // 10)
+        found = session.execute(of_batch).all()
+        for sha256, packed in found:
+            try:
+                if packed is not None:
+                    unpacked(packed, row, sha256)
+            except Damaged as damaged:
+                yield str(damaged)
+        if not found:
+            return
+        last = found[-1][0]
+
+
+# ── what must hold ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    holds: str
+    """of every trial, in a sentence"""
+    broken: str
+    """a condition in SQL: it is broken for the trial `c`, of the run `r`"""
+
+
+_PASSED = (
+    "EXISTS (SELECT 1 FROM verdicts p WHERE p.candidate_id = c.id AND p.outcome IS NULL AND p.short_only IS NULL"
+    " AND CAST(p.cases AS text) <> '[]')"
+)
+_LAST_VERDICT = f"SELECT max(v.id) FROM verdicts v WHERE v.candidate_id = c.id AND v.device <> '{EXECUTOR}'"
+_REFUTED = f"EXISTS (SELECT 1 FROM verdicts f WHERE f.id = ({_LAST_VERDICT}) AND f.outcome IS NOT NULL)"
+_FIGURE = "EXISTS (SELECT 1 FROM measurements m WHERE m.candidate_id = c.id AND m.kind = c.outcome)"
+_OWN = "r.imported_from IS NULL"
+"""what other tuners say of their kernels is theirs to prove"""
+_UNNAMED_DEVICES = "SELECT d.id FROM devices d WHERE NOT EXISTS (SELECT 1 FROM runs r WHERE r.device_id = d.id)"
+"""each is written with its first run and removed with its last, so that runs note which devices there are"""
+
+INVARIANTS = (
+    Invariant(
+        "a correct trial passed the gate, case by case",
+        f"{_OWN} AND c.outcome IN ('measured', 'estimated', 'unranked') AND (NOT {_PASSED} OR {_REFUTED})",
+    ),
+    Invariant(
+        "a ranked trial has a figure of the kind that its outcome names",
+        f"c.outcome IN ('measured', 'estimated', 'recorded') AND NOT {_FIGURE}",
+    ),
+    Invariant(
+        "an incorrect trial has a verdict that says so",
+        f"{_OWN} AND c.outcome = 'incorrect' AND NOT EXISTS"
+        " (SELECT 1 FROM verdicts v WHERE v.candidate_id = c.id AND v.outcome IS NOT NULL)",
+    ),
+    Invariant(
+        "a trial whose end was taken over has the source of the trial that it names, which evaluated it",
+        "c.taken_from IS NOT NULL AND EXISTS (SELECT 1 FROM candidates o WHERE o.id = c.taken_from AND"
+        " (o.taken_from IS NOT NULL OR coalesce(o.source_sha256, '') <> coalesce(c.source_sha256, '')))",
+    ),
+    Invariant(
+        "a trial that tries another one again has its configuration, and that one was cut short",
+        "c.retry_of IS NOT NULL AND EXISTS (SELECT 1 FROM candidates o WHERE o.id = c.retry_of AND"
+        " (o.config_key <> c.config_key OR coalesce(o.outcome, '') NOT IN ('killed', 'interrupted')))",
+    ),
+    Invariant(
+        "a trial has the binary of its own source",
+        "c.binary_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM binaries b WHERE b.id = c.binary_id"
+        " AND b.source_sha256 = c.source_sha256)",
+    ),
+    Invariant(
+        "a duplicate comes after a trial of its run with the same source",
+        f"{_OWN} AND c.outcome = 'duplicate' AND NOT EXISTS (SELECT 1 FROM candidates o WHERE o.run_id = c.run_id"
+        " AND o.source_sha256 = c.source_sha256 AND o.id < c.id)",
+    ),
+    Invariant("a trial with an outcome says when it ended", "c.outcome IS NOT NULL AND c.finished_at IS NULL"),
+)
+
+
+def violated(session: Session, trial: int | None = None) -> Iterator[str]:
+    """A sentence for each trial and device, or for that trial, of which something does not hold."""
+    of_one = "" if trial is None else " AND c.id = :trial"
+    named = {} if trial is None else {"trial": trial}
+    for invariant in INVARIANTS:
+        query = f"SELECT c.id FROM candidates c JOIN runs r ON r.id = c.run_id WHERE {invariant.broken}{of_one}"
+        for number in session.scalars(text(f"{query} ORDER BY c.id"), named):
+            yield f"trial {number} breaks what must hold: {invariant.holds}"
+    yield from _without_origin(session, trial)
+    if trial is None:
+        for device in session.scalars(text(f"{_UNNAMED_DEVICES} ORDER BY d.id")):
+            yield f"device {device} breaks what must hold: a device is that of a run"
+
+
+def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
+    """Of trials that took over the end of one which is not there, and was removed by nobody."""
+    query = "SELECT c.id, c.taken_from FROM candidates c WHERE c.taken_from IS NOT NULL"
+    query += "" if trial is None else " AND c.id = :trial"
+    query += " AND NOT EXISTS (SELECT 1 FROM candidates o WHERE o.id = c.taken_from) ORDER BY c.id"
+    named = {} if trial is None else {"trial": trial}
+    orphans = session.execute(text(query), named).all()
+    removed = chains.removed(session, CandidateRow.__tablename__) if orphans else set()
+    for number, origin in orphans:
+        if origin not in removed:
+            yield f"trial {number} took over the end of trial {origin}, which is not there and was not removed"
+
+
+# ── damage in a file ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+CHECKED: tuple[type[Base], ...] = (
+    DeviceRow,
+    RunRow,
+    BinaryRow,
+    CandidateRow,
+    VerdictRow,
+    MeasurementRow,
+    BaselineRow,
+    ProfileRow,
+)
+WORDS: Mapping[str, list[str]] = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
+"""columns of few words → those"""
+READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
+"""what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
+
+
+def find_damage(path: Path) -> Damaged | None:
+    """The first row of the file that is not what was written, or a value in it that is nothing its column may hold.
+
+    Raises sqlite3.Error where the file itself is damaged, or the text of its schema.
+    """
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.text_factory = bytes
+        for row in CHECKED:
+            names = ["id", "checksum", *checked_columns(row)]
+            for values in connection.execute(f"SELECT {', '.join(names)} FROM {row.__tablename__}"):
+                try:
+                    _check_raw(row, dict(zip(names, values, strict=True)))
+                except Damaged as damaged:
+                    return damaged
+        if found_blob := next(_damaged_blobs(connection), None):
+            return found_blob
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != b"ok":
+        raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")
+    return None
+
+
+def _check_raw(row: type[Base], raw: dict[str, Any]) -> None:
+    number, checksum = raw.pop("id"), raw.pop("checksum")
+    values = {}
+    for name, value in raw.items():
+        try:
+            values[name] = None if value is None else _reader(row, name)(value)
+        except (ArithmeticError, RecursionError, *READ_ERRORS) as error:
+            raise Damaged(row.__tablename__, number, name) from error
+    if not isinstance(checksum, bytes):
+        raise Damaged(row.__tablename__, number, "checksum")
+    check(row, number, checksum.decode(errors="replace"), values)
+
+
+def _reader(row: type[Base], name: str) -> Callable[[Any], object]:
+    kind = row.__table__.columns[name].type
+    if name in WORDS:
+        return lambda raw: WORDS[name][WORDS[name].index(raw.decode())]
+    if isinstance(kind, JSON):
+        return lambda raw: json.loads(raw)
+    if isinstance(kind, UtcDateTime):
+        return lambda raw: datetime.fromisoformat(raw.decode()).replace(tzinfo=UTC)
+    if isinstance(kind, (Double, Integer)):
+        return lambda raw: raw
+    return lambda raw: raw.decode()
+
+
+def _damaged_blobs(connection: sqlite3.Connection) -> Iterator[Damaged]:
+    for row in (SourceRow, MachineCodeRow):
+        for place, number, packed in connection.execute(f"SELECT rowid, sha256, packed FROM {row.__tablename__}"):
+            try:
+                if packed is not None:
+                    unpacked(packed, row, number.decode() if isinstance(number, bytes) else str(place))
+            except UnicodeDecodeError:
+                yield Damaged(row.__tablename__, place, "sha256")
+            except Damaged as damaged:
+                yield damaged
