@@ -5,7 +5,7 @@
     result = evoengine.tune("gemm:m4096,n4096,k4096,fp16", gpu="h100", trials=40)
     evoengine.export("out")
 
-What is here is all that programs need; what the command line does, it does through the same names.
+These names are the interface for programs; the command line uses the same ones.
 """
 
 from __future__ import annotations

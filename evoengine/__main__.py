@@ -1,4 +1,4 @@
-"""`evoengine` and `python -m evoengine`. Little is imported before Ctrl-C is dealt with."""
+"""The entry point of `evoengine` and `python -m evoengine`. Little is imported before Ctrl-C is handled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def main() -> None:
     import signal
 
     sys.unraisablehook = _unraisable
-    # the sampler's matrices are small: more threads make it slower, and take cores from what compiles
+    # the sampler's matrices are small: more threads would slow it down and take cores from the compilers
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from evoengine.cli.main import main
 
         code = main()
-        # what Python does at its end says nothing to anybody who is tired of waiting for it
+        # a Ctrl-C during Python's own shutdown ends the process at once, without a traceback
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)

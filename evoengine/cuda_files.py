@@ -1,4 +1,4 @@
-"""Where NVIDIA's files lie: its wheels for Python first, then a CUDA toolkit."""
+"""Find NVIDIA's files: in its Python wheels first, then in a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def disassembler() -> str | None:
 
 
 _WHEELS = ("cu13", "cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
-"""the first of the CUDA 13 wheels, the others of those for CUDA 12"""
+"""the first is the folder of the CUDA 13 wheels, the others are of those for CUDA 12"""
 
 
 def wheel_folders() -> list[Path]:

@@ -1,10 +1,10 @@
-"""What can go wrong, distinguished by what a person has to do about it.
+"""Exceptions, distinguished by what the user has to do about them.
 
     EvoengineError
     ├── UsageError      exit 2: an argument, a file or a setting is wrong
     ├── MachineError    exit 3: something is missing on this machine (a compiler, a GPU, a driver)
     │     └── ToolDied  a program that was started for a task died by a signal
-    └── NothingFound    exit 1: all went well and there is no result
+    └── NothingFound    exit 1: no error, but no result
 
 The message is one sentence that names what was wrong and what would be right. A failing *candidate* is none of these:
 it is data, recorded with an `Outcome` and a reason.

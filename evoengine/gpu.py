@@ -1,4 +1,4 @@
-"""On what a kernel runs: limits and peak rates of a GPU, by name, from gpus.toml."""
+"""Limits and peak rates of GPUs by name, from gpus.toml."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 
 AUTO = "auto"
-"""asks for the GPU of this machine"""
+"""stands for the GPU of this machine"""
 DEFAULT = "h100"
-"""what is tuned for where this machine has no GPU"""
+"""the target where this machine has no GPU"""
 WARP = 32
 REGISTER_UNIT = 256
-"""registers are handed to a warp in units of this many (CUDA occupancy calculator, sm_70 and later)"""
+"""granularity of register allocation to a warp (CUDA occupancy calculator, sm_70 and later)"""
 SUB_CORES = 4
 """partitions of an SM, each with a quarter of its registers (CUDA occupancy calculator: warp allocation granularity)"""
 SHARED_RESERVED = 1024

@@ -1,4 +1,4 @@
-"""A GPU that gpus.toml does not have, from a file of the same form: one table with its limits and peaks."""
+"""Read a GPU that gpus.toml lacks from a file of the same form: one table with its limits and peaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoengine.gpu import AUTO, WARP, Gpu, known_gpus
 from evoengine.untrusted import parse_toml
 
 MOST_BYTES = 65_536
-"""of the file: a board takes some 400"""
+"""size limit of the file; a board takes some 400"""
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "sms": (1, 4096),
     "clock_ghz": (0.01, 20),
@@ -27,9 +27,9 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "threads_per_sm": (WARP, 8192),
     "blocks_per_sm": (1, 128),
 }
-"""the least and the most of each: what no board leaves, and a mistaken unit does"""
+"""minimum and maximum of each field: within them lies every board, and outside most values in a wrong unit"""
 LIMITS = ("shared_per_block", "shared_per_sm", "registers_per_sm", "threads_per_sm", "blocks_per_sm")
-"""what an architecture has, whatever the board"""
+"""fields that depend only on the architecture"""
 _KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}\Z")
 _ARCH = re.compile(r"sm_(?!90\Z)\d{2,3}[af]?\Z")
 

@@ -1,4 +1,4 @@
-"""What a person is told to try next: the command to paste, or the name that was probably meant."""
+"""Hints for the user: a command to paste, or the name that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The C++ compiler of this machine, and the folder that keeps what it built.
+"""The C++ compiler of this machine, and the cache of its results.
 
-What is built is keyed by its text and by `identity`, so it is built once for each machine and compiler.
+Results are keyed by their source and by `identity`, so that each is built once for a machine and compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evoengine.errors import MachineError
 from evoengine.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
-"""begins the names of folders in the cache in which something is being built"""
+"""prefix of folders in the cache in which a build is in progress"""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Starts the worker processes of a program, and ends them with all that they leave behind.
+"""Start the worker processes of a program, and end them with all that they leave behind.
 
 Run as a file, `keeper.py REQUESTS [IMPORTS]`. REQUESTS is a socket: each message on it asks for a worker, which is
 forked from this process with what the module IMPORTS has imported, or executes a command. As a subreaper (prctl(2),
@@ -33,30 +33,30 @@ from multiprocessing import spawn
 from typing import Any, NoReturn
 
 FOLDER = "evoengine-worker-"
-"""begins the names of workers' folders, each of which its keeper holds locked"""
+"""prefix of workers' folders, each of which its keeper holds locked"""
 CLOSED = "closed"
 OUTPUT = "output"
-"""what a worker prints, in its folder"""
+"""file in a worker's folder with its output"""
 ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-"""signals that ask a program to end"""
+"""signals that request a program to end"""
 WATCH_SECONDS = 1.0
-"""how often it looks at what the workers hold"""
+"""interval of checking the workers' processes and memory"""
 DIE_SECONDS = 0.002
-"""for what was killed, before it looks whether it has ended"""
+"""pause after killing processes, before checking that they have ended"""
 TRIES = 100
-"""of what a machine may refuse for a moment"""
+"""attempts at calls that may fail briefly"""
 END_SECONDS = 10.0
-"""for ending what resists; a process that waits for a dead disk cannot be ended"""
+"""time limit of ending processes; one that waits for a dead disk cannot be ended"""
 REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2)"""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STAT_BYTES = 4096
-"""more than the kernel writes: a name and fifty numbers"""
+"""more than the size of /proc/PID/stat: a name and fifty numbers"""
 
 
 class Processes:
-    """All of the machine's, as they stood."""
+    """A snapshot of all processes of the machine."""
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
@@ -84,7 +84,7 @@ def _listed(folder: str) -> list[str]:
 def _parent(pid: str) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            # the second field is the name, which may hold anything
+            # the second field is the name, which may contain anything
             return int(file.read(_STAT_BYTES).rpartition(b")")[2].split(None, 2)[1])
     except OSError:  # it has ended
         return 0
@@ -182,7 +182,7 @@ def locked_folder(path: str) -> int:
         os.mkdir(path, 0o700)
         try:
             lock = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # who sweeps has taken it for one without an owner
+        except FileNotFoundError:  # another process has swept it as ownerless
             continue
         with suppress(OSError):  # this file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -224,7 +224,7 @@ def _take(fds: list[int], numbers: list[int]) -> None:
     for fd, number in zip(moved, numbers, strict=True):
         os.dup2(fd, number)
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *numbers}:
-        with suppress(OSError):  # the one by which they were listed
+        with suppress(OSError):  # the descriptor of the listing itself
             os.close(fd)
 
 
@@ -378,9 +378,9 @@ def guard(keeper: int) -> None:
 def keep(requests: socket.socket, guard: int, program: int, modules: Iterable[str]) -> None:
     """Start workers and end them, with `modules` imported in advance for them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it has nothing to end yet, and imports for seconds
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # safe while it has no workers, during seconds of imports
     for module in modules:
-        with suppress(Exception):  # a worker that needs it says what is wrong
+        with suppress(Exception):  # a worker that needs it will report the error
             import_module(module)
     sweep(tempfile.gettempdir())
     Keeper(requests, guard, program).serve()

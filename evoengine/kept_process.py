@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind: a keeper (keeper.py) starts them, and ends with this process."""
+"""Processes that leave nothing behind: a keeper (keeper.py) starts them and ends them with this process."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from typing import Any
 from evoengine import keeper
 
 IMPORTS = "evoengine.search.worker_imports"
-"""what forked workers begin with"""
+"""the module that forked workers have imported"""
 KILLED = -signal.SIGKILL
-"""the exit code of a process whose keeper was killed: it dies with it"""
+"""the exit code of a process whose keeper was killed, with which it dies"""
 TRIES = 5
-"""keepers that may be killed, one after the other, while a process is asked for"""
+"""keepers that may be killed in succession while one process is requested"""
 
 
 class KeeperLost(OSError):
-    """The process that starts others was killed: it may be asked again, and is then another one."""
+    """The keeper was killed; the request may be repeated, and starts another one."""
 
     def __init__(self) -> None:
         super().__init__("the process that starts the others was killed")
 
 
 class _Keeper:
-    """The process that starts others, itself started when the first is asked for and again where it was killed."""
+    """The keeper process, started at the first request and again after it was killed."""
 
     def __init__(self, *imports: str) -> None:
         self._imports = imports
@@ -99,19 +99,19 @@ def await_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 _KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
-"""by whether a process is forked with what is imported"""
+"""by whether processes are forked with `IMPORTS`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process may hold with all that it has started."""
+    """Limits of a process together with all its descendants."""
 
     processes: int
     bytes: int
 
 
 class KeptProcess:
-    """A worker or another process, as its keeper tells of it."""
+    """A worker or another process under a keeper."""
 
     def __init__(
         self,

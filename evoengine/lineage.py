@@ -1,4 +1,4 @@
-"""Where a candidate comes from, and which changes of knobs paid: both read off the parents in the ledger."""
+"""The lineage of a candidate, and the effects of knob changes, from the parents in the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Change = tuple[str, Value | None, Value | None]
 
 
 class Bred(Protocol):
-    """A trial as far as lineages and their tables need it: a Candidate, or what a ledger lists of one."""
+    """The fields of a trial that lineages need: a Candidate, or a row of a ledger's list."""
 
     @property
     def trial(self) -> int: ...
@@ -35,7 +35,7 @@ class Bred(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A candidate beside the parent it improves on. `gain` is its speed over the parent's, where both have a figure."""
+    """A candidate and the parent it improves on. `gain` is its speed over the parent's, where both have a figure."""
 
     candidate: Bred
     parent: Bred | None
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change of a knob did over all steps that made it, alone or with others."""
+    """The effect of one knob change over all steps that made it, alone or with others."""
 
     change: Change
     steps: int

@@ -1,4 +1,4 @@
-"""Whether this machine has failed: what a full disk does to a candidate is not the fault of the candidate."""
+"""Detect failures of this machine, such as a full disk, which are not a candidate's fault."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from evoengine.cuda_files import broken_compiler
 from evoengine.errors import MachineError, ToolDied
 
 PROBE_BYTES = 1 << 20
-"""written to see whether a disk still takes anything"""
+"""written to check whether a disk has space left"""
 MEMORY_RESERVE = 64 << 20
-"""between the soft and the hard limit of a worker: to tell its own limit from a machine without memory"""
+"""between the soft and the hard limit of a worker, to distinguish its own limit from exhausted memory"""
 FILES_OF_A_LEDGER = 4
 """SQLite's file, its log and the log's index; a lock"""
 OWN_LIMITS = (errno.EFBIG,)
-"""errors that a worker's limits cause; whatever a task writes is below them unless a candidate floods it"""
+"""errors that a worker's limits cause; a task's own files are below them unless a candidate floods its output"""
 
 _MACHINE_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
 )  # fmt: skip # a table
 _SIGNALS_OF_LIMITS = (signal.SIGXCPU, signal.SIGXFSZ)
 _PART_KILLED = re.compile(r"(Killed|Terminated) signal terminated program.*")
-"""what the driver of a compiler says of one of its programs that somebody ended"""
+"""how a compiler's driver reports that one of its programs was killed"""
 
 
 def names_machine_fault(message: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a search can aim at: TFLOPS alone, or TFLOPS against what a kernel takes up."""
+"""The objectives of a search: TFLOPS, alone or against the resources that a kernel uses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from evoengine.records import Measurement, Outcome
 class Objective:
     name: str
     title: str
-    """what a person reads"""
+    """the name for the user"""
     timed: bool
-    """whether it is a figure of some kind, and not a property of the binary"""
+    """whether it is a timed figure, and not a property of the binary"""
     direction: Literal["maximize", "minimize"]
     penalty: float
-    """told for a rejected candidate: worse than anything a good one can reach"""
+    """value of a rejected candidate for the sampler, worse than that of any correct one"""
 
 
 class Compiled(Protocol):
@@ -30,7 +30,7 @@ class Compiled(Protocol):
 
 
 class Aimed(Protocol):
-    """A trial as far as objectives need it: a Candidate, or what a ledger lists of one."""
+    """The fields of a trial that objectives need: a Candidate, or a row of a ledger's list."""
 
     @property
     def outcome(self) -> Outcome | None: ...
@@ -54,10 +54,10 @@ OBJECTIVES = {
 }
 DEFAULT = "tflops"
 USER_OBJECTIVES = (DEFAULT, "registers", "shared_bytes")
-"""what a person can ask for"""
+"""objectives that the user can choose"""
 
 BY_FORMULA = 1e-6
-"""of its speed, that a sampler is told of a candidate which the model of the chip could not read"""
+"""factor on the speed, for the sampler, of a candidate that the model of the chip could not read"""
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
@@ -120,7 +120,7 @@ def front(candidates: Iterable[A], objectives: Sequence[Objective]) -> list[A]:
             signs = (1 if o.direction == "maximize" else -1 for o in objectives)
             first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)
     best: list[tuple[float, ...]] = []
-    # what dominates another comes before it in descending order, so that the front alone has to be asked
+    # a dominating candidate precedes the dominated one in descending order, so only the front must be compared
     for values in sorted(first, reverse=True):
         if not any(_dominates(other, values) for other in best):
             best.append(values)

@@ -1,4 +1,4 @@
-"""Keeps the passwords of database URLs out of everything that is stored or shown."""
+"""Remove passwords of database URLs from everything that is stored or shown."""
 
 from __future__ import annotations
 

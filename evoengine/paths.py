@@ -1,4 +1,4 @@
-"""Find the files beside the package, in a checkout and in an installed evoengine alike, and the ledger meant."""
+"""Find the files beside the package, in a checkout as in an installed evoengine, and the ledger that is meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evoengine.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 _CARRIED = _PACKAGE / "_assets"
-"""where a wheel has them (see tool.hatch in pyproject.toml); a checkout has no such folder"""
+"""their folder in a wheel (see tool.hatch in pyproject.toml); a checkout has none"""
 
 
 def asset(name: str) -> Path:

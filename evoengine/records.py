@@ -1,6 +1,6 @@
-"""The nouns of the road: Config → Source → Binary → Verdict → Measurement, gathered in a Candidate.
+"""The records of the pipeline: Config → Source → Binary → Verdict → Measurement, collected in a Candidate.
 
-All are frozen and know nothing of one another's makers; the verbs live in `evoengine.stages`.
+All are frozen and independent of the code that creates them, which is in `evoengine.stages`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def config_key(config: Config) -> str:
 
 
 class Outcome(StrEnum):
-    """How far a candidate came, and why no further. Every candidate ends with exactly one."""
+    """The stage at which a candidate ended, and how. Every candidate ends with exactly one outcome."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
     RECORDED = "recorded"
     UNRANKED = "unranked"
-    """correct, and nothing tells how fast: no GPU timed it, and its family states no cost to estimate from"""
+    """correct, but without a figure: no GPU timed it, and its family states no cost for an estimate"""
     SCREENED = "screened"
     UNCOMPILABLE = "uncompilable"
     INCORRECT = "incorrect"
@@ -45,9 +45,9 @@ class Outcome(StrEnum):
     """it passed the short cases and has a prediction, and the gate was not finished: not ranked, not exported, and its
     result is not reused"""
     KILLED = "killed"
-    """it was under way when the process of its search was killed: no word on the kernel, it is tried again"""
+    """it was in flight when the process of its search was killed: no verdict on the kernel, which is tried again"""
     INTERRUPTED = "interrupted"
-    """it was under way when its search was ended: no word on the kernel either"""
+    """it was in flight when its search was stopped: no verdict on the kernel either"""
 
     @property
     def judged(self) -> bool:
@@ -102,7 +102,7 @@ class Launch:
     block_yz: tuple[int, int] = (1, 1)
     """rows of threads along y and z; their product divides `threads`"""
     then: tuple[NextKernel, ...] = ()
-    """kernels of the same candidate behind this one, in stream order"""
+    """further kernels of the same candidate, in stream order"""
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -117,7 +117,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class NextKernel:
-    """A kernel that begins when those before it have ended."""
+    """A kernel that begins when its predecessors have ended."""
 
     entry: str
     launch: Launch
@@ -135,9 +135,9 @@ class Plans(NamedTuple):
     """The gate's cases of a configuration."""
 
     short: Plan
-    """asked of every candidate"""
+    """run for every candidate"""
     long: Plan = ()
-    """asked of candidates that may rank"""
+    """run for candidates that may be ranked"""
     full: Plan = ()
     """the same, at full size: blocks of the problem itself. A GPU runs the whole problem instead"""
 
@@ -149,11 +149,11 @@ class Rejection:
     outcome: Outcome
     reason: str
     baseline: str | None = None
-    """the library's kernel that failed, where it was one and no candidate"""
+    """the library's kernel that failed, if it was not a candidate"""
     verdict: Verdict | None = None
-    """what the gate had found when the candidate crashed or hung"""
+    """the gate's findings before the candidate crashed or hung"""
     evidence: Mapping[str, Any] | None = field(default=None, compare=False)
-    """of a process that died or reached a limit: `deaths`, or the `limit`, as JSON takes it"""
+    """for a process that died or reached a limit: `deaths`, or the `limit`, as JSON values"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """What the compiler made of a source, and what it said about it."""
+    """The compiler's result for a source, and its report."""
 
     cubin: bytes
     arch: str
@@ -191,7 +191,7 @@ class Binary:
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
     others: tuple[KernelResources, ...] = ()
-    """of the kernels behind the first, in stream order"""
+    """resources of the kernels after the first, in stream order"""
 
     def of_kernel(self, entry: str) -> Binary:
         """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""
@@ -209,7 +209,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What one kernel of a binary takes, by the names and in the units of Binary."""
+    """Resources of one kernel of a binary, by the names and in the units of Binary."""
 
     entry: str
     registers: int
@@ -220,7 +220,7 @@ class KernelResources:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case of the gate: what was tried, with which seed, how far off the result was and how far it may be."""
+    """One case of the gate: its problem and seed, the error of the result and the allowed error."""
 
     name: str
     problem: str
@@ -232,7 +232,7 @@ class CaseResult:
     allowed: float | None
     reason: str | None = None
     part: str | None = None
-    """what was judged of a problem that is too large to be judged whole, as "36 of 2,048 blocks"; None where all was"""
+    """the judged part of a problem that is too large to be judged whole, such as "36 of 2,048 blocks"; else None"""
 
     @property
     def error_ratio(self) -> float | None:
@@ -261,7 +261,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the correctness gate found on one device. `outcome` is None where the candidate passed."""
+    """The result of the correctness gate on one device. `outcome` is None where the candidate passed."""
 
     device: str
     outcome: Outcome | None
@@ -270,11 +270,11 @@ class Verdict:
     wall_ms: float
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
     coverage: Coverage | None = None
-    """None of a device that keeps no count of visits"""
+    """None for a device that does not count visits"""
     gate_version: int | None = None
-    """None of verdicts from before versions were kept"""
+    """None for verdicts from before versions were stored"""
     whole: bool = True
-    """whether all cases that the gate has for the device were run, or the short ones alone"""
+    """whether all of the gate's cases for the device were run, or only the short ones"""
 
     @property
     def correct(self) -> bool:
@@ -296,12 +296,12 @@ class Verdict:
 
 
 EXECUTOR, EMULATOR = "executor", "emulator"
-"""devices of verdicts that were reached without a GPU: by executing machine code, and by executing source text"""
+"""devices of verdicts without a GPU: by executing machine code, and by executing source text"""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The verdicts of the judges without a GPU on a candidate, one of each that was asked."""
+    """The verdicts on a candidate by the judges without a GPU, one of each that ran."""
 
     verdicts: tuple[Verdict, ...]
 
@@ -341,7 +341,7 @@ class Judged:
 
 
 class LaunchMode(StrEnum):
-    """How timed kernels get onto the GPU."""
+    """How timed kernels are launched."""
 
     STREAM = "stream"
     GRAPH = "graph"
@@ -366,13 +366,13 @@ class Clocks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a figure was measured: part of its identity. Figures of unlike policies are never compared."""
+    """How a figure was measured; figures of different policies are never compared."""
 
     launch: LaunchMode
     l2: L2
     clocks: Clocks
     batch: int = 1
-    """launches that were timed together; 0 where it is unknown"""
+    """launches that were timed together; 0 where unknown"""
 
     @property
     def is_sustained(self) -> bool:
@@ -397,21 +397,21 @@ class Measurement:
     kind: Kind
     device: str
     tflops: float | None
-    """by `compared_us`; None where the operations are unknown, as in a file that another tuner recorded"""
+    """by `compared_us`; None where the operations are unknown, as in another tuner's file"""
     median_us: float
     samples_us: tuple[float, ...] = ()
     vs_baseline: float | None = None
     """the fastest baseline's time over this one's: above 1 is faster than it"""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """what an estimate is made of, or what was observed beside a measurement (clocks, temperature)"""
+    """components of an estimate, or observations during a measurement (clocks, temperature)"""
     suspect: str | None = None
     """why the figure cannot be trusted; None where it can"""
     policy: Policy | None = None
-    """None where nothing ran here: an estimate, or what another tuner recorded"""
+    """None where nothing ran here: for an estimate, or another tuner's record"""
     normalised_us: float | None = None
     """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
-    """as a ledger noted it"""
+    """when a ledger stored it"""
 
     @property
     def compared_us(self) -> float:
@@ -457,23 +457,23 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCandidate:
-    """A compiled candidate as it travels to the device that judges it."""
+    """A compiled candidate as it is sent to the device that judges it."""
 
     trial: int
     source: Source
     binary: Binary
     config: Config = field(default_factory=dict, hash=False)
-    """what its further arguments depend on, tensor maps for one"""
+    """on which its further arguments depend, such as tensor maps"""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What limits a candidate, by a profiler on a GPU or from its binary; `tool` says which."""
+    """What limits a candidate, by a profiler on a GPU or from its binary; `tool` states which."""
 
     tool: str
     device: str
     figures: Mapping[str, float]
-    """name with its unit → value, in the order to be shown"""
+    """name with its unit → value, in display order"""
     remarks: tuple[str, ...] = ()
 
 
@@ -496,7 +496,7 @@ class Candidate:
     binary_verdict: Verdict | None = None
     """the last one by executing its machine code"""
     measurement: Measurement | None = None
-    """the figure it is ranked by"""
+    """the figure by which it is ranked"""
     occupancy: float | None = None
     parents: tuple[int, ...] = ()
     operator: str | None = None
@@ -504,7 +504,7 @@ class Candidate:
     """its last figure of back-to-back runs, as finalists have one"""
     imported_from: str | None = None
     retry_of: int | None = None
-    """the trial with the same configuration that was under way when its search was killed or ended"""
+    """the trial with the same configuration that was in flight when its search was killed or stopped"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
     evidence: Mapping[str, Any] | None = None
@@ -602,7 +602,7 @@ class Candidate:
 
 
 REPR_CANDIDATES = 10
-"""that `repr` of a result shows"""
+"""number of candidates that `repr` of a result shows"""
 
 
 def listed(candidates: Sequence[Candidate]) -> str:

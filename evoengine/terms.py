@@ -1,4 +1,4 @@
-"""What an estimate's terms say. They are numbers by name: µs (`low_us`), busy shares (`tensor_share`), counts."""
+"""Interpret an estimate's terms, which are numbers by name: µs (`low_us`), busy shares (`tensor_share`), counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that came from outside, as a terminal, a page or a comment may show it: what it holds, and nothing it does.
+"""Make untrusted text safe to show in a terminal, a page or a comment.
 
 Reasons, devices, knobs, compilers' warnings and origins of runs may hold anything: escape sequences, a line feed that
 begins a line of its own, marks that turn the reading direction, Markdown. `Cc`, `Cf`, `Zl` … are the general
@@ -15,7 +15,7 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """what begins emphasis, code, a link, an image, HTML, an entity, a table's cell or GitHub's bare links
 (CommonMark 2.4: a backslash before ASCII punctuation makes it that character)"""
 DIGITS = 4
-"""significant digits of a number that is shown"""
+"""significant digits of a displayed number"""
 
 
 def plain(text: object) -> str:

@@ -1,4 +1,4 @@
-"""Times as JSON has them."""
+"""Times in JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads files, JSON and TOML of others: as much as a limit allows, and nothing that would fail later, deep inside.
+"""Read untrusted files, JSON and TOML within limits, and reject content that would fail later.
 
-Python's own reader takes what no database, no other program or no stack can: keys that are there twice, half of a
-surrogate pair, brackets in thousands. All of that is refused here, in one sentence, before anything is made of it.
+Python's own reader accepts what no database, no other program or no stack can handle: duplicate keys, half of a
+surrogate pair, thousands of nested brackets. All of that is rejected here in one sentence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from evoengine.text import plain
 
 LARGEST_TEXT = 4 << 20
-"""bytes of a text that a person writes: a kernel, a space, a description"""
+"""bytes of a hand-written text: a kernel, a space, a description"""
 DEEPEST = 64
-"""lists and objects within one another; the files that evoengine knows have 9"""
+"""nesting depth of lists and objects; evoengine's own formats have 9"""
 MOST_VALUES = 20_000_000
-"""in one JSON text; a recorded space of 100,000 configurations with 32 samples each has 5,000,000"""
+"""values of one JSON text; a recorded space of 100,000 configurations with 32 samples each has 5,000,000"""
 _CHUNK = 1 << 20
 
 

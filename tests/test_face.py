@@ -56,7 +56,7 @@ def test_tune_returns_the_best_first_and_fills_the_ledger(tmp_path_factory, db):
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        ({"trails": 3}, "tune knows no trails; it takes problem, gpu, gpu_file, kernel"),
+        ({"trails": 3}, "tune has no parameter trails; it takes problem, gpu, gpu_file, kernel"),
         ({"objective": "watts"}, "names 'watts'; known objectives are"),
         ({"problem": "gemm:m1"}, "gemm:m1"),
         ({"gpu": "h1000"}, "h1000"),

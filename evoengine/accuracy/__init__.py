@@ -1,1 +1,1 @@
-"""The model of machine code held against times that GPUs took: data sets, predictions of them, the page of errors."""
+"""Compare the model of machine code with times measured on GPUs: data sets, their predictions, the page of errors."""

@@ -1,4 +1,4 @@
-"""Compiles with an NVRTC of choice, an old one from a wheel for example, or the installed one. Needs no GPU."""
+"""Compile with a chosen NVRTC, such as an old one from a wheel, or with the installed one. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
 FLAGS = ("--std=c++17",)
 
 KEPT = 20_000
-"""binaries with their listings in the cache, about 50 KB each"""
+"""limit of cached binaries with their listings, about 50 KB each"""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     cubin: bytes
     listing: str
-    """what nvdisasm -c -hex prints of it"""
+    """the output of nvdisasm -c -hex"""
     seconds: float
-    """that compiling and disassembling took when it was done"""
+    """of compiling and disassembling, when it was done"""
 
 
 class OldNvrtc:
@@ -46,7 +46,7 @@ class OldNvrtc:
         """Load the NVRTC at `path`. Raises UsageError unless it is one of version `version` (such as 11.8)."""
         library = _library(path)
         try:
-            # NVRTC opens its builtins by their bare name, which finds them only if they are loaded already
+            # NVRTC opens its builtins by their bare name, which works only if they are already loaded
             for builtins in sorted(library.parent.glob("libnvrtc-builtins*")):
                 ctypes.CDLL(str(builtins))
             self._api = ctypes.CDLL(str(library))

@@ -31,11 +31,11 @@ DTYPES = (
     *("bool", "float16", "float32", "float64", "complex64", "complex128"),
 )
 PERIOD = 1 << 20
-"""bytes of a large buffer's contents, which repeat"""
+"""period in bytes of a large buffer's contents"""
 LARGEST_BUFFER = 1 << 40
 """bytes; more than any GPU has"""
 LARGEST_FORMULA = 1 << 24
-"""elements of a buffer that a formula gives, all of which are held"""
+"""elements of a buffer filled by a formula, which is stored whole"""
 MAX_GRID = 2**31 - 1
 RECORDED_ON = {"a100": "a100-40gb"}
 """names in the benchmark hub that mean another GPU here than they say: its A100 has 40 GB, 1,555 GB/s"""
@@ -47,7 +47,7 @@ VECTORS = {"char": "int8", "short": "int16", "int": "int32", "float": "float32",
 LARGEST_STRUCT = 4096
 """bytes of a kernel's parameters"""
 CONTRADICTS = 1.05
-"""ratio of two times of a configuration, from which on they contradict each other"""
+"""ratio from which on two times of a configuration contradict each other"""
 
 _VECTOR = re.compile(rf"(?P<of>{'|'.join(VECTORS)})(?P<width>[234])\Z")
 _FORMULA = re.compile(r"expr:\s*\w+\((?P<index>[A-Za-z_]\w*)\)\s*=(?P<formula>.+)", re.DOTALL)
@@ -63,7 +63,7 @@ class Buffer:
     fill: str
     output: bool
     width: int = 1
-    """numbers of an element, 2 of a float2"""
+    """numbers per element, 2 for float2"""
 
     def contents(self, config: Mapping[str, Any], most: int | None = PERIOD) -> np.ndarray:
         """Return the elements [n]; with `most`, at most so many bytes of them, formulas excepted."""
@@ -115,7 +115,7 @@ Part = Buffer | Scalar | TensorMap
 
 @dataclass(frozen=True)
 class Struct:
-    """A parameter that is a struct; all that is not named is zero."""
+    """A struct parameter; all bytes that are not named are zero."""
 
     name: str
     bytes: int
@@ -135,13 +135,13 @@ class RecordedKernel:
     knobs: tuple[str, ...]
     arguments: tuple[Part | Struct, ...]
     mapped: tuple[Buffer, ...]
-    """those that only tensor maps point to"""
+    """buffers to which only tensor maps point"""
     constants: tuple[Buffer, ...]
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     shared: Expression
     compiler: str | None
-    """the version of NVRTC that it is to be compiled with, as 11.8; None where the file names none"""
+    """the version of NVRTC to compile with, such as 11.8; None where the file names none"""
     options: tuple[str, ...]
 
     def source(self, config: Mapping[str, Any]) -> str:
@@ -169,16 +169,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Recording:
-    """One GPU's times of a kernel. `unreadable` says of each row that was left out why."""
+    """One GPU's times of a kernel. `unreadable` has the reason for each row that was left out."""
 
     gpu: str
-    """as evoengine names it"""
+    """evoengine's name of it"""
     name: str
-    """as the file is named"""
+    """the file's name"""
     stated_clock: Clock | None
-    """at which it was measured"""
+    """the clock of the measurement"""
     optimum_us: float | None
-    """of all valid configurations, where the file says it"""
+    """the optimum of all valid configurations, where the file states it"""
     rows: tuple[Row, ...]
     unreadable: tuple[str, ...]
 

@@ -24,7 +24,7 @@ OnTrial = Callable[[int], None]
 
 
 class NotPredicted(Exception):
-    """A candidate that the model could not predict; the message names it and says why."""
+    """A candidate that the model could not predict; the message names it and the reason."""
 
 
 def measured_rows(ledger: Ledger, on_trial: OnTrial) -> Iterator[Row | NotPredicted]:

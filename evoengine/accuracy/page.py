@@ -1,4 +1,4 @@
-"""Rows of predicted and measured times, and what they say: errors by class and by set, and the page that shows them."""
+"""Summarise rows of predicted and measured times: errors by class and by set, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from scipy.stats import rankdata, t
 from evoengine.sass.validation import CLASSES, ClassError
 
 SHOWN_WHOLE = 30
-"""rows of a set that the page lists one by one"""
+"""largest number of rows of a set of which the page lists each"""
 WORST = 12
-"""rows with the largest errors that it lists"""
+"""number of rows with the largest errors that the page lists"""
 BOOTSTRAPS = 2000
 NINE_OF_TEN = 0.95
-"""quantile of one side"""
+"""one-sided quantile"""
 LEAST = 3
-"""rows of a set that have an order to be right about"""
+"""smallest number of rows of a set for which a rank correlation is computed"""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel's time on a GPU, as somebody measured it and as the model predicts it."""
+    """A kernel's measured and predicted time on a GPU."""
 
     set: str
-    """of measurements that belong together"""
+    """name of the set of measurements"""
     kernel: str
     problem: str
     gpu: str
@@ -38,7 +38,7 @@ class Row:
     kernel_class: str
     bound: str
     fitted: bool = False
-    """whether a constant of the model was fitted on it: it counts in no error"""
+    """whether a constant of the model was fitted to it, so that no error includes it"""
 
     @property
     def error(self) -> float:
@@ -57,9 +57,9 @@ class Summary:
     mean_error: float
     interval: tuple[float, float]
     worst: float
-    """with its sign"""
+    """signed"""
     rho: float | None
-    """Spearman's, of predicted and measured times; None of fewer than LEAST"""
+    """Spearman's rank correlation of predicted and measured times; None for fewer than LEAST"""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Summary:

@@ -34,7 +34,7 @@ from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.compile import CompileFailed
 
 CANDIDATE_SECONDS = 600
-"""for compiling one configuration and predicting it on every GPU"""
+"""time limit of compiling one configuration and predicting it on every GPU"""
 PREDICTORS = ("occupancy", "static count", "roofline", "model")
 ABSOLUTE = ("roofline", "model")
 UNPREDICTED = math.inf
@@ -47,24 +47,24 @@ class Task:
     folder: Path
     config: Mapping[str, Any]
     clocks: Mapping[str, Clock]
-    """GPU → at which it was measured there"""
+    """GPU → clock of the measurement there"""
     nvrtc: tuple[tuple[str, Path], ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Hold the result of one configuration."""
+    """The result of one configuration."""
 
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GPU → predictor → what to rank by"""
     said: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """GPU → the class of the kernel and what bounds it, by the model"""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """of CPU that the model took, reading the listing included"""
+    """GPU → CPU seconds of the model, including reading the listing"""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """per GPU: why the model gave no figure"""
+    """GPU → why the model gave no figure"""
     failure: str | None = None
-    """why there is nothing of it: it does not compile, or took too long"""
+    """why there is no result: it does not compile, or took too long"""
 
 
 @cache
@@ -84,7 +84,7 @@ def answer(task: Task) -> Answer:
     try:
         program = Program(compiled.listing, binary.entry)
         launch = launch_of(kernel, binary, task.config)
-    except Exception as error:  # a launch that no GPU takes, an opcode that stops the reader: data, and counted
+    except Exception as error:  # an invalid launch or an unreadable opcode is data, and counted
         problem = _reason(error)
     read_seconds = time.process_time() - start
     static = len(instructions(compiled.listing, binary.entry))

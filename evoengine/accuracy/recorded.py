@@ -30,7 +30,7 @@ def recorded_rows(
     """
     compilers = tuple(parse_option(text) for text in nvrtc)
     for version, _ in compilers:
-        find_nvrtc(version, compilers)  # so that a wrong path is told before hours of work
+        find_nvrtc(version, compilers)  # so that a wrong path is reported before hours of work
     recordings, missed = read_all(folder, samples)
     answers = answer_all(recordings, compilers, jobs)
     rows: list[Row] = []
@@ -64,7 +64,7 @@ def read_all(folder: Path, samples: int | None) -> tuple[list[tuple[Path, Record
 def _sampled(recording: Recording, samples: int | None) -> Recording:
     if samples is None or samples >= len(recording.rows):
         return recording
-    # the first of one order, so that few samples are among more
+    # the first of a fixed order, so that a smaller sample is a subset of a larger one
     chosen = np.sort(np.random.default_rng(0).permutation(len(recording.rows))[:samples])
     return replace(recording, rows=tuple(recording.rows[i] for i in chosen))
 

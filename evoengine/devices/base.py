@@ -1,4 +1,4 @@
-"""What every device that runs kernels shares: the arguments of a launch and the ways a launch can fail."""
+"""Common types of all devices that run kernels: the arguments of a launch, and the ways in which it can fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from evoengine.records import Launch, Outcome
 
 LAUNCH_SECONDS = 10.0
-"""what a launch on a GPU may take beside its work: a gate case takes milliseconds"""
+"""time limit of a launch on a GPU in addition to its work; a gate case takes milliseconds"""
 SLOWEST_TFLOPS = 0.5
-"""a kernel that does less for longer than LAUNCH_SECONDS is given up"""
+"""rate below which a kernel is aborted after LAUNCH_SECONDS"""
 
 
 def launch_seconds(flops: float) -> float:
@@ -31,7 +31,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorParameter:
-    """A pointer parameter of a kernel: a contiguous tensor that nobody has allocated yet."""
+    """A pointer parameter of a kernel: a contiguous tensor that is not yet allocated."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class ConstantParameter:
     shape: tuple[int, ...]
     dtype: str
     contents: str
-    """the input tensor that it holds; it may have a name of its own"""
+    """the input tensor that it holds, whose name may differ"""
 
     @property
     def bytes(self) -> int:
@@ -65,7 +65,7 @@ class ConstantParameter:
 
 @dataclass(frozen=True, slots=True)
 class ConstantArgument:
-    """The contents of a `__constant__` variable from its start on; behind all of the kernel's parameters."""
+    """The contents of a `__constant__` variable from its start; listed after all of the kernel's parameters."""
 
     name: str
     data: np.ndarray
@@ -73,7 +73,7 @@ class ConstantArgument:
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """A pointer argument. `data` is contiguous; 16-bit floats travel as their uint16 bit patterns."""
+    """A pointer argument. `data` is contiguous; 16-bit floats are passed as their uint16 bit patterns."""
 
     name: str
     data: np.ndarray
@@ -142,9 +142,9 @@ Parameter = PassedParameter | ConstantParameter
 PassedArgument = TensorArgument | ScratchArgument | ScalarArgument | TensorMapArgument
 Argument = PassedArgument | ConstantArgument
 Arguments = Sequence[Argument]
-"""in the order of the kernel's parameters, constants behind them"""
+"""in the order of the kernel's parameters, followed by constants"""
 Tensors = Mapping[str, np.ndarray]
-"""every tensor argument by name, as it stood after the launch"""
+"""every tensor argument by name, in its state after the launch"""
 
 
 class KernelCall(NamedTuple):
@@ -156,7 +156,7 @@ class KernelCall(NamedTuple):
 
 
 Round = Sequence[KernelCall]
-"""kernels in stream order: each begins when the one before it has ended. Arguments of one name are one tensor"""
+"""kernels in stream order: each begins when its predecessor has ended. Arguments of one name are one tensor"""
 
 
 class VisitKind(IntEnum):
@@ -179,14 +179,14 @@ VISIT = np.dtype([("block", "u8"), ("warp", "u4"), ("kind", "u1"), ("site", "u8"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What came of some rounds on a device."""
+    """The results of some rounds on a device."""
 
     tensors: Sequence[Tensors]
-    """of each round every tensor argument by name, as it stood after the round"""
+    """for each round, every tensor argument by name in its state after the round"""
     unwritten: Mapping[str, int] = field(default_factory=dict)
-    """output → elements that the first round did not store to; outputs that were stored to whole are left out"""
+    """output → number of elements to which the first round did not store; complete outputs are left out"""
     visits: np.ndarray = field(default_factory=lambda: np.empty(0, VISIT))
-    """[n] VISIT; empty of a device that keeps no count"""
+    """[n] VISIT; empty for a device that does not count"""
 
 
 RunRounds = Callable[[Sequence[Round], int], Executed]
@@ -198,7 +198,7 @@ zeroed where it says so) before the first round alone: later rounds find what ea
 
 
 class KernelFailure(Exception):
-    """A launch that gave no result. The message says why, in the device's own words, with kernel, block and thread."""
+    """A launch without a result. The message is the device's reason, with kernel, block and thread."""
 
     outcome: Outcome
 

@@ -35,15 +35,15 @@ from evoengine.errors import MachineError
 from evoengine.records import Binary, Launch
 
 GUARD_BYTES = 1 << 16
-"""on both sides of every tensor, filled with a pattern that must survive the launch"""
+"""size of the guard bands on both sides of every tensor, whose pattern a launch must not change"""
 GUARD = 0xA5
 POLL_SECONDS = 2e-5
 CUDA_ERRORS: tuple[type[Exception], ...] = (CudaError, *torch_gpu.ERRORS)
 _BINARY_REFUSED = (1, 200, 209, 218, 222, 300, 500)
-"""CUresults of loading that speak of the binary: a limit exceeded, its format, its architecture, no such kernel. Any
-other speaks of the machine"""
+"""CUresults of loading that are the binary's fault: a limit exceeded, its format, its architecture, no such kernel. Any
+other is the machine's"""
 Parameters = Mapping[str, cuda_api.Parameters]
-"""of each kernel by its entry"""
+"""by the kernel's entry"""
 _Found = TypeVar("_Found")
 
 
@@ -67,7 +67,7 @@ class CudaKernel:
             raise MachineError(f"the GPU cannot load a kernel: {error}") from error
         self.entry = entry
         self.scratch: dict[str, torch.Tensor] = {}
-        """scratch memory by name, uint8; it keeps its contents from launch to launch, and ends with this object"""
+        """scratch memory by name, uint8; it keeps its contents between launches and is freed with this object"""
 
     def provide_scratch(self, stated: Sequence[ScratchParameter]) -> None:
         """Allocate the scratch memory that is not there yet, zeroed or poisoned."""

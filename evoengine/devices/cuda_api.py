@@ -23,7 +23,7 @@ _MAX_DYNAMIC_SHARED = 8
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not wait for the default stream"""
 _THREAD_LOCAL = 1
-"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on calling the driver"""
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may call the driver meanwhile"""
 
 _INT, _UINT, _POINTER, _BYTES = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 _DEVICE, _ADDRESS = ctypes.c_int, ctypes.c_uint64
@@ -66,7 +66,7 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuEventElapsedTime": (_POINTER, _POINTER, _POINTER),
     "cuTensorMapEncodeTiled": (_POINTER, _INT, _UINT, _ADDRESS, *[_POINTER] * 4, *[_INT] * 4),
 }
-"""the functions that evoengine calls → the types of their arguments; all give a CUresult"""
+"""the functions that evoengine calls → the types of their arguments; all return a CUresult"""
 
 
 class CudaError(Exception):
@@ -125,7 +125,7 @@ def _release(name: str, handle: ctypes.c_void_p) -> None:
 
 
 class _Owned:
-    """A handle of the driver that is given back when the object is dropped."""
+    """A driver handle that is released with the object."""
 
     def __init__(self, handle: ctypes.c_void_p, destroy: str) -> None:
         self.handle = handle
@@ -166,7 +166,7 @@ def device_attribute(key: int, index: int = 0) -> int:
 
 
 def memory_info() -> tuple[int, int]:
-    """Free and total bytes of the current context's GPU."""
+    """Return the free and the total bytes of the current context's GPU."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
@@ -255,7 +255,7 @@ class Function:
 
 
 class Stream(_Owned):
-    """A stream beside the default one, which neither waits for the other."""
+    """A stream that neither waits for the default stream nor is awaited by it."""
 
     def __init__(self) -> None:
         handle = ctypes.c_void_p()
@@ -290,9 +290,9 @@ class Event(_Owned):
 
 
 class Graph(_Owned):
-    """What `record` queues on the stream it is given, captured for replay.
+    """A capture, for replay, of what `record` queues on the stream that it receives.
 
-    It keeps `record`, and by it the kernels that the graph launches.
+    It holds `record`, and through it the kernels that the graph launches.
     """
 
     def __init__(self, record: Callable[[int], None]) -> None:

@@ -1,6 +1,6 @@
-"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy loaded.
+"""Query the CUDA driver about this machine's GPUs, through its C interface: without a context or a heavy import.
 
-Also whose turn it is: two searches that time on one GPU at once would time each other.
+Also lock a GPU: two searches that time on one GPU at once would disturb each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GpuDevice:
     """90 for compute capability 9.0"""
     memory_bytes: int
     limits: dict[str, int] = field(default_factory=dict)
-    """those fields of `Gpu` that the driver knows"""
+    """those fields of `Gpu` that the driver reports"""
 
 
 def find_driver() -> tuple[str, list[GpuDevice]] | str:

@@ -1,4 +1,4 @@
-"""A GPU's clocks, temperature and what holds them back, through NVML. Optional: nvidia-ml-py may be missing."""
+"""Read a GPU's clocks, temperature and reasons of slowdown through NVML. Optional: nvidia-ml-py may be missing."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SLOWDOWN_REASONS = {
 }
 """nvmlClocksEventReason… of nvml.h"""
 HARMLESS_REASONS = ("power cap", "clocks set by the user")
-"""how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave
+"""states that any heavy kernel causes on a large GPU, or that its owner wants; dropping such repetitions would leave
 none"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the sensors say beside a repetition."""
+    """The sensors' values during a repetition."""
 
     sm_mhz: float
     temperature_c: float
     held_back: tuple[str, ...] = ()
     """what lowers the clocks, by the names of SLOWDOWN_REASONS"""
     throttled: bool = False
-    """whether a repetition timed now is worthless"""
+    """whether a repetition timed now must be dropped"""
     watts: float | None = None
-    """None where the GPU does not say"""
+    """None where the GPU does not report it"""
 
 
 def classify_reading(
@@ -56,7 +56,7 @@ def _handle(nvml: ModuleType, uuid: str) -> object:
 
 
 class Sensors:
-    """One GPU's sensors, by the UUID that the driver gives it; raises NVML's own error where they cannot be read."""
+    """The sensors of the GPU with the driver's UUID. Raises NVML's own error where they cannot be read."""
 
     def __init__(self, nvml: ModuleType, uuid: str) -> None:
         self._nvml, self._handle = nvml, _handle(nvml, uuid)

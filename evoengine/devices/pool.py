@@ -1,7 +1,7 @@
-"""Tensors too large to be held: their contents are pages of a small pool, chosen by a hash of tensor and page.
+"""Tensors too large for memory: their contents are pages of a small pool, chosen by a hash of tensor and page.
 
-Any part of such a tensor can be had without the rest, here and in the emulator, which gives a page its contents when a
-kernel first touches it.
+Any part of such a tensor can be computed without the rest, here and in the emulator, which fills a page when a kernel
+first touches it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
     number: int
-    """in the grid, x running fastest; of a kernel with clusters it stands for its whole cluster"""
+    """in the grid, x running fastest; in a kernel with clusters it represents its whole cluster"""
     input_limit: int
-    """bytes of the inputs, in whole pages, at which it is given up"""
+    """bytes of the inputs, in whole pages, at which it is aborted"""
     ends: bool
-    """whether a right kernel's block gets to its end before"""
+    """whether the block of a correct kernel ends before that"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class BlockLaunch:
 
     launch: Launch
     arguments: Sequence[BlockArgument]
-    """tensors by shape, or inputs with their contents; constants behind the kernel's parameters"""
+    """tensors by shape, or inputs with their contents; constants after the kernel's parameters"""
     pool: Pool
     blocks: Sequence[ChosenBlock]
 
@@ -78,7 +78,7 @@ class BlockTrace:
 
     block: int
     given_up: bool
-    """it touched more of the inputs than it was allowed, and was ended in the middle"""
+    """it read more of the inputs than allowed, and was aborted"""
     pages: dict[str, list[tuple[int, np.ndarray]]]
     """tensor → offset in bytes of every page that was touched; of an output with the contents [uint8], 0xFF where
     nothing was written"""
@@ -91,7 +91,7 @@ _PAGE = struct.Struct("=QII")
 
 
 def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[BlockTrace]:
-    """Return the traces of blocks that a device has written one behind the other."""
+    """Return the traces of blocks that a device has written one after the other."""
     found, position = [], 0
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)

@@ -22,9 +22,9 @@ from evoengine.devices.base import (
 )
 
 LaunchOne = Callable[[KernelCall, int], Tensors]
-"""runs one kernel; outputs begin with the contents of their arguments"""
+"""runs one kernel; outputs initially have the contents of their arguments"""
 POISONS = (0xFF, 0xA5)
-"""an element that keeps both was not stored to"""
+"""an element that keeps both was not written"""
 
 
 def rounds_by_launches(launch: LaunchOne) -> RunRounds:

@@ -1,4 +1,4 @@
-"""What the GPU stages need of torch on a GPU: memory, the stream, library kernels. All else goes through cuda_api.
+"""The GPU stages' uses of torch: memory, the stream, library kernels. All else goes through cuda_api.
 
 The tests' stand-in driver replaces this module by one whose tensors lie on the CPU, in memory that the driver gave.
 """
@@ -16,7 +16,7 @@ from evoengine.devices import cuda_api
 Call = Callable[[], object]
 
 ERRORS: tuple[type[Exception], ...] = ()
-"""what torch raises for a CUDA error, beside out of memory"""
+"""torch's exceptions for a CUDA error, other than out of memory"""
 if hasattr(torch, "AcceleratorError"):  # torch 2.8; a plain RuntimeError before
     ERRORS = (torch.AcceleratorError,)
 
@@ -28,7 +28,7 @@ class TorchGpu:
     """where tensors are drawn"""
 
     def __init__(self) -> None:
-        cuda_api.use_primary_context()  # says what is missing in plainer words than torch
+        cuda_api.use_primary_context()  # its errors are clearer than torch's
         torch.cuda.init()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

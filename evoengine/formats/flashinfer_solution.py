@@ -1,4 +1,4 @@
-"""A candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
+"""Export a candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
 
 The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then
 outputs. Its launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
@@ -218,7 +218,7 @@ def _passed(
 
 
 def _allocated(scratch: ScratchParameter) -> str:
-    """Return statements that allocate scratch memory in the order of the stream, and zero it where that is asked."""
+    """Return statements that allocate scratch memory in stream order, and zero it if it must be."""
     kind, name, size = _TYPES[scratch.dtype], scratch.name, scratch.bytes
     allocated = f"    {kind}* {name};\n    cudaMallocAsync(reinterpret_cast<void**>(&{name}), {size}, stream);\n"
     return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed

@@ -1,4 +1,4 @@
-"""FlashInfer-Trace: Definitions and Workloads read into a folder, Solutions and Traces written.
+"""Import FlashInfer-Trace's Definitions and Workloads into a folder.
 
 The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and
 `custom` inputs.
@@ -22,9 +22,9 @@ from evoengine.untrusted import parse_json
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MAX_WORKLOADS = 64
 SIZE = 256
-"""of a var axis where no workload gives one"""
+"""default of a var axis without a workload"""
 EPSILON = 1e-6
-"""of a value passed as eps where no workload gives one"""
+"""default of a value named eps without a workload"""
 
 
 def import_trace(definition: Path, workloads: Path | None, name: str, reference: str | None) -> NewFolder:

@@ -1,4 +1,4 @@
-"""A kernel's folder before it is written: what importers make and `evoengine new` puts on disk."""
+"""A kernel's folder before it is written: importers create it, and `evoengine new` writes it to disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NewFolder:
     kernel: str
     is_template: bool
     remarks: tuple[str, ...] = ()
-    """what could not be taken over, a line each"""
+    """what could not be imported, a line each"""
 
     def files(self) -> dict[str, str]:
         name = self.problem["name"]

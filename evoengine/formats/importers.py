@@ -1,4 +1,4 @@
-"""What `evoengine new --from KIND:FILE` can read, by kind."""
+"""The importers of `evoengine new --from KIND:FILE`, by kind."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def make_folder(name: str, source: str | None, reference: Path | None = None, en
     require_name(name, "the folder", "a kernel")
     if source is None:
         if reference or entry:
-            raise UsageError("--reference and --entry say something of an imported file; give it with --from")
+            raise UsageError("--reference and --entry apply to an imported file; name one with --from")
         return starter(name)
     made = _imported(name, source, reference, entry)
-    # what a folder of this content would be refused for is said now, and nothing is written
+    # parse it, so that invalid content is reported before anything is written
     FolderWorkload(name, json.dumps({**made.problem, "space": made.space}))
     return made
 

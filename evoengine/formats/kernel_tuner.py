@@ -1,4 +1,4 @@
-"""A Kernel Tuner script: its call of `tune_kernel` as a folder."""
+"""Import a Kernel Tuner script: its call of `tune_kernel` becomes a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and conditions that other tuners keep as Python text: read by small grammars, never run."""
+"""Parse values and conditions that other tuners store as Python text, by small grammars and without executing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class NotLiteral(ValueError):
-    """The text is none of this grammar; the message says what in it is not."""
+    """The text is not of this grammar; the message names the first part that is not."""
 
 
 def values_of(text: str) -> list[Any]:

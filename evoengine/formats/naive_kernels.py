@@ -1,4 +1,4 @@
-"""Kernels for imported problems that come without one: plain and correct for a few operations, else a skeleton."""
+"""Kernels for imported problems without one: simple and correct for a few operations, else a skeleton."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
 
 
 def _shapes(problem: Mapping[str, Any], key: str) -> list[tuple[str, list[str], str]]:
-    """Name, shape and dtype of each tensor; those passed by value have the shape []."""
+    """Return name, shape and dtype of each tensor; those passed by value have the shape []."""
     items = problem.get(key)
     entries = items.items() if isinstance(items, dict) else ()
     return [(n, _sizes(i.get("shape")), str(i.get("dtype"))) for n, i in entries if isinstance(i, dict)]

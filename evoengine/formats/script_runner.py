@@ -1,8 +1,8 @@
-"""Runs somebody's script in a process of its own, and writes down what it says of its kernel.
+"""Run a user's script in a process of its own, and record its description of a kernel.
 
-Run as a file, `script_runner.py KIND SCRIPT FD`, with nothing of evoengine imported. For `kernel-tuner` a stand-in
-module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. JSON is
-written to the open file FD.
+Run as a file, `script_runner.py KIND SCRIPT FD`, without importing evoengine. For `kernel-tuner` a stand-in module of
+that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is inspected. JSON is written to the
+open file FD.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_BYTES = 256 << 20
-"""of a file that the script writes, and of what it prints"""
+"""limit of each file that the script writes, and of its output"""
 CALLS: list[dict[str, Any]] = []
 
 
 class Anything:
-    """Stands for whatever else of the tuner a script touches: it can be called, read and iterated, and does nothing."""
+    """A stand-in for the tuner's other names: it can be called, read and iterated, and does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -73,7 +73,7 @@ NAMES = (
     "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
     "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
 )  # fmt: skip # a table
-"""the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
+"""the documented order of kernel_tuner.tune_kernel's parameters"""
 
 
 def tune_kernel(*args: Any, **kwargs: Any) -> tuple[list[Result], Result]:
@@ -87,7 +87,7 @@ def tune_kernel(*args: Any, **kwargs: Any) -> tuple[list[Result], Result]:
 
 
 class Result(dict[str, Any]):
-    """One configuration with a time, so that a script which picks the best and saves it comes to its next kernel."""
+    """A configuration with a time, so that a script which saves the best one proceeds to its next kernel."""
 
     def __missing__(self, key: str) -> float:
         return 1.0
@@ -160,11 +160,11 @@ def save() -> None:
 
 if __name__ == "__main__":
     KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[3])
-    # this file's own folder must not be where the script's imports are sought
+    # the script's imports must not be searched in this file's own folder
     sys.path[0] = os.path.dirname(SCRIPT)
     sys.argv = [SCRIPT]
     os.chdir(os.path.dirname(SCRIPT))
-    # what is printed as an error alone is kept
+    # keep only the error output
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))

@@ -1,4 +1,4 @@
-"""What a script says of its kernel, learned by running it in a child process under a time limit."""
+"""Run a script in a child process under a time limit, and return its description of a kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evoengine.untrusted import parse_json, read_limited_text
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0
 HELD = Held(processes=256, bytes=16 << 30)
-"""a script makes the arrays that its kernel is tuned on"""
+"""generous, since a script creates the arrays on which its kernel is tuned"""
 TAIL_BYTES = 2000
 MAX_NOTES = 16 << 20
-"""bytes that a script may leave: the text of a kernel and some numbers"""
+"""largest description in bytes: the text of a kernel and some numbers"""
 
 
 def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list[dict[str, Any]]:
@@ -28,11 +28,11 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
     """
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
-    with tempfile.TemporaryFile() as notes:  # it has no name: none is left where this process is killed
+    with tempfile.TemporaryFile() as notes:  # nameless, so that nothing is left if this process is killed
         said, late = _run([sys.executable, str(RUNNER), kind, str(script.resolve())], notes.fileno(), seconds)
         if not os.fstat(notes.fileno()).st_size:
-            why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
-            raise UsageError(f"{script} did not come to what there is to import: {why}")
+            why = f"it did not end after {seconds:g} s" if late else said or "it ended without a message"
+            raise UsageError(f"{script} described no kernel to import: {why}")
         try:
             text = read_limited_text(Path(f"/proc/self/fd/{notes.fileno()}"), MAX_NOTES)
             found: list[dict[str, Any]] = parse_json(text)

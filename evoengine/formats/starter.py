@@ -1,4 +1,4 @@
-"""The kernel that `evoengine new NAME` writes: small, correct at every size, with knobs that matter."""
+"""The kernel that `evoengine new NAME` writes: small, correct at every size, with effective knobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T1: the auto-tuners' common description of a tuning problem (FAIR benchmark suite, "TuningSchema" 1.0)."""
+"""Import T1, the auto-tuners' common description of a tuning problem (FAIR benchmark suite, "TuningSchema" 1.0)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {
     "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
     "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
 }  # fmt: skip # a table
-"""unsigned types travel as signed ones of the same size"""
+"""unsigned types become signed ones of the same size"""
 _DIRECTIONS = ("X", "Y", "Z")
 
 

@@ -1,4 +1,4 @@
-"""A kernel as other auto-tuners describe it (CUDA text with `#define` knobs, arguments, launch), made into a folder."""
+"""Convert a kernel described for other auto-tuners (CUDA text with `#define` knobs, arguments, launch) to a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Argument:
     output: bool = False
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
     is_parameter: bool = True
-    """whether the kernel takes it as such; else it is the contents of `constants` alone"""
+    """whether it is a parameter of the kernel; else it is only the contents of a variable of `constants`"""
 
 
 @dataclass

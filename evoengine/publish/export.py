@@ -1,6 +1,6 @@
-"""A candidate as a folder to ship: source, binary, metadata, and a loader that needs nothing of evoengine.
+"""Export a candidate as a folder: source, binary, metadata, and a loader that does not need evoengine.
 
-The loader's name is no other export's: Python keeps one module per name, and two kernels of one name would be one.
+The loader's name is unique to the export: Python keeps one module per name, so two kernels of one name would collide.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from evoengine.records import Binary, Candidate, Source, Verdict
 from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
-"""for kernels that have none of their own"""
+"""for workloads without a loader of their own"""
 CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
-"""what every loader needs beside it, as _cuda.py"""
+"""shipped beside every loader as _cuda.py"""
 LONGEST_NAME, DIGITS = 60, 12
 """characters of a module's name: of its problem, and of the SHA-256 of what the loader reads"""
 
@@ -154,7 +154,7 @@ def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, 
 
 
 def _several(target: Target, source: Source, binary: Binary) -> dict[str, object]:
-    """Return the kernels behind the first, and the parameters that the first takes; nothing where it is alone."""
+    """Return the kernels after the first, and the parameters of the first; nothing for a single kernel."""
     launch, parameters_of = source.launch, target.workload.kernel_parameters
     if not launch.then:
         return {}

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all, and never over anything but what was written so before."""
+"""Write a folder completely or not at all, and only over an earlier export that is unchanged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from evoengine.errors import UsageError
 
 CHECKSUMS = "SHA256SUMS"
-"""of every other file, as `sha256sum -c` takes them"""
+"""checksums of all other files, in the format of `sha256sum -c`"""
 MARK = "kernel.json"
-"""the file that tells an export from a folder of other things with checksums"""
+"""the file by which an export is recognised"""
 ABANDONED_SECONDS = 3600
-"""after which what a killed export left beside its folder is removed"""
+"""age at which the remains of a killed export are removed"""
 _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 

@@ -1,7 +1,7 @@
-"""What a run must satisfy before a ledger takes it in: nobody knows who wrote the file that it was read from.
+"""Validate an imported run before a ledger stores it: its file is untrusted.
 
-Types are those of the records' own annotations. Beyond them a number fits its column and its meaning, a name is a name,
-and what one part says of another is so. Figures above what the GPU can do are marked: a file may claim anything.
+Types are those of the records' own annotations. Numbers must also fit their columns and meanings, names must be names,
+and parts must agree with each other. Figures beyond the GPU's limits are marked as suspect.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from evoengine.untrusted import LARGEST_TEXT, printable, require_text
 from evoengine.workloads.base import Target
 
 _Rule = tuple[Callable[[Any], bool], str]
-"""whether a value is right, and what would be"""
+"""whether a value is valid, and what would be"""
 INT64, INT32 = 2**63, 2**31
 LONGEST_NAME, LONGEST_KEY = 1000, 200
-"""characters of a name, and of one that other names are made of"""
+"""characters of a name, and of a key of which other names are composed"""
 
 _NAME: _Rule = (lambda v: len(v) <= LONGEST_NAME, f"a text of at most {LONGEST_NAME:,} characters")
 _KEY: _Rule = (lambda v: 0 < len(v) <= LONGEST_KEY, f"a text of 1 to {LONGEST_KEY} characters")
@@ -246,7 +246,7 @@ def _shown(value: object) -> str:
     return printable(repr(value), 60)
 
 
-# ── what parts say of one another ───────────────────────────────────────────────────────────────────────────────────
+# ── consistency between parts ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _require_board(run: Run) -> None:

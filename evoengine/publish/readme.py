@@ -1,6 +1,6 @@
-"""README.md of an exported folder: what the kernel is, where it comes from, how it was checked, how it is used.
+"""Write README.md of an exported folder: what the kernel is, its origin, its checks and its use.
 
-Whatever a ledger, a file or a driver said stands in code spans, where neither Markdown nor HTML means anything.
+Text from a ledger, a file or a driver is put in code spans, where neither Markdown nor HTML is interpreted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A run as a FAIR T4 results file, the auto-tuners' common format, and back.
+"""Convert a run to a FAIR T4 results file, the auto-tuners' common format, and back.
 
-T4 says what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
+T4 states what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
 schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
 every verdict, figure and profile and the lineage of each result, each with when it was found — stands beside it under
 `evoengine`, so that reading the file back loses nothing but which process searched, and the machine code.
@@ -69,9 +69,9 @@ _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
 _OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
-"""what baselines had no field for before policies were recorded"""
+"""fields that baselines lack which were stored before policies"""
 _OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
-"""what verdicts had no field for before versions of the gate were kept"""
+"""fields that verdicts lack which were stored before versions of the gate"""
 
 Dated = tuple[datetime | None, Any]
 

@@ -1,1 +1,1 @@
-"""Machine code: reads a kernel's SASS, executes it, times one SM by it, and predicts the kernel's time on a chip."""
+"""Machine code: read a kernel's SASS, execute it, time one SM by it, and predict the kernel's time on a chip."""

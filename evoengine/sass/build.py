@@ -27,7 +27,7 @@ from evoengine.machine import machine_error
 
 CORE = Path(__file__).with_name("core")
 KEPT = 16
-"""libraries kept; beyond it a build removes those that were used longest ago"""
+"""limit of cached libraries; a build removes the least recently used beyond it"""
 UNITS = 3
 """in which the sources are compiled side by side; each costs more than a second for its headers alone, so that one unit
 for each source takes twice the time"""

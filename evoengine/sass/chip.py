@@ -1,4 +1,4 @@
-"""A chip as predictions need it: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
+"""A chip's data for predictions: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock that a prediction is for: of a rested GPU, locked, or what the power limit leaves of it back to back."""
+"""The clock of a prediction: of an idle GPU, locked, or sustained at the power limit by back-to-back launches."""
 
 from __future__ import annotations
 

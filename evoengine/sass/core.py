@@ -1,4 +1,4 @@
-"""The C interface of core/api.h: programs made of listings, and launches of them."""
+"""The C interface of core/api.h: programs decoded from listings, and their launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a cubin, the ELF file that holds machine code: what a kernel asks for at launch.
+"""Read a cubin, the ELF file of machine code: what a kernel requires at launch.
 
 The attributes of `.nv.info` (EIATTR_…) are those that `nvdisasm` lists by name. Each is a byte of format, a byte of
 code, and two bytes: the value itself or the length of what follows.
@@ -15,7 +15,7 @@ from evoengine.sass import elf
 from evoengine.sass.elf import Section, Symbol
 
 RESERVED_SHARED = 1024
-"""bytes of shared memory that the driver keeps at a block's start, from sm_90 on"""
+"""bytes of shared memory that the driver reserves at a block's start, from sm_90 on"""
 PARAMETER_BANK = 0
 CONSTANT_BANK = 3
 LARGEST = 1 << 31
@@ -34,7 +34,7 @@ _ADDRESS = 2  # R_CUDA_64, the kind of relocation that puts a symbol's whole add
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A section of `__device__` variables: its size in bytes and what it holds at first, zeros where that is empty."""
+    """A section of `__device__` variables: its size in bytes and its initial contents, zeros where they are empty."""
 
     name: str
     size: int
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """8 bytes of a constant bank that hold the address of a place in a segment."""
+    """8 bytes of a constant bank that hold an address within a segment."""
 
     bank: int
     offset: int
@@ -53,19 +53,19 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one entry point of a cubin asks for. Sizes and offsets are in bytes."""
+    """Requirements of one entry point of a cubin. Sizes and offsets are in bytes."""
 
     entry: str
     arch: int
-    """90 of sm_90a"""
+    """90 for sm_90a"""
     registers: int
     """per thread at launch"""
     shared_bytes: int
-    """static, per block, without what the driver keeps"""
+    """static, per block, without the driver's own"""
     local_bytes: int
-    """stack per thread, of the functions it calls too"""
+    """stack per thread, including the functions it calls"""
     parameters_at: int
-    """where in bank 0 they begin"""
+    """their offset in bank 0"""
     parameters: tuple[tuple[int, int], ...]
     """(offset in bank 0, size), in order"""
     banks: Mapping[int, bytes]
@@ -79,10 +79,10 @@ class Kernel:
     barriers: int
     """named barriers of a block, which BAR names by number"""
     mbarriers: int | None
-    """instructions that initialise an mbarrier; None where the binary does not say"""
+    """instructions that initialise an mbarrier; None where the binary does not state it"""
     max_registers: int
     max_threads: int | None
-    """per block; None where the source bounds nothing"""
+    """per block; None where the source sets no bound"""
 
 
 def whole_image(image: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Sections, symbols and relocations of a 64-bit little-endian ELF file, as the ELF-64 specification lays them out.
+"""Sections, symbols and relocations of a 64-bit little-endian ELF file, by the ELF-64 specification.
 
 Every offset and length is checked: bytes that are no such file, or end too early, raise UsageError.
 """
@@ -61,7 +61,7 @@ class Relocation(NamedTuple):
     kind: int
     symbol: int
     addend: int | None
-    """None where it stands in the place that is relocated"""
+    """None where it is stored in the place that is relocated"""
 
 
 def header(image: bytes) -> Header:

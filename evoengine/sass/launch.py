@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +32,16 @@ from evoengine.sass.cubin import CONSTANT_BANK, PARAMETER_BANK, RESERVED_SHARED,
 from evoengine.sass.structures import SassAllocation, SassBank, SassLaunch
 
 DRAWN_BYTES = 1 << 20
-"""of a drawn tensor's contents, which repeat"""
+"""period of a drawn tensor's contents"""
 REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
 # Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
 # the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
-# sm_90 at 0x198 the generic address of the parameters, from which those of tensor maps are made.
+# sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z, and the reciprocals of these, and at
+# 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQI")
+_CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
@@ -47,7 +50,7 @@ _ALIGNMENT = 256
 _ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
 _SPARSE_GAP = 1 << 35
-"""of tensors that may be larger than 32 bits count: an offset that overflowed must not lead to another one"""
+"""between tensors that may exceed 32-bit offsets, so that an overflowed offset does not hit another one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class DrawnArgument:
 
 @dataclass(frozen=True, slots=True)
 class StructArgument:
-    """A parameter that is a struct of `bytes` bytes: each part lies at its offset, all else is zero."""
+    """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero."""
 
     name: str
     bytes: int
@@ -75,7 +78,7 @@ class StructArgument:
 
 
 Sparse = TensorParameter | ScratchParameter
-"""memory of which only those pages exist that a block touches"""
+"""memory of which only the pages exist that a block touches"""
 Part = PassedArgument | DrawnArgument | Sparse
 AnyArgument = Part | StructArgument
 InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
@@ -83,13 +86,13 @@ InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A launch's sizes where blocks have up to three dimensions; shared memory is dynamic, bytes per block."""
+    """A launch's sizes with three-dimensional blocks; shared memory is dynamic, bytes per block."""
 
     grid: tuple[int, int, int]
     threads: tuple[int, int, int]
     shared_bytes: int = 0
     cluster: tuple[int, int, int] | None = None
-    """None: as the binary has it"""
+    """None: the binary's own"""
 
 
 class SparseKind(IntEnum):
@@ -111,14 +114,14 @@ class Allocation:
     held: np.ndarray
     writable: bool
     written: np.ndarray | None = None
-    """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
+    """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where not needed"""
     sparse: SparseKind = SparseKind.NONE
     argument: int = 0
     """where it is sparse, its number among the launch's arguments"""
 
 
 class Launch:
-    """A launch of one kernel: the struct that core.py hands over, with all that it points to. Sizes are in bytes."""
+    """A launch of one kernel: the struct that core.py passes on, with all that it points to. Sizes are in bytes."""
 
     def __init__(
         self, kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
@@ -282,7 +285,7 @@ def _bytes_of(argument: InMemory) -> int:
 
 
 class _Item(NamedTuple):
-    """What takes memory in a launch; `size` in bytes."""
+    """An item that needs memory in a launch; `size` in bytes."""
 
     name: str
     size: int
@@ -382,6 +385,8 @@ def _banks(
     windows = SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel)
     _DRIVER_VALUES.pack_into(bank, 0, *geometry.threads, *geometry.grid, *windows)
     if kernel.arch >= 90:
+        cluster = geometry.cluster or kernel.cluster
+        _CLUSTER.pack_into(bank, _CLUSTER_AT, math.prod(cluster) > 1, *cluster, *(1 / n for n in cluster))
         struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
     _put_parameters(kernel, bank, arguments, placed)
     return banks

@@ -25,9 +25,9 @@ from evoengine.sass import elf
 OPTIONS = ("-c", "-hex", "-ndf")
 NO_TOOL = "nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm"
 SECONDS = 60
-"""a listing takes a third of one, however short, so those of this machine are kept"""
+"""time limit; even a short listing takes a third of a second, so listings are cached"""
 KEPT = 4096
-"""listings kept, of some 30 KB each; beyond it a new one removes the eighth that was used longest ago"""
+"""limit of cached listings, some 30 KB each; a new one removes the least recently used eighth beyond it"""
 
 _LINE = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]+)\*/\s+(?P<text>(?:@(?P<guard>!?U?P[T\d]+)\s+)?(?P<opcode>[A-Z][\w.]*)[^;]*);"
@@ -79,7 +79,7 @@ def disassemble(cubin: bytes, entry: str = "") -> str:
         raise MachineError(NO_TOOL)
     try:
         folder = cache_folder("listings")
-    except MachineError:  # as of a home that is read-only: it makes listings quicker, and nothing else needs it here
+    except MachineError:  # a read-only home, for example: the cache only saves time
         return _printed(tool, cubin, only)
     kept = folder / f"{_key(tool, cubin, only)[:32]}.z"
     with suppress(OSError, zlib.error):  # none is kept, or a machine that lost power kept a part

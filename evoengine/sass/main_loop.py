@@ -1,4 +1,4 @@
-"""The main loop of a wgmma kernel as its listing has it: what a step holds, and where it waits for products.
+"""The main loop of a wgmma kernel in its listing: the instructions of a step, and where it waits for products.
 
 listing ──▶ basic blocks ──▶ loops (back edges) ──▶ the innermost ones around HGMMA ──▶ why_slow
 """
@@ -25,7 +25,7 @@ _ENDS = ("EXIT", "RET", "BRX", "JMX", "BPT")
 
 @dataclass(frozen=True, slots=True)
 class MainLoop:
-    """An innermost loop around products, `step` its instructions in an order in which a warp can meet them.
+    """An innermost loop around products; `step` has its instructions in an order in which a warp can execute them.
 
     Where the loop branches, both ways are among them. `path` is the shortest way round: without masks, and without what
     is repeated until a barrier lets the warp go on.

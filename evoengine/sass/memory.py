@@ -17,11 +17,11 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
-"""warp instructions of all clusters of which the beginnings are surveyed"""
+"""warp instructions, over all clusters, within which their beginnings are surveyed"""
 FEWEST = 128
-"""clusters that are surveyed, neighbors in the order of the launch; more where whole ones fit into SURVEYED"""
+"""number of surveyed clusters, adjacent in launch order; more of them where whole ones fit into SURVEYED"""
 WHOLE = 100_000
-"""warp instructions of the cluster that is surveyed for longer than its beginning"""
+"""warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
 SECTOR = 32
@@ -46,7 +46,7 @@ def traffic_of(
     asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
-    loaders = _loaders(t, wave / surveyed)
+    loaders = _loaders(t, surveyed, wave)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -84,21 +84,28 @@ def traffic_of(
     return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
 
 
-def _loaders(touched: Mapping[str, np.ndarray], scale: float) -> np.ndarray:
+def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    A wave has `scale` times as many blocks as were surveyed. The number of others grows from the middle half of the
-    surveyed blocks to all of them: not at all where neighbors share a row, twofold where all blocks share a column. It
-    is taken to grow so beyond them. If no block reaches an allocation at its beginning and as much is loaded of it as
-    of the others, theirs is taken.
+    The share of the surveyed blocks that do counts that block, too. Of more blocks, more load the same as far as they
+    do not load more: where all read one row of B, all of a wave do; a stencil's have as many neighbors as before.
     """
-    near, others = (np.maximum(0.0, touched[name] - 1) for name in ("loaders_near", "loaders"))
-    of_each, loaded = 1 + _grown(near, others, scale), touched["whole_loaded"]
+    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1)
+    half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
+    return np.asarray(1 + others * (wave / surveyed) ** np.where(half > 0, 1 - _power(half, whole), 1.0))
+
+
+def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the share of the surveyed blocks that load what one of them loads, of each allocation.
+
+    If no block reaches an allocation at its beginning and as much is loaded of it as of the others, theirs is taken.
+    """
+    of_each, loaded = touched["in_whole"], touched["whole_loaded"]
     reached = (touched["loaded"] > 0) & (loaded > 0)
     if not reached.any():
         return of_each
-    mean = float(np.average(of_each[reached], weights=loaded[reached]))
-    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, mean)
+    others = float(np.average(of_each[reached], weights=loaded[reached]))
+    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, others)
 
 
 def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
@@ -122,9 +129,13 @@ def _at_least(values: np.ndarray) -> np.ndarray:
 
 def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
     """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
+    return np.asarray(whole * scale ** _power(half, whole))
+
+
+def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return by which power, 0…1, the bytes that blocks touch grow with their number; 1 where half of them touch none."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
-    return np.asarray(whole * scale**power)
+        return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 
 
 def _loaded_again(

@@ -1,4 +1,4 @@
-"""Calls of the core that count and time a launch: what blocks do and touch, and the clocks of one SM of a chip."""
+"""Calls of the core that count and time a launch: what blocks execute and touch, and the clocks of one SM of a chip."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_NOTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of an allocation: shares, 0…1, of the bytes that blocks load from it and store to it."""
+    """Traffic of an allocation: shares, 0…1, of the bytes that blocks load from it and store to it."""
 
     loads_from_dram: float = 1.0
     stores_to_dram: float = 1.0
     loads_shared: float = 0.0
-    """those that another block of the wave loads too"""
+    """share of loads that another block of the wave makes as well"""
 
 
 class _Traffic(ctypes.Structure):
@@ -47,14 +47,14 @@ class _Timing(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """How blocks share an SM: their number, in which order it gets them, and where the timing stops."""
+    """The blocks that share an SM: their number, their order, and where the timing stops."""
 
     count: int
     blocks: Sequence[int]
     limit: int
-    """warp instructions of all blocks; 0 for none"""
+    """warp instructions of all blocks; 0 for no limit"""
     traffic: Sequence[Traffic]
-    """of each allocation of the launch"""
+    """per allocation of the launch"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +150,16 @@ def count_block(program: Program, launch: Launch, block: int, limit: int) -> dic
     return dict(zip(names, counts, strict=True))
 
 
-def count_lone_warp(program: Program, launch: Launch, block: int, limit: int) -> int:
-    """Return the number of instructions of a block's first warp as if its other warps had ended.
+def count_lone_warp(program: Program, launch: Launch, block: int, warp: int, limit: int) -> int:
+    """Return the number of instructions of one of a block's warps as if the others had ended.
 
     Raises KernelFailure where it waits for them.
     """
     found = ctypes.c_uint64()
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_count_lone_warp(
-        program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), ctypes.byref(found),
-        message, _MESSAGE,
+        program.handle, launch.reference(), ctypes.c_uint64(block), warp, ctypes.c_uint64(limit),
+        ctypes.byref(found), message, _MESSAGE,
     )  # fmt: skip
     check(status, message)
     return found.value

@@ -29,17 +29,17 @@ MODEL_VERSION = 4
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
-"""warp instructions of an SM that are timed; the rest follows by work done"""
+"""warp instructions of an SM that are timed; the rest is extrapolated by its work"""
 LONGEST_TIMED = 600_000
 """the same of tensor cores' kernels whose blocks are so long that less would not end the first of them"""
 LONGEST_ALONE = 1_000_000
 """the same where several blocks of an SM begin together and none comes behind them: the last of them runs alone for a
 while, which no rate that was timed before tells"""
 WARM_UP = 0.15
-"""of the work that is timed: after it the SM's rate is taken"""
+"""share of the timed work after which the SM's rate is measured"""
 FEWEST_NOTES = 12
 BUSY = 0.6
-"""of the time: a pipe that is busy for more bounds the kernel"""
+"""share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6
 """of the tensor cores, by a kernel that has use for them: the clock at which its memory is timed first"""
 CLOCK_MISSED, MEMORY_COUNTS = 0.04, 0.3
@@ -48,7 +48,7 @@ for more than the latter."""
 
 
 class Unpredictable(Exception):
-    """The model cannot read the kernel or its launch; the message says why."""
+    """The model cannot read the kernel or its launch; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class Prediction:
     blocks_per_sm: int
     waves: float
     roofline_us: float
-    """what the launch takes at the least, by the data sheet; 0 where its work is not known"""
+    """the launch's lower bound by the data sheet; 0 where its work is not known"""
     timed: Timed | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What does not change while a launch is predicted."""
+    """The constant inputs of the prediction of a launch."""
 
     program: Program
     launch: Launch
@@ -150,7 +150,7 @@ MEMORY_RATES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The SM that ends last: its clocks, and what was timed of it."""
+    """The SM that ends last: its clocks, and its timed part."""
 
     clocks: float
     timed: Timed
@@ -161,7 +161,7 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
-    # SMs that have less to do leave their share of the memory to the others
+    # SMs with less work leave their share of the memory bandwidth to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     stop = _stop(c, limit)
     chosen = _chosen(c, stop)

@@ -1,4 +1,4 @@
-"""What warpgroups ask of their block's registers by setmaxnreg, by the listing: more than there are never come."""
+"""Detect by the listing that warpgroups wait for ever for registers: setmaxnreg requests more than their block has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of launches by the executor: kernels in stream order over the same memory."""
+"""Execute rounds of launches: kernels in stream order over the same memory."""
 
 from __future__ import annotations
 

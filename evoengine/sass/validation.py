@@ -1,4 +1,4 @@
-"""How far predictions are from measured times, by class of kernel, as validation.toml has it.
+"""Errors of predictions against measured times, by class of kernel, from validation.toml.
 
 The error of a class comes from measured kernels that chose none of the model's constants; benchmarks/accuracy_page.py
 writes the file. It is the range of every prediction of the class, and stands beside it wherever one is shown.
@@ -17,15 +17,15 @@ from evoengine.errors import UsageError
 FILE = Path(__file__).with_name("validation.toml")
 CLASSES = ("wgmma with softmax", "wgmma", "mma.sync", "memory", "scalar")
 WHERE_UNKNOWN = 2.0
-"""factor of a class of which no times are known"""
+"""factor of a class without measured times"""
 MEMORY_BOUND = 0.6
-"""busy share of the DRAM, from which on a kernel counts as memory-bound"""
+"""busy share of the DRAM from which on a kernel counts as memory-bound"""
 _FIGURES = {"n": int, "mean_error": float, "factor": float, "data": str}
 
 
 @dataclass(frozen=True, slots=True)
 class ClassError:
-    """Of predictions of one class, held against measured times."""
+    """The error of predictions of one class against measured times."""
 
     name: str
     n: int = 0

@@ -436,7 +436,7 @@ class Coordinator:
         begun = self._finisher.begin(self._lead.trial)
         if not isinstance(begun, Rejection):
             future, candidate = begun
-            self._on_stage("judging the best to the end")
+            self._on_stage("finishing the gate of the best")
             self._on_lead_judged(candidate, future.result())
 
     def _on_lead_judged(self, candidate: Candidate, result: Judged | Rejection) -> None:

@@ -89,7 +89,7 @@ def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline
     """Wait for the result of `Evaluator.baselines`. Raises MachineError if the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection) or not found:
-        why = found.reason if isinstance(found, Rejection) else "none takes the problem"
+        why = found.reason if isinstance(found, Rejection) else "none supports the problem"
         raise MachineError(f"no baseline can be timed on the GPU, so neither can candidates: {why}")
     return found
 

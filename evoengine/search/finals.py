@@ -63,7 +63,7 @@ def _outcome(result: Finals) -> list[str]:
         within = f"within {100 * SAME_WITHIN:g} %"
         said.append(f"#{first} is the same as {_listed(others)} {within}; of these it has the fewest registers")
     if result.open:
-        said.append(f"the fastest was not distinguished from {_listed(result.open)} in the time that finals have")
+        said.append(f"the fastest was not distinguished from {_listed(result.open)} in the time of the finals")
     return said
 
 

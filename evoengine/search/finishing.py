@@ -144,7 +144,7 @@ class Finisher:
         judged, unjudged = self._finish(self._displayed)
         said = _failures(judged)
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
-        said += dict.fromkeys(f"one judge had to do: {why}" for why in alone if why)
+        said += dict.fromkeys(f"only one judge could run: {why}" for why in alone if why)
         if unjudged:
             said.append(f"{unjudged} candidates are not ranked, as the gate was not finished for them in time")
         return said
@@ -172,7 +172,7 @@ class Finisher:
                     in_flight[future] = candidate
             if not in_flight:
                 return judged, len(left)
-            self.on_change(f"judging the best to the end: {len(judged)} done, {len(in_flight) + len(left)} to go")
+            self.on_change(f"finishing the gate of the best: {len(judged)} done, {len(in_flight) + len(left)} to go")
             for future in wait(in_flight, POLL_SECONDS, FIRST_COMPLETED).done:
                 candidate = in_flight.pop(future)
                 judged[candidate.trial] = future.result()

@@ -291,7 +291,7 @@ class RayWorkers:
         """Remove a worker until Ray has restarted it on its node or on another."""
         if not self._closed:
             where, worker.ready = worker.ready.host if worker.ready else "a node", None
-            self._echo(f"a worker on {where} was lost ({_cause(error)}); what it was at runs again on another")
+            self._echo(f"a worker on {where} was lost ({_cause(error)}); its task is retried on another")
             self._add_when_ready(worker)
 
     def _exclude_node(self, worker: _Remote, why: str) -> None:
@@ -299,7 +299,7 @@ class RayWorkers:
         with self._changing:
             known = node in self._excluded
             self._excluded.setdefault(node, f"{host}: {why}")
-        self._drop(worker, None if known else f"{host} is taken out, the others go on: {why}")
+        self._drop(worker, None if known else f"{host} is excluded, the others continue: {why}")
 
     def _drop(self, worker: _Remote, why: str | None) -> None:
         """Continue without the worker."""

@@ -22,7 +22,7 @@ class Knob:
     values: tuple[Value, ...]
     when: Expression | None = None
     default: Value | None = None
-    """what it has in start points that do not name it; None where each must"""
+    """its value in start points that do not name it; None where each must name it"""
 
     @cached_property
     def ordinal(self) -> bool:
@@ -59,7 +59,7 @@ class LaunchRule:
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
     then: tuple[tuple[str, LaunchRule], ...] = ()
-    """kernels behind this one, in stream order: entry, and its rule"""
+    """further kernels in stream order: entry, and its rule"""
 
     @property
     def kernels(self) -> tuple[LaunchRule, ...]:
@@ -84,7 +84,7 @@ class Definition:
     launch: Mapping[str, LaunchRule]
     cost: Mapping[str, Mapping[str, Expression]]
     starts: tuple[tuple[str, Mapping[str, Value]], ...]
-    """where each stands, and the knobs that it names: the others have their defaults"""
+    """the place of each, and the knobs that it names; the others have their defaults"""
 
     @property
     def sha256(self) -> str:

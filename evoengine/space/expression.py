@@ -1,4 +1,4 @@
-"""The small expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
+"""The expression language of space files: parsed by Python's own parser, checked node by node, and then compiled.
 
 An expression holds names, `gpu.NAME`, numbers, text, arithmetic, comparison chains, and/or/not, `in` with a literal
 list, `a if c else b`, and calls of ceil_div, round_up, min and max. Nothing else gets past `Expression.parse`.
@@ -49,7 +49,7 @@ _GLOBALS: dict[str, Any] = {"__builtins__": {}, **CALLS, "**": _power, "truth()"
 
 
 class Undefined(UsageError):
-    """An expression needs a name that has no value: mostly a knob that is inactive."""
+    """An expression needs a name that has no value, mostly an inactive knob."""
 
 
 class Scope(dict[str, Any]):
@@ -151,10 +151,10 @@ def _columns(mapping: Mapping[str, Any]) -> arrays.Columns:
 
 
 class _Forbidden(Exception):
-    """What an expression does that it may not, as the end of a sentence."""
+    """A construct that expressions may not use, described as the end of a sentence."""
 
 
-# A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
+# A space file is read again for each problem and GPU, with the same texts and so the same trees.
 _MAX_CACHED = 4096
 _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 

@@ -57,7 +57,7 @@ class Family:
         kinds |= {name: "text" if isinstance(value, str) else "number" for name, value in self.variables.items()}
         todo = {n: let for n, let in self.lets.items() if self.defines(let)}
         while todo:
-            # There are no circles, so each round settles at least one let.
+            # There are no cycles, so each round resolves at least one let.
             ready = [n for n, let in todo.items() if not let.names & todo.keys()]
             kinds |= {n: todo.pop(n).kind(kinds) for n in ready}
         rule = self.launch_rule

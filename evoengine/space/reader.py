@@ -1,4 +1,4 @@
-"""Reads a space file into a Definition; every complaint names the file, the line and the remedy."""
+"""Read a space file into a Definition; every error names the file, the line and the remedy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _refuse_long_integers(value: Any, where: str) -> None:
 
 
 class _Lines:
-    """Finds the line of a key, for error messages: (table, which of its repetitions, key) → line."""
+    """The lines of keys, for error messages: (table, number of its repetition, key) → line."""
 
     def __init__(self, text: str) -> None:
         self.found: dict[tuple[str, int, str], int] = {}

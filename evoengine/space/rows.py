@@ -1,4 +1,4 @@
-"""Enumerates one family's valid configurations as columns of small integers, knob by knob."""
+"""Enumerate a family's valid configurations as columns of small integers, knob by knob."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from evoengine.space.expression import Expression, Scope
 from evoengine.space.family import Family
 
 CHUNK = 1 << 17
-"""rows in hand at once: what bounds memory beside the valid rows themselves"""
+"""rows processed at once, which bounds the memory in addition to the valid rows themselves"""
 MAX_COUNTED = 1 << 18
-"""settings of some knobs that are numbered by a table, which is quicker than sorting"""
+"""largest number of settings that are numbered by a table, which is faster than sorting"""
 PER_ROW = 16
-"""settings a row, beyond which sorting is quicker"""
+"""settings per row beyond which sorting is faster"""
 MAX_NUMBERED = 2**62
-"""settings that an int64 can number"""
+"""number of settings that an int64 can enumerate"""
 MAX_VALID = 50_000_000
 MAX_VISITED = 1_000_000_000
 
@@ -32,10 +32,10 @@ Rows = dict[str, np.ndarray]
 
 @dataclass
 class Enumeration:
-    """The valid rows of a family in the order of its knobs and their values, and what was removed on the way.
+    """The valid rows of a family in the order of its knobs and their values, and what its constraints removed.
 
-    Most knobs that no rule depends on multiply the rows by so much that rows are held without them (`ruled`) until
-    somebody asks for all.
+    Knobs on which no rule depends multiply the rows by so much that rows are held without them (`ruled`) until all are
+    needed.
     """
 
     knobs: Sequence[Knob]
@@ -43,7 +43,7 @@ class Enumeration:
     active: Mapping[str, np.ndarray]
     """knob that no rule depends on → bool [n of `ruled`], whether it has a value"""
     removed: Mapping[Constraint, float]
-    """constraint → combinations it ruled out; an upper bound where later knobs are conditional"""
+    """constraint → combinations that it excluded; an upper bound where later knobs are conditional"""
 
     @cached_property
     def _length(self) -> int:
@@ -133,7 +133,7 @@ class Enumerator:
             if valid > MAX_VALID:
                 raise self._too_large(f"more than {MAX_VALID:,} valid configurations")
         empty = {k.name: np.empty(0, _dtype(k)) for k in self.ruled_knobs}
-        # Column by column, giving the parts back on the way: the rows are never held twice.
+        # Column by column, releasing the parts on the way, so that the rows are never held twice.
         return self._enumeration(
             {k.name: np.concatenate([empty[k.name], *(part.pop(k.name) for part in parts)]) for k in self.ruled_knobs}
         )
@@ -210,7 +210,7 @@ class Enumerator:
         return among
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        # by the code that `contains` uses
+        # by the same code as `contains`
         reached = self.family.knob_dependencies(when) - {"family"}
         knobs = [k for k in self.knobs if k.name in reached]
         first, which = self._distinct_settings(when, rows, among)
@@ -272,7 +272,7 @@ def distinct_settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> t
     if count > min(MAX_COUNTED, PER_ROW * len(among)):
         _, first, which = np.unique(setting, return_index=True, return_inverse=True)
     else:
-        # of rows with one setting the first is written last, and stays
+        # of rows with the same setting the first is written last, and so kept
         first_of = np.full(count, -1)
         first_of[setting[::-1]] = np.arange(len(among) - 1, -1, -1)
         present = np.flatnonzero(first_of >= 0)

@@ -20,7 +20,7 @@ from evoengine.untrusted import printable
 
 
 class HasVariables(Protocol):
-    """A problem or a GPU, as far as a space needs to know it."""
+    """The part of a problem or a GPU that a space uses."""
 
     def variables(self) -> Mapping[str, Value]: ...
 

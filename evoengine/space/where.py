@@ -1,4 +1,4 @@
-"""Picks configurations by an expression over their knobs: `tile_m >= 64 and family == "wgmma"`."""
+"""Select configurations by an expression over their knobs: `tile_m >= 64 and family == "wgmma"`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Where:
         Raises UsageError where text is used in arithmetic or compared with a number, on division by zero, and where the
         value is neither true nor false.
         """
-        # before it is evaluated: a text times a large number would take all memory
+        # checked before evaluation: a text times a large number would exhaust memory
         if (seen := tuple(type(config.get(name)) for name in self._names)) not in self._checked:
             self._check_kinds(config)
             self._checked.add(seen)

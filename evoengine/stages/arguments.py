@@ -1,4 +1,4 @@
-"""Make a kernel's arguments from host memory, tensors as bit patterns and outputs poisoned, and read outputs back."""
+"""Create a kernel's arguments from host memory, tensors as bit patterns, outputs poisoned, and read outputs back."""
 
 from __future__ import annotations
 

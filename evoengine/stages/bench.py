@@ -1,4 +1,4 @@
-"""The full problem on the GPU: its tensors at addresses that stay, the check of whole outputs, what is timed there."""
+"""The full problem on the GPU: its tensors at fixed addresses, the check of whole outputs, the timed calls."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from evoengine.workloads.dtypes import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
 WHOLE_FACTOR = 2.0
-"""rows that are not sampled err by less than this times the largest error of those that are"""
+"""assumed bound of the errors of unsampled rows over the largest error of the sampled ones"""
 ROWS_ELEMENTS = 1 << 24
-"""of an output that are compared at once"""
+"""elements of an output that are compared at once"""
 OTHER_POISON = 0xA5
-"""an integer that keeps both poisons was not stored to"""
+"""an integer that keeps both poisons was not written"""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the check of whole outputs found."""
+    """The result of the check of whole outputs."""
 
     cases: tuple[CaseResult, ...]
     row_error: float = 0.0
-    """that a row may have against the library's, relative to its largest output; only where all cases are correct"""
+    """allowed difference of a row from the library's, relative to its largest output; only where all cases are
+    correct"""
 
     @property
     def wrong(self) -> CaseResult | None:
@@ -269,7 +270,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The row of an output that exceeds its limit most, and how many of all `rows` do."""
+    """The row of an output that exceeds its limit most, and the number of `rows` that exceed it."""
 
     error: float
     limit: float

@@ -1,4 +1,4 @@
-"""The C library's headers as far as device code uses them: NVRTC brings none, and kernels written for nvcc name them.
+"""The parts of the C library's headers that device code uses: NVRTC has none, but kernels for nvcc include them.
 
 Names that CUDA has without any include (printf, assert, expf, memcpy, size_t) need nothing here. The integers of 64
 bits are `long long`, as CCCL has them under NVRTC.

@@ -1,4 +1,4 @@
-"""The clock on a GPU: repetitions timed by events with a cold L2, and kernels run back to back.
+"""Time work on a GPU: repetitions timed by events with a cold L2, and kernels run back to back.
 
 What is timed is a `Work`: the launches of one repetition on one set of inputs. Which repetitions count and what follows
 from them is in `timing.py`; how many launches a repetition has, and how they get onto the GPU, in `policy.py`.
@@ -22,19 +22,19 @@ from evoengine.stages.sustained import Sustained, run_sustained
 from evoengine.stages.timing import Dropped, Repetition
 
 WARM_UP = 3
-"""repetitions on each set of inputs before the first that counts"""
+"""repetitions on each set of inputs that do not count"""
 FLUSH_BYTES = 512 << 20
 """zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
 130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be
 timed"""
 BASELINE = "baseline"
-"""its name in a round"""
+"""the baseline's name in a round"""
 POISON = 0xFF
 """bytes of NaN, in every floating-point type"""
 
 
 class Work(Protocol):
-    """The launches of one repetition, under a name to speak of it."""
+    """The launches of one repetition, with a name for messages."""
 
     name: str
 
@@ -46,7 +46,7 @@ class Work(Protocol):
 
 
 class KernelWork:
-    """Launches of a candidate one after the other, each with parameters of its own that stay."""
+    """Successive launches of a candidate, each with its own fixed parameters."""
 
     def __init__(self, kernel: CudaKernel, launch: Launch, parameters: Sequence[Parameters], name: str) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class KernelWork:
 
 
 class LibraryWork:
-    """Calls of torch's one after the other."""
+    """Successive calls of torch."""
 
     def __init__(self, name: str, calls: Sequence[Call]) -> None:
         self.name, self._calls = name, calls
@@ -83,7 +83,7 @@ def flush_bytes() -> int:
 
 
 class Clock:
-    """Times work on the GPU that this process sees; `seconds` is what one launch may take."""
+    """Times work on the GPU that this process sees; `seconds` is the time limit of one launch."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -28,7 +28,7 @@ _WARNING = re.compile(r"ptxas\s+(?:warning|info)\s*:\s*(.*\(C75\d\d\).*|.*)")
 
 
 COMPILE_BYTES = 2 << 30
-"""of memory that a compilation may take, beside what its worker has"""
+"""memory limit of a compilation, in addition to its worker's"""
 _UNDEFINED, _WORD = re.compile(r'identifier "(\w+)" is undefined'), re.compile(r"\w+")
 _ERROR = re.compile(r"^(?:(\S.*)\(\d+\): error: |ptxas error\s*:)", re.MULTILINE)
 
@@ -38,7 +38,7 @@ class CompileFailed(Exception):
 
 
 class _NotInText(CompileFailed):
-    """It failed, and its first error is none in the text: that may be the machine's fault."""
+    """It failed with a first error that is not in the text, which may be the machine's fault."""
 
 
 def options(arch: str) -> str:
@@ -131,7 +131,7 @@ def _resources(log: str, entry: str) -> KernelResources:
 
 
 class Report(TypedDict):
-    """What ptxas says of a kernel, by the names of a Binary's fields."""
+    """ptxas' report on a kernel, by the names of a Binary's fields."""
 
     registers: int
     shared_bytes: int

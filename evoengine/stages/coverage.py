@@ -14,7 +14,7 @@ from evoengine.workloads.coverage import COUNTED, Cell
 
 
 class CoverageLog:
-    """Collects what the cases of one plan visit; all of them are of one problem and configuration."""
+    """Collects the cells that the cases of one plan visit, all of one problem and configuration."""
 
     def __init__(self, workload: AnyWorkload) -> None:
         self._workload, self._tensors = workload, workload.tensors()

@@ -1,4 +1,4 @@
-"""What is made of a GPU's samples: figures with what was observed beside them, and whether they can be trusted."""
+"""Make figures from a GPU's samples, with observations during the measurement, and decide whether to trust them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from evoengine.workloads.base import Target
 
 
 class NotTimed(KernelFailure):
-    """Run, and not a repetition of it is worth keeping."""
+    """The kernel ran, but no repetition is usable."""
 
     outcome = Outcome.SUSPECT
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What figures are about: problem and GPU, and the baseline with its time of the long run."""
+    """The subject of figures: problem and GPU, and the baseline with its long-run time."""
 
     target: Target
     baseline: Baseline
@@ -114,7 +114,7 @@ def _observed(readings: list[Reading] | tuple[Reading, ...]) -> dict[str, float]
 def above_roofline(tflops: float, gbs: float, gpu: Gpu) -> str | None:
     if tflops > gpu.tensor_tflops:
         return f"{tflops:.0f} TFLOPS is above the {gpu.tensor_tflops:.0f} that {gpu.name} can do"
-    # the L2 is flushed, so the inputs come from memory; what is written may stay in it
+    # the L2 is flushed, so the inputs come from memory; outputs may stay in it
     if gbs / 2 > gpu.memory_gbs:
         return f"half of {gbs:.0f} GB/s is above the {gpu.memory_gbs:.0f} that {gpu.name} can read"
     return None

@@ -1,4 +1,4 @@
-"""What finals come to, as it travels from the device to the ledger."""
+"""The result of finals, sent from the device to the ledger."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Finals:
     figures: Mapping[int, Measurement]
     open: tuple[int, ...] = ()
     lead: tuple[float, float, float] | None = None
-    """the first one's time over the second one's, from the same rounds, with the ends of its interval"""
+    """the winner's time over the second one's, from the same rounds, with the ends of its interval"""
     sustained: Mapping[int, Measurement] = field(default_factory=dict)
-    """second figures, of kernels run back to back"""
+    """additional figures, of kernels run back to back"""
     wrong: Mapping[int, str] = field(default_factory=dict)
-    """trial whose output was wrong in one of the repetitions → which, and how; it has no figure and no place"""
+    """trial with a wrong output in a repetition → which, and how; it has no figure and no place"""

@@ -1,8 +1,8 @@
-"""How finals among the best are decided: who is retired early, when to stop, and who wins. Knows no GPU.
+"""Decide finals among the best: which are retired early, when to stop, and which wins. Independent of a GPU.
 
-Samples are looked at after numbers of rounds that are fixed beforehand (LOOKS). Every interval is so wide that all of
-them together, over all pairs and all looks, miss a truth in at most 5 % of finals (Bonferroni's inequality): who looks
-often until something shows would otherwise find a winner among equals.
+Samples are examined after fixed numbers of rounds (LOOKS). Every interval is so wide that all of them together, over
+all pairs and all looks, miss a true value in at most 5 % of finals (Bonferroni's inequality): repeated examination
+would otherwise find a winner among equals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
 finalists; each is half again as many as the one before, so that at most that share of the time is spent on what was
 known"""
 BUDGET_US = 20e6
-"""of GPU time for all repetitions together; it ends finals of slow kernels, at the earliest after the first look"""
+"""GPU time for all repetitions together; it ends finals of slow kernels, but not before the first look"""
 
 
 def error_rate(finalists: int) -> float:

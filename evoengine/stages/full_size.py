@@ -16,7 +16,7 @@ from evoengine.stages.verify import Judged, compare, failed, run_plan, share_of_
 from evoengine.workloads.base import AnyWorkload, FullSize, NothingWritten, WrongBlock
 
 BLOCKS_SECONDS = 5.0
-"""of a core, for all blocks of a case, where nothing tells how long one takes"""
+"""CPU time for all blocks of a case, where the duration of one is unknown"""
 RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 """runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 

@@ -1,4 +1,4 @@
-"""The gate without a GPU: two judges put the same cases to a candidate.
+"""The gate without a GPU: two judges run the same cases on a candidate.
 
 The executor runs its machine code, with the registers, addresses and descriptors that the compiler chose; the emulator
 runs its source text. Both name source lines. The executor comes first, for every candidate of an architecture that it
@@ -40,11 +40,11 @@ from evoengine.stages.verify import verify
 from evoengine.workloads.base import AnyWorkload
 
 LAUNCH_SECONDS = 20.0
-"""one emulated launch of a gate case takes milliseconds; past this it will not end"""
+"""time limit of one emulated launch of a gate case, which normally takes milliseconds"""
 
 
 class CannotJudge(Exception):
-    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that says why."""
+    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that states why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def judge_whole(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int) ->
 
 
 class Judges:
-    """Both judges of one candidate, each prepared when it is asked."""
+    """Both judges of one candidate, each prepared when it is first used."""
 
     def __init__(
         self, workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, failed: str | None = None

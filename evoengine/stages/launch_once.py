@@ -13,7 +13,7 @@ from evoengine.devices.cuda import CudaKernel
 from evoengine.stages.bench import Bench
 
 SECONDS = 250.0
-"""under a profiler a launch takes as long as its replays"""
+"""time limit of the launch, which under a profiler includes its replays"""
 
 
 def main(job: Path) -> None:

@@ -1,8 +1,8 @@
-"""Timing on a GPU: candidate, incumbent and baseline in turn, gated before and after.
+"""Time candidate, incumbent and baseline alternately on a GPU, gated before and after.
 
-Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in repetitions nobody
-foretells, and once more after it was timed. What is timed and checked there is in `bench.py`, the clock in `clock.py`,
-the rounds in `timing.py`; what is made of the samples in `figures.py`.
+Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in unpredictable
+repetitions, and once more after it was timed. `bench.py` has the timed calls and their checks, `clock.py` the clock,
+`timing.py` the rounds; `figures.py` makes figures from the samples.
 """
 
 from __future__ import annotations

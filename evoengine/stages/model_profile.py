@@ -1,4 +1,4 @@
-"""What limits a kernel by the model of its chip: how busy each pipe is, and where warps wait for what."""
+"""Profile a kernel by the model of its chip: how busy each pipe is, and where and why warps wait."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from evoengine.stages.predict import model_name, predict_binary
 from evoengine.workloads.base import Target
 
 HOTTEST = 15
-"""instructions that the page shows"""
+"""number of instructions on the page"""
 LONGEST = 60
 """characters of an instruction's text"""
 REASONS = 3
-"""of an instruction's waiting, those that are shown"""
+"""number of displayed reasons of an instruction's waiting"""
 NOTABLE = 0.01
-"""share of an instruction's waiting, from which on a reason is shown"""
+"""share of an instruction's waiting from which on a reason is displayed"""
 READY = "not selected"
-"""the reason of warps that could issue, and wait for nothing but their turn"""
+"""the reason of warps that could issue but were not selected"""
 COUNTS = {
     "warp instructions": "instructions",
     "shared memory accesses": "shared_accesses",
@@ -38,7 +38,7 @@ COUNTS = {
     "bytes stored by TMA": "tensor_bytes_stored",
     "barriers": "barriers",
 }
-"""of a block: name on the page → the core's"""
+"""counts per block: name on the page → the core's name"""
 
 
 def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
@@ -51,7 +51,7 @@ def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
     figures = dict(_of_launch(prediction, listed, target.gpu))
     figures |= {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
     figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
-    assert prediction.timed is not None  # of a prediction that was just made
+    assert prediction.timed is not None  # a new prediction has it
     figures |= dict(_waits(prediction.timed))
     figures |= dict(_hottest(prediction.timed, listed))
     remarks = [

@@ -1,4 +1,4 @@
-"""A kernel as plain CUDA text with `#define` knobs: no template language, and the file compiles by itself too."""
+"""A kernel as plain CUDA text with `#define` knobs: without a template language, it also compiles by itself."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from evoengine.records import L2, Clocks, LaunchMode, Policy
 TICK_US = 0.5
 """resolution of the GPU's event timer (CUDA Runtime API, cudaEventElapsedTime: around 0.5 microseconds)"""
 FEWEST_TICKS = 200
-"""that a repetition lasts: rounding to a tick then moves a median by no more than a quarter of a per cent"""
+"""minimum length of a repetition, so that rounding to a tick moves a median by at most a quarter of a per cent"""
 GRAPH_US = 100.0
-"""kernels quicker than this are replayed from a CUDA graph: what the CPU takes to launch them would show"""
+"""kernels faster than this are replayed from a CUDA graph, since the CPU's launch overhead would show"""
 
 
 def choose_policy(fastest_us: float, tick_us: float = TICK_US) -> Policy:

@@ -35,11 +35,11 @@ from evoengine.stages.estimate import estimate
 from evoengine.workloads.base import Target, taken
 
 SEED = 0
-"""draws where tensors lie: the same for all candidates, so that their figures compare"""
+"""draws the addresses of tensors, the same for all candidates, so that their figures are comparable"""
 
 
 class Estimated(NamedTuple):
-    """What is said of a candidate's time without a GPU."""
+    """An estimate of a candidate's time without a GPU."""
 
     figure: Measurement | None
     """None where the model of the chip cannot read the binary and its family states no cost"""

@@ -1,4 +1,4 @@
-"""What limits a kernel: Nsight Compute's counters where they can be read, else the model's page; and the sanitizers.
+"""Profile a kernel by Nsight Compute's counters, or by the model where they cannot be read, and run the sanitizers.
 
 The tools start the kernel in a process of their own, `evoengine.stages.launch_once`.
 """
@@ -25,7 +25,7 @@ from evoengine.workloads.base import Target
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"
 SECONDS = 300.0
-"""a tool replays a kernel many times; past this it will not end"""
+"""time limit of a tool, which replays a kernel many times"""
 COUNTERS = {
     "tensor pipe %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "MUFU pipe %": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
@@ -38,9 +38,9 @@ COUNTERS = {
 STALLED = "regex:smsp__average_warps_issue_stalled_.*_per_issue_active"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active(?:\.ratio)?\Z")
 STALLS = 5
-"""top reasons that a page shows"""
+"""number of displayed stall reasons"""
 WORKING = ("selected", "not_selected")
-"""`stalls` of warps that could issue"""
+"""stall reasons of warps that could issue"""
 PIPES = {
     "tensor": r"[HIQDB]?G?MMA",
     "MUFU": r"MUFU",
@@ -56,7 +56,7 @@ PIPES = {
 
 
 class ToolFailed(Exception):
-    """The tool is missing or may not do its work; the message says which."""
+    """The tool is missing or not permitted; the message states which."""
 
 
 def profile(target: Target, contender: CompiledCandidate, device: str, uuid: str | None) -> Profile:
@@ -83,7 +83,7 @@ def read_counters(target: Target, contender: CompiledCandidate, uuid: str) -> di
     """Return the counters. Raises ToolFailed if Nsight Compute is not installed or may not read counters."""
     metrics = ",".join((*_known(COUNTERS.values(), uuid), STALLED))
     one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
-    # by default ncu holds the clocks at their base: other figures than a search's, and others may share the GPU
+    # by default ncu locks the clocks to their base, which changes figures and disturbs other users of the GPU
     options = ("--clock-control", "none", "--csv", "--page", "raw", *one, "--metrics", metrics)
     done = _run(NCU, options, target, contender, uuid)
     if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
@@ -160,7 +160,7 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
         raise ToolFailed(f"{tool} is not installed")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
     if tool == SANITIZER:
-        # torch gives out parts of larger allocations, between which the sanitizer would see no bounds
+        # torch returns parts of larger allocations, whose bounds the sanitizer would not see
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     try:
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""Configuration → CUDA text: the family's template, filled with its knobs and the problem's constants.
+"""Render a configuration to CUDA text: the family's template, filled with its knobs and the problem's constants.
 
-A template is in the workload's folder, `templates/NAME` unless it has one of its own. What it includes is sought there,
-in the templates folder and in its `include/`.
+A template is in the workload's folder, `templates/NAME` unless it has one of its own. Includes are searched there, in
+the templates folder and in its `include/`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from evoengine.text import plain
 from evoengine.workloads.base import Problem, Target
 
 Fill = Callable[[Template], str]
-"""`fill`, or what has a worker do it"""
+"""`fill`, or a function that runs it in a worker"""
 INERT_SECONDS = 20.0
-"""after which inert knobs are looked for no longer: they are a hint"""
+"""time limit of the search for inert knobs, which are only a hint"""
 
 
 class Space(Protocol):
-    """A search space, as far as rendering needs to know it."""
+    """The part of a search space that rendering uses."""
 
     def launch(self, config: Config, problem: Problem) -> Launch: ...
 

@@ -1,4 +1,4 @@
-"""Static screens: what a candidate's launch and binary already tell before it runs anywhere."""
+"""Static screens of a candidate's launch and binary, before it runs anywhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from evoengine.space.family import MAX_BLOCK_Z, MAX_GRID_YZ, MAX_THREADS
 
 TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
-"""bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
+"""bytes of spills above which a candidate is excluded from a ranking by estimates, which do not include their cost"""
 
 _SERIALISED = re.compile(r"\(C751\d\)")
-"""ptxas' remarks that it waits for each wgmma before the next, or spills its accumulators"""
+"""ptxas' remarks that it serialises wgmmas, or spills their accumulators"""
 
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:

@@ -1,7 +1,7 @@
-"""What samples say: intervals of medians, which of two kernels is faster, when there are enough. Knows no GPU.
+"""Statistics of samples: intervals of medians, comparison of two kernels, stopping rules. Independent of a GPU.
 
 Samples are microseconds. Two contenders are compared by the ratios of samples of the same rounds, so that a drift of
-the clocks, which meets both alike, divides out.
+the clocks, which affects both alike, cancels.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import cache
 import numpy as np
 
 MIN_SAMPLES = 10
-"""repetitions that a trusted figure rests on"""
+"""minimum number of repetitions of a trusted figure"""
 MOST = 300
 TARGET_REL_CI = 0.005
-"""a median is settled when its 95 % interval lies within this fraction of it"""
+"""a median is final when its 95 % interval lies within this fraction of it"""
 PLATEAU = (40, 0.9)
 """from this many repetitions on: an interval still this fraction of what the first half gave will not shrink further"""
 BUDGET_US = 2e6
-"""of one contender's own time, once it has the fewest repetitions"""
+"""limit of one contender's own time, once it has MIN_SAMPLES repetitions"""
 SAME_WITHIN = 0.0025
 """two kernels whose ratio lies within this fraction of 1 are the same: registers then say more than time"""
 EARLY_STOP = ((3, 1.5), (5, 1.2), (8, 1.06))

@@ -1,4 +1,4 @@
-"""A kernel run back to back for seconds: the clocks that the power limit leaves, not those of a rested GPU."""
+"""Run a kernel back to back for seconds, at the clocks that the power limit permits, not those of an idle GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evoengine.devices.nvml import Reading
 from evoengine.records import L2, Clocks, Policy
 
 SETTLING_US = 5e5
-"""before what counts: a power limit lowers the clocks within some hundred milliseconds"""
+"""warm-up, within which a power limit lowers the clocks (some hundred milliseconds)"""
 COUNTED_US = 1e6
 BLOCK_US = 5e4
-"""of launches between two events; each gives one sample"""
+"""duration of the launches between two events, which yield one sample"""
 BUSY = 0.98
-"""of the wall time that the GPU must have been running; below it the GPU rested and the figure is none of this kind"""
+"""share of the wall time that the GPU must have been running; below it the GPU idled, and there is no such figure"""
 
 
 @dataclass(frozen=True, slots=True)

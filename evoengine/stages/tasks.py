@@ -1,6 +1,6 @@
-"""The verbs as tasks for a worker process: each takes records, gives a record or says why there is none.
+"""The stages as tasks for a worker process: each takes records, and returns a record or a Rejection.
 
-What a task needs is imported inside it, so that the process that only hands tasks out loads no torch and no CuPy.
+A task imports its needs itself, so that the process that only submits tasks loads neither torch nor CuPy.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
 
 NEAR_CEILING = 90.0
-"""percent of what the chip can do, from which on a figure is no figure before the gate is finished"""
+"""per cent of the chip's peak from which on a figure does not count before the gate is finished"""
 COMPILE_SECONDS = 90.0
-"""a kernel takes a few"""
+"""time limit; a kernel takes a few seconds"""
 
 
 class Evaluation(NamedTuple):

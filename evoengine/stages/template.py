@@ -1,4 +1,4 @@
-"""A template filled: by Jinja2, or plain CUDA text behind `#define`s. Templates run code, so a worker does it.
+"""Fill a template, by Jinja2, or plain CUDA text by `#define`s. Templates run code, so a worker does it.
 
 A template is `FAMILY.cu.j2` in the workload's folder, or `FAMILY.cu` where that is one of its own.
 """
@@ -19,20 +19,20 @@ from evoengine.stages.plain_source import defined
 
 INCLUDE = "include"
 MOST_BYTES = 1 << 20
-"""of a kernel's text; those of this package have a tenth of it"""
+"""size limit of a kernel's text; those of this package have a tenth of it"""
 MESSAGE_CHARS = 500
 """of an error in a template, as a candidate's reason states it"""
 
 
 class Folders(NamedTuple):
-    """Where templates are sought: a workload's own, and the one that all share."""
+    """The folders of templates: a workload's own, and the one that all share."""
 
     own: Path
     shared: Path
 
 
 class Template(NamedTuple):
-    """What is to be filled, and with what."""
+    """A template and its values."""
 
     folders: Folders
     family: str

@@ -1,7 +1,7 @@
-"""Rounds of repetitions: who is repeated, with which inputs, what is dropped, when an output is checked. Knows no GPU.
+"""Run rounds of repetitions: their order, inputs, dropped rounds and checks of outputs. Independent of a GPU.
 
-Contenders are timed in rounds, one repetition each in a random order, so that a drift of the clocks meets all of them
-alike. What the samples say is in `statistics.py`.
+Contenders are timed in rounds, one repetition each in a random order, so that a drift of the clocks affects all of them
+alike. `statistics.py` evaluates the samples.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from evoengine.devices.nvml import Reading
 
 INPUT_SETS = 2
-"""sets of inputs that repetitions take in an unpredictable order, so that a result kept from before is a wrong one"""
+"""sets of inputs that repetitions take in an unpredictable order, so that a cached result is a wrong one"""
 CHECK_EVERY = 5
 """repetitions of a contender among which one, not known beforehand, has its output checked. Two checks in a row never
 take the same inputs: whatever is replayed is wrong in one of them, which are at most 3 × CHECK_EVERY - 1 apart"""
 MOST_DROPPED = 300
-"""rounds dropped in all before it is given up"""
+"""limit of dropped rounds, after which the timing is aborted"""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 ALL_PAUSES_S = 30.0
@@ -46,7 +46,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A contender as the rounds see it.
+    """The functions of a contender that rounds call.
 
     `repeat` takes the number of an input set, overwrites the output with NaN, flushes the L2 and runs once. `check`
     takes the same number right after such a repetition and says what is wrong with the output, None where nothing is; a
@@ -67,7 +67,7 @@ class Rounds:
     samples: dict[str, list[float]]
     readings: list[Reading] = field(default_factory=list)
     dropped: Counter[Dropped] = field(default_factory=Counter)
-    """rounds that do not count, by reason"""
+    """number of dropped rounds by reason"""
     wrong: dict[str, str] = field(default_factory=dict)
     """contender whose output was wrong → in which repetition, and how"""
     ended: str = ""
@@ -127,7 +127,7 @@ def _why_dropped(taken: Mapping[str, Repetition], reading: Reading | None) -> Dr
 
 
 class InputPlan:
-    """Which inputs a contender's next repetition takes, and whether its output is checked."""
+    """Chooses the inputs of a contender's next repetition, and whether its output is checked."""
 
     def __init__(self, rng: np.random.Generator, input_sets: int) -> None:
         self._rng, self._sets = rng, input_sets
@@ -154,7 +154,7 @@ class InputPlan:
 
 
 class _Pauses:
-    """Lets a throttling GPU cool: each pause in a row is twice as long as the one before."""
+    """Pauses that let a throttling GPU cool; each successive pause is twice as long."""
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
         self._sleep, self._taken = sleep, 0.0

@@ -22,7 +22,7 @@ REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
 
 CCCL_HEADER = "cuda/std/version"
 DRIVER_FOR_13 = 580
-"""the first driver branch that runs CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
+"""the first driver branch that supports CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
 TORCH_FOR_12 = "2.9.1"
 """a torch whose wheel on PyPI is a build for CUDA 12 (12.8); that of 2.13.0 is for 13.0"""
 FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={TORCH_FOR_12}' 'evoengine[cuda12]'"

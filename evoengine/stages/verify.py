@@ -39,8 +39,8 @@ RMS_ALLOWED = 1.15
 """times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives
 1.5"""
 ROW_BIAS_ALLOWED = 2.25
-"""times what those roundings give, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded to
-the dtype gives three times as much in most cases"""
+"""times the error of those roundings, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded
+to the dtype gives three times as much in most cases"""
 BIAS_ALLOWED = 1 / 32
 """of the spacing of the dtype's numbers, at 1; factors cut off instead of rounded give a tenth and more"""
 BIAS_SIGMAS = 4.0
@@ -48,7 +48,7 @@ BIAS_SIGMAS = 4.0
 
 
 class Judged(Protocol):
-    """A case of any kind, small or at full size: what its result says of it."""
+    """The fields of a case, small or at full size, that its result states."""
 
     @property
     def name(self) -> str: ...
@@ -197,7 +197,7 @@ def share_of_allowed(result: CaseResult) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One figure of a result's error and how large it may be, in the unit of the outputs."""
+    """One measure of a result's error and its allowed maximum, in the unit of the outputs."""
 
     name: str
     error: float

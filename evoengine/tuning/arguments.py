@@ -1,4 +1,4 @@
-"""Arguments of the Python functions: each is held against its annotation, and a path may be given as text."""
+"""Check arguments of the Python functions against their annotations; a path may be given as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str
 
 @cache
 def _kinds(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
-    """Map each parameter to the types that it takes, where all of them are known here."""
+    """Map each parameter to the types that it accepts, where all of them are known here."""
     found = {}
     for name, hint in get_type_hints(function).items():
         parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)

@@ -21,7 +21,7 @@ from evoengine.tuning.setup import register_kernel, require_name
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Best:
-    """`candidates` best first, all by figures that may be compared."""
+    """`candidates`, best first, ranked by comparable figures."""
 
     problem: str
     gpu: str
@@ -88,7 +88,7 @@ def find_best(
 
 
 def ties(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
-    """Return trial → those that its prediction cannot be told from: their times differ by less than its range allows.
+    """Return trial → trials whose predicted times lie within its prediction's range, and so cannot be distinguished.
 
     Measured figures and those by formula have no range, and tie with none.
     """

@@ -1,4 +1,4 @@
-"""Which GPU is tuned for: one that is named, one that a file describes, or the one of this machine."""
+"""Choose the target GPU: one that is named, one that a file describes, or the one of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evoengine.workloads import workloads
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What of a workload can run on a GPU, by its space's rules about the GPU alone."""
+    """The families of a workload that can run on a GPU, by those rules of its space that concern only the GPU."""
 
     workload: str
     families: tuple[str, ...]
@@ -47,7 +47,7 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
 class Choice:
     gpu: Gpu
     why: str | None = None
-    """a line for people where the GPU was not named"""
+    """a line for the user where the GPU was not named"""
 
 
 def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
@@ -69,7 +69,7 @@ def find_stored_gpu(db: str | None, name: str) -> Gpu:
         try:
             with open_ledger(db, create=False) as ledger:
                 return stored_gpu(ledger, name)
-        except NothingFound:  # there is no ledger yet
+        except NothingFound:  # no ledger exists yet
             pass
     return find_gpu(name)
 

@@ -1,4 +1,4 @@
-"""What a Ray cluster has and what it is at."""
+"""The resources of a Ray cluster, and what runs on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evoengine.tuning.detached import SEARCH_ACTOR, DetachedStatus
 from evoengine.tuning.ray_cluster import GPU_ACTOR, NAMESPACE, Node, connected, import_ray, survey
 
 ANSWER_SECONDS = 10.0
-"""for an actor to say what it is at"""
+"""time limit of an actor's answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BusyGpu:
     uuid: str
     label: str
     task: str | None
-    """None where it waits for the next"""
+    """None while it is idle"""
     seconds: float
 
 
@@ -33,12 +33,12 @@ class ClusterStatus:
     nodes: Sequence[Node]
     cpus: float
     cpus_busy: float
-    """held by whoever uses the cluster, by Ray's count"""
+    """held by any user of the cluster, by Ray's count"""
     gpus: float
     gpus_busy: float
     at_work: Sequence[BusyGpu]
     searches: Sequence[DetachedStatus]
-    """that go on without a command"""
+    """detached searches"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,6 +73,6 @@ def _answers(kind: str, question: str) -> list[tuple[str, Any]]:
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
     found = []
     for reference in answered:
-        with suppress(ray.exceptions.RayError):  # it has just ended
+        with suppress(ray.exceptions.RayError):  # the actor has just ended
             found.append((asked[reference], ray.get(reference)))
     return found

@@ -1,4 +1,4 @@
-"""Files that bring up a Ray cluster for searches: a Slurm job, or Kubernetes objects for KubeRay."""
+"""Write files that start a Ray cluster for searches: a Slurm job, or Kubernetes objects for KubeRay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoengine.errors import UsageError
 TEMPLATES = Path(__file__).with_name("cluster_files")
 SLURM, KUBERNETES = ("search.sh",), ("access.yaml", "cluster.yaml", "job.yaml")
 RAY = "2.60.0"
-"""of the container file; every node and whoever reaches the cluster has the same"""
+"""version in the container file; every node and every client of the cluster has the same"""
 IMAGE = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
 """a container image, as Kubernetes takes it"""
 
@@ -27,7 +27,7 @@ class Cluster:
     """kind of GPU, a key of gpus.toml"""
     nodes: int
     gpus: int
-    """of each node; 0 compiles, gates and predicts alone"""
+    """of each node; with 0 it only compiles, gates and predicts"""
     cpus: int
     """of each node"""
     image: str | None = None

@@ -1,7 +1,7 @@
-"""Searches whose coordinator is itself an actor of the Ray cluster: they outlive the command that began them.
+"""Searches whose coordinator is itself an actor of the Ray cluster, and so outlive the command that started them.
 
-Ray starts the actor again, on any node, where it is lost; it then gives the same search again, which goes on from the
-ledger. No database's URL travels: every node has its own EVOENGINE_DB.
+Ray restarts a lost actor on any node; it then submits the same search, which resumes from the ledger. No database's URL
+is sent: every node has its own EVOENGINE_DB.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from evoengine.tuning.search import SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo
 
 SEARCH_ACTOR = "search"
-"""begins the name of a coordinator"""
+"""prefix of the name of a coordinator"""
 DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedStatus:
-    """A search that goes on without a command."""
+    """The state of a detached search."""
 
     name: str
     host: str
@@ -39,17 +39,17 @@ class DetachedStatus:
     done: int
     total: int
     last: str
-    """what it last had to say"""
+    """its last message"""
 
 
 class DetachedSearch:
-    """The actor. It ends itself when its searches have ended."""
+    """The actor, which ends when its searches have ended."""
 
     def __init__(
         self, name: str, options: Sequence[SearchOptions], argv: Sequence[str], finder: GpuFinder | None
     ) -> None:
         self._name, self._options, self._finder = name, options, finder
-        sys.argv = list(argv)  # what the ledger keeps as the command
+        sys.argv = list(argv)  # stored in the ledger as the command
         self._begun = threading.Event()
         self._error: EvoengineError | None = None
         self._search: FleetSearch | None = None
@@ -129,7 +129,7 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
             max_concurrency=4,
         )
         actor = made.remote(name, own, sys.argv, finder)
-        echo("beginning on the cluster")
+        echo("starting on the cluster")
         if error := _begun(actor):
             ray.kill(actor)
             raise error

@@ -1,4 +1,4 @@
-"""The best kernel of a ledger, or one of its trials, as a folder to ship, after its machine code was executed."""
+"""Export the best kernel of a ledger, or one of its trials, as a folder, after its machine code was executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 
 MAX_SMS = 512
-"""of a GPU that an exported kernel may meet"""
+"""largest number of SMs of a GPU on which an exported kernel may run"""
 
 
 def export(
@@ -40,7 +40,7 @@ def export(
 ) -> list[Path]:
     """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
-    `kernel` is that of `best`. `on_stage` is told what is being done. Raises NothingFound where there is none, or where
+    `kernel` is that of `best`. `on_stage` receives the current stage. Raises NothingFound where there is none, or where
     a judge refutes it.
     """
     db = checked(export, {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db})["db"]
@@ -119,7 +119,7 @@ def _judge(ledger: Ledger, winner: Candidate) -> Judged:
 
 
 def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
-    """Return the candidate with the verdicts that it is exported by; what an imported file said is no verdict."""
+    """Return the candidate with the verdicts of the export; those of an imported file do not count."""
     if not found.correct:
         raise NothingFound(f"trial {winner.trial} is not exported: {found}")
     echo(f"trial {winner.trial}: {found}")
@@ -137,6 +137,6 @@ def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
         return {}
     try:
         space = spaces_of(ledger, [winner], target)[winner.run]
-    except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
+    except UsageError:  # the current rules refuse the space, which the check of the machine code has reported
         return {}
     return space.grids_by_sms(winner.config, range(1, MAX_SMS + 1))

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as the place of a search: CPUs anywhere compile and gate, every GPU of a kind times."""
+"""The nodes of a Ray cluster as the place of a search: all CPUs compile and gate, all GPUs of a kind time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 5.0
-"""of waiting for a GPU, after which a person is told"""
+"""wait for a GPU after which the user is told"""
 
 
 def gpu_of_node(gpu: Gpu) -> GpuDevice:
-    """Run on a node: the GPU that Ray gave this process. Raises MachineError where it is not of that kind."""
+    """Return, on a node, the GPU that Ray assigned to this process. Raises MachineError if it is of another kind."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by which Ray numbers GPUs
     device = choose_device("cuda", gpu, silent)
     assert device is not None  # it raises where there is none
@@ -39,7 +39,7 @@ def gpu_of_node(gpu: Gpu) -> GpuDevice:
 
 
 def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | EvoengineError:
-    """Run on a node: its GPU, as the driver there tells of it and as the ledger keeps it."""
+    """Return, on a node, its GPU as the driver reports it and as the ledger stores it."""
     try:
         device = find()
         return device, ledger_device(device)
@@ -49,7 +49,7 @@ def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | Ev
 
 @dataclass(frozen=True, slots=True)
 class GpuFinder:
-    """How a node's GPU is found and described; tests bring their own."""
+    """The functions that find and describe a node's GPU; tests replace them."""
 
     find: Callable[[Gpu], GpuDevice] = gpu_of_node
     describe: Callable[[Callable[[], GpuDevice]], tuple[GpuDevice, Device] | EvoengineError] = describe_gpu

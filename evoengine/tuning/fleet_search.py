@@ -1,4 +1,4 @@
-"""Searches on a Ray cluster, one for each kind of GPU that was named, with one ledger."""
+"""Searches on a Ray cluster, one for each named kind of GPU, with one ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evoengine.tuning.setup import Echo, silent
 
 
 class FleetSearch:
-    """Searches that may begin, all on the cluster that the first of `options` names; they differ in `gpu` alone.
+    """Searches ready to start on the cluster that the first of `options` names; they differ only in `gpu`.
 
     Raises UsageError, and MachineError where the cluster or a GPU cannot be had.
     """
@@ -35,7 +35,7 @@ class FleetSearch:
         self._echo, self._options = echo, options
         self._searches: list[Search] = []
         first = options[0]
-        assert first.cluster is not None  # who has none searches here
+        assert first.cluster is not None  # otherwise the search is local
         with ExitStack() as stack:
             on_stage("reaching the cluster")
             stack.enter_context(connected(first.cluster))
@@ -91,7 +91,7 @@ class FleetSearch:
                 ]
                 return [each.result() for each in running]
             finally:
-                threads.shutdown(wait=False)  # a second Ctrl-C does not wait for them
+                threads.shutdown(wait=False)  # so that a second Ctrl-C does not wait for them
 
     def _run(
         self, n: int, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None

@@ -1,4 +1,4 @@
-"""What a ledger knows of products on a GPU, in the layout of vLLM's and SGLang's fused MoE kernel."""
+"""Export a ledger's best matrix products on a GPU in the layout of vLLM's and SGLang's fused MoE kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list
     texts = {folder / name: json.dumps(rows, indent=4) + "\n" for name, rows in made.files.items()}
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
-            raise UsageError(f"{path} is there and says otherwise; name a folder without it, or take it away first")
+            raise UsageError(f"{path} exists with other contents; name a folder without it, or remove it first")
     for path, text in texts.items():
         write_atomically(path, [text])
     return list(texts), made.left_out

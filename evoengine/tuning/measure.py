@@ -1,4 +1,4 @@
-"""Times on a GPU what a search without one left in the ledger."""
+"""Time on a GPU the candidates that a search without one left in the ledger."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class MeasureResult:
     baselines: tuple[Baseline, ...]
     best: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
-    """estimates beside figures that may be compared with those of `best`"""
+    """estimates beside figures that are comparable with those of `best`"""
     agreement: Agreement
     notes: tuple[str, ...]
 
 
 class MeasureRun:
-    """Candidates of the ledger, best estimate first, gated and timed on a GPU; `top` None for all of them.
+    """Gates and times the ledger's candidates on a GPU, best estimate first: the first `top`, or all if it is None.
 
     Raises MachineError where there is no GPU that can run them.
     """

@@ -1,4 +1,4 @@
-"""Where a search runs: on this machine, or on a Ray cluster (fleet.py)."""
+"""The place where a search runs: this machine, or a Ray cluster (fleet.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(Protocol):
         """Return the GPU that times, as setup.choose_device does."""
 
     def default_jobs(self, timed: bool) -> int:
-        """Return how many tasks run at once, beside those on GPUs."""
+        """Return how many tasks run at once, not counting those on GPUs."""
 
     def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
         """Lock the GPU as setup.lock_gpu does."""

@@ -1,6 +1,6 @@
-"""A Ray cluster: how it is reached, what its nodes are, and whether they can run what this evoengine sends them.
+"""Connect to a Ray cluster, list its nodes, and check whether they can run this evoengine's tasks.
 
-All that is needed of Ray's private names is here.
+All uses of Ray's private names are in this module.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from evoengine.passwords import command_line
 from evoengine.stages.toolchain import compiler_version
 
 LOCAL = "local"
-"""asks for a cluster of this machine alone, for the time of the command"""
+"""a cluster of only this machine, for the duration of the command"""
 AUTO = "auto"
-"""the cluster that this machine is a node of, as `ray start` left it"""
+"""the cluster of which `ray start` made this machine a node"""
 GPU = "gpu:"
-"""begins the name of the resource for a kind of GPU: gpu:h100"""
+"""prefix of the resource for a kind of GPU: gpu:h100"""
 NAMESPACE = "evoengine"
-"""of the actors' names"""
+"""namespace of the actors' names"""
 GPU_ACTOR = "gpu"
-"""begins the name of one that has a GPU"""
+"""prefix of the name of an actor that has a GPU"""
 REACH_SECONDS = 5.0
 SURVEY_SECONDS = 120.0
-"""for all nodes to say what they have; a process comes up on each"""
+"""time limit of the survey, which starts a process on each node"""
 OBJECT_STORE_BYTES = 200 << 20
-"""of a cluster of this machine alone; a binary takes about 1 MB"""
+"""of a cluster of only this machine; a binary takes about 1 MB"""
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d{1,5})\Z")
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_enable_metrics_collection": "0",
-    "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address where there is no Ray is tried for minutes
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # otherwise Ray retries an address without a cluster for minutes
 }
 """of this process, read when Ray is imported"""
 RAYLET_DIED = (
@@ -56,11 +56,11 @@ RAYLET_DIED = (
     "in Ray's session folder): start Ray again, and give the same command"
 )
 DEATH_SIGNAL = signal.SIGUSR2
-"""wakes the main thread from whatever it waits for"""
+"""interrupts whatever the main thread waits for"""
 UNWIND_SECONDS = 20.0
-"""for a search to end by itself when the raylet has died; Ray ends the process after about 60 s, with exit code 1"""
+"""time for a search to end after its raylet died; Ray ends the process after about 60 s, with exit code 1"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""what Ray does on systems without clusters of several machines: all of it listens on 127.0.0.1"""
+"""Ray's setting for systems without multi-node clusters, by which it listens only on 127.0.0.1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Node:
     address: str
     cpus: int
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """kind → how many it is said to have"""
+    """kind → number, as the node states it"""
     python: str = ""
     evoengine: str | None = None
     """its version; None where it is not installed"""
     compiler: str | None = None
     why_unfit: str | None = None
-    """why nothing of a search can run there"""
+    """why no task of a search can run there"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,7 +113,7 @@ def connected(address: str) -> Iterator[None]:
     Raises UsageError, and MachineError if the cluster cannot be reached or has other versions.
     """
     check_address(address)
-    if "ray" in sys.modules and import_ray().is_initialized():  # this is an actor, on the cluster
+    if "ray" in sys.modules and import_ray().is_initialized():  # this process is an actor of the cluster
         yield
         return
     if command_line() != " ".join(sys.argv):
@@ -126,7 +126,7 @@ def connected(address: str) -> Iterator[None]:
     if address == LOCAL:
         os.environ.update(LOOPBACK)
     elif _has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray does by itself for `auto` alone
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray does this by itself only for `auto`
     ray = import_ray()
     given: dict[str, Any] = dict(
         namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None
@@ -140,7 +140,7 @@ def connected(address: str) -> Iterator[None]:
             num_gpus=sum(gpu_resources().values()),
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # what fails is said below
+        with warnings.catch_warnings(action="ignore"):  # failures are reported below
             ray.init(address, **given)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         raise MachineError(_why_not_connected(address, error)) from error
@@ -164,7 +164,7 @@ def _watched_raylet() -> Iterator[None]:
         yield
         return
     left, leave = os.pipe()
-    in_main = threading.current_thread() is threading.main_thread()  # no other can set a handler
+    in_main = threading.current_thread() is threading.main_thread()  # only it can set a handler
     watching = threading.Thread(target=_watch, args=(process, left, in_main), name="raylet-watch", daemon=True)
     before = signal.signal(DEATH_SIGNAL, _raise_raylet_died) if in_main else None
     watching.start()
@@ -231,7 +231,7 @@ def _why_not_connected(address: str, error: Exception) -> str:
     said = " ".join(str(error).split())
     if "ersion" in said and "ython" in said:
         return f"the Ray cluster at {address} and this machine have different versions: {said}"
-    if "Failed to connect" in said or "uthenticat" in said:  # something listens there, and Ray does not let it in
+    if "Failed to connect" in said or "uthenticat" in said:  # the port is open, but Ray refuses this client
         have = "the token here may be another" if _has_token() else "there is no token here"
         return (
             f"the Ray cluster at {address} refuses this machine: if it asks for a token (RAY_AUTH_MODE=token), {have}; "

@@ -1,4 +1,4 @@
-"""A search of a recorded space: times are looked up, and ledger and dashboard see no difference."""
+"""A search of a recorded space: times are looked up; ledger and dashboard see no difference."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from evoengine.untrusted import printable, read_limited
 
 
 class RecordedSearch:
-    """A search of the file that `options.device` names; raises UsageError where it cannot be read."""
+    """A search of the file that `options.device` names. Raises UsageError where it cannot be read."""
 
     def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
         if options.objective and len(parse_objectives(options.objective)) > 1:
             why = "a recorded file is searched by its times alone; leave --objective out"
             raise UsageError(f"--objective {options.objective}: {why}")
-        on_stage("reading what was recorded")
+        on_stage("reading the recorded file")
         if options.resume is not None:
             options = complete_from_run(options)
         self._file = Path(options.device.removeprefix(RECORDED))

@@ -1,4 +1,4 @@
-"""What a ledger knows of a problem on a GPU, as an HTML page that needs nothing else."""
+"""Write what a ledger knows of a problem on a GPU as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _peaks(ledger: Ledger, overview: Overview) -> tuple[Peaks | None, str]:
     except UsageError as error:
         return None, f"the peaks are not known, as {error}"
     if not flops or not least_bytes:
-        return None, "nobody counted the operations and bytes of this problem"
+        return None, "the operations and bytes of this problem are not known"
     gpu = target.gpu
     return Peaks(gpu.name, flops, least_bytes, gpu.tensor_tflops, gpu.fp32_tflops, gpu.memory_gbs), ""
 

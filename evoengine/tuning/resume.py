@@ -1,7 +1,7 @@
-"""Which run a search goes on with: the one that is named, or the last of the same command that was cut short.
+"""Choose the run that a search resumes: the one that is named, or the last interrupted one of the same command.
 
-What makes a run the same is all that decides what it proposes and what its figures mean: problem, GPU, space,
-templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's own gate and model.
+Runs are the same if everything agrees that determines their proposals and the meaning of their figures: problem, GPU,
+space, templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's gate and model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from evoengine.tuning.setup import Echo
 
 INTERRUPTED = "interrupted"
 STOPPED = "stopped: "
-"""begins the status of a run that an error of the machine ended"""
+"""prefix of the status of a run that an error of the machine ended"""
 ENVIRONMENT = ("device", "driver", "libraries", "compiler", "gate", "model", "predicted")
-"""conditions that a kernel's evaluation depends on"""
+"""conditions on which a kernel's evaluation depends"""
 CONDITION_REASONS = {
     "templates": "the templates have changed",
     "code": "evoengine's gate or model has changed",
@@ -29,22 +29,22 @@ CONDITION_REASONS = {
     "model": "the model of predicted times has another version",
     "predicted": "times can be predicted from machine code in one of the two only",
 }
-"""of conditions whose values say nothing to a person"""
+"""sentences for conditions whose values mean nothing to the user"""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRun:
-    """A run of this process, new or one that goes on."""
+    """The run of this process, new or resumed."""
 
     run: int
     seed: int
     spent: float = 0.0
-    """seconds that it took before"""
+    """seconds that earlier processes of the run took"""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What a search is asked for, as far as a run that goes on must be the same."""
+    """The settings of a search that must agree with those of a resumed run."""
 
     problem: str
     gpu: str
@@ -55,7 +55,7 @@ class SearchRequest:
     trials: int
     seconds: float | None
     seed: int | None
-    """None where any is right"""
+    """None where any seed will do"""
     conditions: Mapping[str, Any]
 
     def differences(self, run: Run) -> list[str]:
@@ -112,12 +112,12 @@ def named_run(ledger: Ledger, number: int) -> Run:
     if found is None and number:
         raise UsageError(f"the ledger has no run {number}: {listed}")
     if found is None:
-        raise UsageError(f"the ledger holds no search that can go on: {listed}")
+        raise UsageError(f"the ledger holds no search that can be resumed: {listed}")
     if found.imported_from is not None:
         raise UsageError(f"run {found.id} was imported, and nothing can be added to it: {listed}")
     if found.conditions is None:
         why = "it is of an older evoengine, or no search"
-        raise UsageError(f"run {found.id} cannot go on ({why}); search without --resume begins a new one")
+        raise UsageError(f"run {found.id} cannot be resumed ({why}); search without --resume begins a new one")
     return found
 
 
@@ -125,7 +125,7 @@ def require_same(run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
         begins = "search without --resume begins a new run, which takes over what is known"
-        raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
+        raise UsageError(f"run {run.id} cannot be resumed: {'; '.join(found)}. {begins}")
 
 
 def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
@@ -168,7 +168,7 @@ def begin(
     spent = ledger.resume_run(found.id, asked.trials, asked.seconds) if found else None
     if found is not None and spent is not None:
         done = ledger.done(found.id)
-        echo(f"going on with run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
+        echo(f"resuming run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
         return ActiveRun(found.id, found.seed, spent)
     if found is not None and resume is not None:
         wait = "wait until it has ended, or, where it was killed on another machine, for a minute"

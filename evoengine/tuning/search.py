@@ -1,4 +1,4 @@
-"""A whole search, from what a person asks for to the ranking."""
+"""A complete search, from the user's options to the ranking."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DEFAULT_TRIALS = 60
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What a search may be asked for; each field is the option of `evoengine search` of that name."""
+    """The options of a search; each field is the option of `evoengine search` of that name."""
 
     problem: str | None = None
     """the workload's example where it is None"""
@@ -65,10 +65,10 @@ class SearchOptions:
     gpu_file: Path | None = None
     """a TOML file with a GPU that gpus.toml does not have"""
     kernel: Path | None = None
-    """a folder with a kernel of one's own"""
+    """a folder with the user's own kernel"""
     families: tuple[str, ...] = ()
     trials: int | None = None
-    """60 where it is None, as many as the run was asked for where that goes on"""
+    """60 where it is None, or as many as the resumed run was to do"""
     minutes: float | None = None
     sampler: str | None = None
     """evolution where it is None"""
@@ -81,15 +81,15 @@ class SearchOptions:
     jobs: int | None = None
     seed: int | None = None
     resume: int | None = None
-    """the run to go on with, 0 for the last one"""
+    """the run to resume, 0 for the last one"""
     clock: str | None = None
-    """that times are predicted for: boost, sustained or locked:MHZ; boost where it is None"""
+    """clock for which times are predicted: boost, sustained or locked:MHZ; boost where it is None"""
     remeasure: bool = False
-    """whether kernels are evaluated again whose result the ledger has"""
+    """whether to evaluate kernels again whose result the ledger has"""
     cluster: str | None = None
-    """a Ray cluster on whose nodes it runs: local, auto, ray://HOST:PORT or HOST:PORT"""
+    """the Ray cluster on which to run: local, auto, ray://HOST:PORT or HOST:PORT"""
     timeout: float | None = None
-    """seconds to wait for a GPU that the cluster does not have yet; for ever where it is None"""
+    """seconds to wait for a GPU that the cluster does not have yet; no limit where it is None"""
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values. The command line rejects most of them earlier."""
@@ -126,7 +126,7 @@ class SearchResult:
     missed: Mapping[int, str]
     """trials that are in the ledger but not in optuna-dashboard's study, with the reason"""
     pareto: bool = False
-    """whether several objectives were aimed at"""
+    """whether there were several objectives"""
 
     def __repr__(self) -> str:
         return f"SearchResult(run {self.run}, {self.progress.ended}: {listed(self.best)})"
@@ -137,7 +137,7 @@ def complete_from_run(options: SearchOptions) -> SearchOptions:
 
     Raises NothingFound if there is no ledger, and UsageError if there is no such run.
     """
-    assert options.resume is not None  # who calls this was asked for it
+    assert options.resume is not None  # callers check this
     with open_ledger(options.db, create=False) as ledger:
         run = named_run(ledger, options.resume)
     if run.definition is not None and options.kernel is None:
@@ -162,9 +162,9 @@ def complete_from_run(options: SearchOptions) -> SearchOptions:
 
 
 class Search:
-    """A search that may begin: all that was asked for is checked, and nothing is written yet.
+    """A search that is ready to start: all options are checked, and nothing is written yet.
 
-    Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
+    Raises UsageError for invalid options, MachineError for what this machine lacks.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Search:
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
         self._spent = 0.0
-        """seconds that the run took before"""
+        """seconds that earlier processes of the run took"""
         self._stop: Callable[[], None] | None = None
         self._stopped = False
         self.number: int | None = None
@@ -225,7 +225,7 @@ class Search:
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
                 ledger.patience = Patience(self._echo)
-                # what a GPU times needs no judge: it waits for the build in order to know whether it predicts
+                # a search on a GPU needs no judge, and waits for the build only to know whether it can predict
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
                 with recording_failure(ledger, run):
@@ -275,7 +275,7 @@ class Search:
         on_trial: Callable[[Candidate], None] | None,
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
-        self._on_stage("looking at what the knobs change")
+        self._on_stage("checking which knobs change kernels")
         _announce(s, self._choice, self._timing, unpredictable, ledger.place, run, self._echo)
         if others := concurrent_searches(ledger, run):
             self._echo(others)
@@ -311,9 +311,9 @@ class Search:
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
-        study.write()  # before the run counts as ended: who is killed then leaves a whole study
+        study.write()  # before the run counts as ended, so that a kill leaves a complete study
         ledger.finish_run(run, progress.ended)
-        study.complete()  # of what was under way, and where the database was away for a while
+        study.complete()  # trials that were in flight, or that an unavailable database delayed
         study.summarise()
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
@@ -371,7 +371,7 @@ def concurrent_searches(ledger: Ledger, run: int) -> str | None:
     if not others:
         return None
     named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
-    return f"{named} at the same problem: each kernel is evaluated by one of them, and the others wait for it"
+    return f"{named} searching the same problem: each kernel is evaluated by one of them, and the others wait for it"
 
 
 def _same_target(one: Run, other: Run) -> bool:

@@ -1,4 +1,4 @@
-"""What tuning needs before anything is written: target, space, templates, toolchain, device; each checked."""
+"""Prepare and check what tuning needs before anything is written: target, space, templates, toolchain, device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 Echo = Callable[[str], None]
-"""takes a line for people"""
+"""receives a line for the user"""
 
 
 def silent(line: str) -> None:
@@ -58,7 +58,7 @@ def register_kernel(folder: Path) -> AnyWorkload:
 
 
 def require_name(workload: AnyWorkload, problem: str) -> None:
-    """Raise UsageError where the problem is of another workload; one without a name is of any."""
+    """Raise UsageError where the problem names another workload; one without a name fits any."""
     name, colon, _ = problem.partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in the folder is {workload.name}")
@@ -145,7 +145,7 @@ def recording_failure(ledger: Ledger, run: int) -> Iterator[None]:
         raise
     except (EvoengineError, OSError) as error:
         found = machine_error(error) if isinstance(error, OSError) else error
-        with suppress(EvoengineError):  # the ledger itself may be what failed
+        with suppress(EvoengineError):  # the ledger itself may have failed
             ledger.finish_run(run, f"stopped: {found}")
         raise found from error
 
@@ -157,7 +157,7 @@ def require_seed(seed: int | None) -> None:
 
 
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
-    """Begin to build the judges that this machine has not built."""
+    """Start building the judges that this machine lacks."""
     build = FirstBuild(emulated)
     if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
@@ -165,7 +165,7 @@ def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
 
 
 def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
-    """Return what is missing for predictions on the GPU; waits for a build that is given."""
+    """Return what is missing for predictions on the GPU, after waiting for `build` if it is given."""
     from evoengine.stages.predict import why_unread
 
     try:
@@ -268,7 +268,7 @@ def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
 
 
 RESERVED_CORES = 2
-"""for the process that launches on the GPU, which must stay ahead of it, and for the coordinator"""
+"""for the process that launches on the GPU, which must not fall behind it, and for the coordinator"""
 
 
 def default_jobs(timed: bool) -> int:

@@ -1,4 +1,4 @@
-"""A search as one call, for programs."""
+"""A search as one function call, for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tune(
     echo: Echo = silent,
     **unknown: Never,
 ) -> SearchResult:
-    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
+    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions describes the options.
 
     A program that calls this must be importable: candidates run in processes of their own, which import its main module
     (`if __name__ == "__main__":`); one on standard input is not imported. Raises UsageError, MachineError.
@@ -51,7 +51,7 @@ def tune(
     options = {name: value for name, value in locals().items() if name not in ("echo", "unknown")}
     if unknown:
         known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
+        raise UsageError(f"tune has no parameter {', '.join(sorted(unknown))}; it takes {known}{near}")
     return prepare(SearchOptions(**checked(SearchOptions, options)), echo).run()
 
 

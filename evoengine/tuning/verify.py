@@ -38,9 +38,9 @@ from evoengine.workloads.base import Target
 class Verified:
     candidate: Candidate
     seed: int
-    """repeats the verdict"""
+    """with which the verdict can be repeated"""
     on_cpu: Judged | None = None
-    """what the judges without a GPU found, where they were asked and there is a binary"""
+    """the result of the judges without a GPU, where they were asked for and there is a binary"""
 
     def __repr__(self) -> str:
         return f"Verified({'correct' if self.correct else self.why_not!r}, seed {self.seed}: {self.candidate!r})"
@@ -77,7 +77,7 @@ def verify(
     """Render, compile and gate a configuration: on a GPU, or by both judges on the CPU; with `binary` by all three.
 
     `config` may be the number of a trial in the ledger `db`: its configuration, and its problem and GPU where none are
-    given. `on_stage` is told what is being done. Raises UsageError where the configuration is not in the space.
+    given. `on_stage` receives the current stage. Raises UsageError where the configuration is not in the space.
     """
     given = checked(verify, {name: value for name, value in locals().items() if name not in ("echo", "on_stage")})
     place = given.pop("db")

@@ -10,14 +10,14 @@ from typing import Any
 from evoengine.times import utc
 
 SCHEMA = 1
-"""goes up where a field is taken away or gets another meaning; new fields may come at any time"""
+"""raised when a field is removed or changes its meaning; new fields may be added at any time"""
 EVENT_SCHEMA = 1
-"""of the events of --log-json; it changes where a field is taken away or means something else"""
+"""of the events of --log-json; raised when a field is removed or changes its meaning"""
 OF_A_TRIAL = (
     "trial", "run", "outcome", "reason", "config", "tflops", "tflops_kind", "median_us", "vs_baseline", "registers",
     "spill_bytes", "shared_bytes",
 )  # fmt: skip # a table
-"""fields of a trial's JSON that its event has; docs/ledger.md says what they mean"""
+"""fields of a trial's JSON in its event; docs/ledger.md describes them"""
 
 
 def jsonable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can be tuned. Each folder here is a workload, which its __init__.py names as `WORKLOAD`.
+"""The workloads. Each folder here is one, which its __init__.py names as `WORKLOAD`.
 
 Others may be registered.
 """

@@ -1,8 +1,8 @@
-"""The Workload protocol: all that the engine asks of a kernel that can be tuned.
+"""The Workload protocol: the interface between the engine and a kernel that can be tuned.
 
 A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's
 parameters. `Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both
-travel to those processes by pickle.
+are pickled for those processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LaunchOf = Callable[["Problem"], Launch]
 
 
 class Problem(Protocol):
-    """What is computed: sizes and dtypes. Frozen; equal problems are equal and hash alike."""
+    """The sizes and dtypes of a computation. Frozen, comparable and hashable by value."""
 
     def __str__(self) -> str:
         """Return `WORKLOAD:…`, which `Workload.parse` reads back."""
@@ -52,7 +52,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Case(Generic[P]):
-    """One question put to a candidate: a small problem and a way to draw its inputs.
+    """One test of a candidate: a small problem and a way to draw its inputs.
 
     `config` is the candidate's: some kernels take parameters that depend on it, tensor maps for one.
     """
@@ -62,9 +62,9 @@ class Case(Generic[P]):
     draw: str = "normal"
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
-    """whether it is asked only of candidates that may rank, as it takes longer than the others"""
+    """whether it is run only for candidates that may be ranked, since it takes longer than the others"""
     part: str | None = None
-    """how much of the problem's own extent it has, where that is too large for the time there is"""
+    """the part of the problem's own extent that it covers, where all of it would take too long"""
     whole: P | None = None
     """the problem that is tuned, where its cells are known"""
 
@@ -75,7 +75,7 @@ AnyCase = Case[Any]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far an output may be from the float64 reference.
+    """The allowed error of an output against the float64 reference.
 
     By default FlashAttention's rule: `own` times the error of the same computation in the kernel's own dtypes, plus
     `roundings` spacings of the output's dtype at its largest value. Where `rtol` or `atol` is given they hold instead,
@@ -91,7 +91,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`inputs` go to the kernel, `expected` to the reference; they differ only where a case asks for an invariance."""
+    """`inputs` are for the kernel, `expected` for the reference; they differ only where a case tests an invariance."""
 
     inputs: Inputs
     expected: Inputs
@@ -104,14 +104,14 @@ class Sample(Generic[P]):
     problem: P
     inputs: Inputs
     take: Callable[[Outputs], Outputs]
-    """the part of whole outputs that belongs to it, in the small problem's shapes"""
+    """extracts the sample from whole outputs, in the small problem's shapes"""
 
 
 class Tensors(ABC, Generic[P]):
     """The tensor half of a workload. Tensors are torch's, on the CPU or a GPU, by the names of the parameters."""
 
     independent: frozenset[str] = frozenset()
-    """draws under which the errors of unlike rows are independent, so that sums of them can be judged too"""
+    """draws for which the errors of different rows are independent, so that sums of them can be judged too"""
 
     @abstractmethod
     def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
@@ -173,7 +173,7 @@ class FullSize(ABC, Generic[C]):
     """Cases at full size in the emulator: blocks of the problem itself, over tensors that exist in part."""
 
     unknown_cost = False
-    """whether nothing tells how long a block takes, so that one is run before the others"""
+    """whether the duration of a block is unknown, so that one is run before the others"""
 
     @abstractmethod
     def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch | None:
@@ -199,7 +199,7 @@ class FullSize(ABC, Generic[C]):
 
 
 class WrongBlock(Exception):
-    """What a block wrote cannot be right, whatever the values. The message names the block and what it did."""
+    """A block's stores cannot be correct, whatever the values. The message names the block and what it did."""
 
 
 class NothingWritten(WrongBlock):
@@ -218,27 +218,27 @@ class WrittenPart:
     drawn: Drawn
     outputs: Outputs
     expected: Outputs | None = None
-    """in float64, where they are known"""
+    """the expected outputs in float64, where they are known"""
 
 
 class Workload(ABC, Generic[P]):
-    """A kernel that can be tuned, without its tensors. Instances are picklable and hold nothing that changes."""
+    """A kernel that can be tuned, without its tensors. Instances are picklable and immutable."""
 
     name: str
-    """also begins its problems' texts, and names its templates and its space file"""
+    """also the prefix of its problems' texts, and the name of its templates and its space file"""
     grammar: str
-    """how a problem is written, for people"""
+    """the grammar of a problem's text, for the user"""
     example: str
-    """a problem, as a person writes it: what is tuned where none is named"""
+    """the text of a problem, which is the default"""
     compile_time: tuple[str, ...]
     """the problem's variables that a template may bake into its text; all others are the kernel's parameters"""
     tolerance: Tolerance = Tolerance()
     is_default: bool = False
     """whether problems without a name before the colon are of this workload"""
     baseline_label: str = "baseline"
-    """what people call the baselines"""
+    """the usual name of the baselines"""
     definition_text: str | None = None
-    """of a kernel that somebody brought: its problem.json, which ledgers keep"""
+    """the problem.json of a user's own kernel, which ledgers store"""
 
     @abstractmethod
     def parse(self, text: str) -> P:
@@ -319,7 +319,7 @@ class Workload(ABC, Generic[P]):
 
 
 AnyWorkload = Workload[Any]
-"""one whose type of problem the engine does not know: it takes from a workload what it gives back to the same one"""
+"""a workload of unknown problem type; the engine passes a workload's objects only back to the same workload"""
 
 
 class Named(Protocol):
@@ -344,7 +344,7 @@ def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is tuned, and for which GPU; `clock` is the one that times are predicted for."""
+    """The problem and the GPU to tune for; `clock` is that of predicted times."""
 
     workload: AnyWorkload
     problem: Problem

@@ -1,4 +1,4 @@
-"""Which blocks of a launch are run at full size, and lengths that stand for longer ones."""
+"""Choose the blocks of a launch that are run at full size, and lengths that represent longer ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 Grid = tuple[int, int, int]
 
 DRAWN = 32
-"""blocks drawn by seed, besides those at the ends of the grid"""
+"""number of blocks drawn by seed, in addition to those at the ends of the grid"""
 _ALIASES = (1 << 8, 1 << 16)
-"""values of an index of 8 and of 16 bits"""
+"""numbers of values of an 8-bit and a 16-bit index"""
 
 
 def chosen_blocks(grid: Grid, seed: int, drawn: int = DRAWN, step: int = 1) -> list[int]:

@@ -1,4 +1,4 @@
-"""Cells of a configuration: what its kernel may do unlike elsewhere, which some case of the gate must visit.
+"""Cells of a configuration: distinct behaviours of its kernel, each of which some case of the gate must visit.
 
 Workloads derive cells from a configuration. Which of them a plan visits is measured: by the visits that a device
 counts, with the sizes of the cases, and by what was drawn.
@@ -14,11 +14,11 @@ import numpy as np
 from evoengine.devices.base import VisitKind
 
 PASSES = ("first", "second", "third")
-"""times that a buffer of a pipeline is filled: at the third the barriers' phases are as at the first"""
+"""passes over a pipeline's buffers; at the third the barriers' phases equal those of the first"""
 COUNTED = ("steps", "votes")
 """kinds of cells whose visits a device must count"""
 NEAR = 3
-"""how many elements from the end of a tile lengths may differ in what they show"""
+"""distance from the end of a tile, in elements, within which each length may show another fault"""
 
 
 class Cell(NamedTuple):

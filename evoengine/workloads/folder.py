@@ -36,7 +36,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int
 
 
 class FolderWorkload(Workload[FolderProblem]):
-    """A workload read from text. It travels by that text: to worker processes, and in a ledger to other machines.
+    """A workload read from text, by which it is sent to worker processes, and in a ledger to other machines.
 
     `definition_text` is a problem.json that needs no other file: the reference and the search space are in it. Without
     `folder` it can be measured, ranked and exported; only rendering a kernel needs the folder.

@@ -26,19 +26,19 @@ from evoengine.workloads.folder_extents import (
 from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
 MOST_SIZES = 8
-"""small problems of unlike sizes"""
+"""number of small problems of different sizes"""
 LARGEST_KNOB = 256
-"""knobs above it are taken for no tile: twice as many rows would make the gate slow"""
+"""largest knob that may be a tile: twice as many rows would make the gate slow"""
 MOST_WORK = 1 << 20
 """elements of a case's tensors plus a quarter of its operations: tens of milliseconds in the emulator"""
 FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative")
-"""draws that shape floating-point inputs which are drawn `random`"""
+"""patterns that replace the draw of `random` floating-point inputs"""
 INTEGER_PATTERN = "ends"
-"""the draw that takes integers from the ends of their ranges, and truth values all alike or nearly so"""
+"""the pattern that takes integers from the ends of their ranges, and equal or nearly equal booleans"""
 NEARBY = 128
-"""how far from a size its nearest allowed one is sought"""
+"""distance from a size within which its nearest allowed one is searched"""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
-"""what all sizes are rounded up to where no single change is enough"""
+"""multiples to which all sizes are rounded up where no single change is enough"""
 
 
 def gate_cases(

@@ -1,4 +1,4 @@
-"""Look at the reference of a folder's workload before a search: a task for a worker process."""
+"""Check the reference of a folder's workload before a search: a task for a worker process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evoengine.workloads.folder_space import size_rules
 MOST_WORK = float(1 << 26)
 """elements and a quarter of the operations, of all small sizes that are tried here"""
 SLOW_WORK = 2.5e8
-"""of one case: a billion operations, some ten seconds in the emulator"""
+"""of one case; a billion operations take some ten seconds in the emulator"""
 
 
 def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:

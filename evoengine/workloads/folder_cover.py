@@ -1,4 +1,4 @@
-"""Whether the stores of some blocks can be those of a launch that covers its outputs."""
+"""Check whether the stores of some blocks can be those of a launch that covers its outputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from evoengine.workloads.folder_definition import FolderProblem, Item, shape_of
 
 BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGMAS = 4.0
-"""standard deviations of the mean by which the blocks' shares may fall short of an output by chance"""
+"""standard deviations of the mean by which the blocks' shares of an output may fall short by chance"""
 _LEAST_FITTED = 8
-"""blocks whose places tell those of others"""
+"""minimum number of blocks whose places determine those of others"""
 
 Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""of one block: output → the elements' places in it, ascending, and their bits"""
+"""stores of one block: output → the elements' places in it, ascending, and their bits"""
 
 
 def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
@@ -54,7 +54,7 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
         raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
     if len(parts) == total:
         missing = size - len(np.unique(np.concatenate(parts)))
-        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # of integers poison may be a value
+        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # the poison is a valid integer
             raise WrongBlock(f"{missing} of {size} elements of {item.name} were written by no block")
         return
     most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))

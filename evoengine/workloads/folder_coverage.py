@@ -1,4 +1,4 @@
-"""Cells of an own kernel's configuration: what its grid and its problem tell, as nothing else is known of it."""
+"""Cells of a user's own kernel, from its grid and its problem, since nothing else is known of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `problem.json` says: axes, inputs, outputs, the reference's text, tolerance, cases; bound to no sizes yet."""
+"""Contents of a `problem.json`: axes, inputs, outputs, the reference's text, tolerance, cases; without sizes."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class Item:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that carries nothing into a problem or out of it. `shape` holds expressions of axes and knobs."""
+    """Scratch memory, neither an input nor an output. `shape` holds expressions of axes and knobs."""
 
     name: str
     shape: tuple[Expression, ...]
     dtype: str
     zeroed: bool
-    """whether it is zero before the first launch; else it is poisoned. Later launches find what earlier ones left"""
+    """whether it is zero before the first launch, else poisoned. It keeps its contents between launches"""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How an input gets its values: a type and its numbers, which may be expressions of axes."""
+    """The draw of an input: a type and its numbers, which may be expressions of axes."""
 
     kind: str = "random"
     value: float | int | bool | None = None
@@ -66,7 +66,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Example:
-    """A workload: the sizes, and how inputs are drawn there where not `random`."""
+    """A workload: its sizes, and the draws of inputs that are not `random`."""
 
     axes: Mapping[str, int]
     draws: Mapping[str, Draw]
@@ -95,7 +95,7 @@ class Definition:
     parameters: tuple[str, ...]
     """the first kernel's, in order: names of inputs, outputs, scratch memory and axes"""
     then: Mapping[str, tuple[str, ...]]
-    """kernels behind the first, in stream order, each with its parameters"""
+    """kernels after the first, in stream order, each with its parameters"""
     scratch: tuple[Scratch, ...]
     constants: Mapping[str, str]
     """`__constant__` variables of the kernel, each with the input whose contents it holds"""
@@ -159,7 +159,7 @@ class FolderProblem:
     sizes: tuple[tuple[str, int], ...]
     given: tuple[str, ...]
     example: int = 0
-    """the number of the workload that says how inputs are drawn"""
+    """the number of the workload with the draws of inputs"""
 
     def __str__(self) -> str:
         return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)

@@ -1,4 +1,4 @@
-"""A folder's problem at its own lengths: one axis at a time, and cut where that takes too long."""
+"""A folder's problem at its own lengths: one axis at a time, shortened where that takes too long."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Problems = Callable[[Mapping[str, int]], FolderProblem]
 SMALL = (3, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 """lengths of the other axes, in the order in which they are tried"""
 MOST_WORK = 1 << 24
-"""of a case with the problem's own lengths, as `cost` counts: some seconds in the emulator"""
+"""cost limit of a case with the problem's own lengths, by `cost`: some seconds in the emulator"""
 _THREAD = 8
-"""elements that a thread costs as much as"""
+"""cost of a thread in elements"""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A problem with the whole's own length along `axis`, the others as short as they may be."""
+    """A problem with the whole's own length along `axis`, and minimal others."""
 
     axis: str
     problem: FolderProblem
     part: str | None
-    """how much of that length it has, where all of it takes too long"""
+    """the part of that length that it has, where all of it takes too long"""
 
 
 def free_axes(definition: Definition) -> list[str]:

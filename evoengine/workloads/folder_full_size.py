@@ -1,7 +1,7 @@
 """Cases at full size for a folder's kernel: blocks of the problem itself, each run by itself.
 
-What blocks write is compared with the reference of the whole problem, or of a few places along axes that do not
-concern one another. Where neither is affordable the problem is cut.
+Stores of blocks are compared with the reference of the whole problem, or of a few places along independent axes. Where
+neither is affordable the problem is shortened.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from evoengine.workloads.folder_space import size_rules
 LaunchOf = Callable[[FolderProblem], Launch]
 
 MOST_ELEMENTS = 1 << 26
-"""of all tensors, with which the reference of a whole problem fits a few gigabytes in float64"""
+"""of all tensors, such that the reference of a whole problem fits into a few gigabytes in float64"""
 MOST_OPERATIONS = 4e10
-"""of a whole problem, which a core does in some seconds"""
+"""of a whole problem, which a core executes in some seconds"""
 REAL_BYTES = 1 << 28
-"""of inputs that are drawn whole where no pool can stand for them"""
+"""limit of inputs that are drawn whole where they cannot be pooled"""
 LEAST = 5
-"""the length of short axes, of which a few places are not all"""
+"""the length of short axes, more than the few sampled places"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ from evoengine.workloads.folder_tensors import FolderTensors
 
 POOL_PAGES = 256
 _INPUT_LIMIT = 1 << 28
-"""bytes of pooled inputs after which a block is given up"""
+"""bytes of pooled inputs after which a block is aborted"""
 _SMALL_BYTES = 1 << 22
-"""of inputs that are handed to the emulator as they are"""
+"""limit of inputs that are passed to the emulator whole"""
 _ALL = 64
-"""blocks of a launch that are all run"""
+"""number of blocks up to which all blocks of a launch are run"""
 _SLICE_ELEMENTS, _SLICE_OPERATIONS = 1 << 24, 4e9
 """of the reference of a few places"""
 _ALL_ELEMENTS = 1 << 26

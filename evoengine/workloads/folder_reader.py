@@ -1,4 +1,4 @@
-"""Reads the text of a `problem.json` into a Definition; every complaint names the key and the remedy.
+"""Read the text of a `problem.json` into a Definition; every error names the key and the remedy.
 
 The format is a superset of FlashInfer-Trace's Definition with its Workloads; docs/own-kernel.md lists the keys.
 """
@@ -38,7 +38,7 @@ _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in
     "uint8": (0, 255),
     "bool": (0, 1),
 }
-"""dtype → its lowest and highest number"""
+"""dtype → its minimum and maximum"""
 _LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
 SCALAR_DTYPES = ("fp32", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0

@@ -1,6 +1,6 @@
-"""Runs the reference of a folder's workload: the user's own Python, with torch or NumPy.
+"""Run the reference of a folder's workload: the user's own Python, with torch or NumPy.
 
-It runs in worker processes alone. What is wrong with it becomes a UsageError that names the line.
+It runs only in worker processes. Its errors become a UsageError that names the line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TO_HALF = ("float", "half", "bfloat16")
 
 
 class NotDouble(Exception):
-    """The reference cannot compute in float64; the message says why."""
+    """The reference cannot compute in float64; the message states why."""
 
 
 def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
@@ -157,7 +157,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 class _Widening(TorchFunctionMode):
-    """Makes every floating-point dtype that torch is asked for float64: what a reference casts to stays exact."""
+    """Replaces every floating-point dtype passed to torch by float64, so that a reference's casts stay exact."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _TO_HALF and args and isinstance(args[0], torch.Tensor):

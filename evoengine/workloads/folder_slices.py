@@ -1,4 +1,4 @@
-"""Axes along which a reference computes each output from the inputs at the same place alone.
+"""Find axes along which a reference computes each output only from the inputs at the same place.
 
 Along them a few places of a problem of any size are a small problem of their own: rows of a softmax, rows and columns
 of a matrix product.
@@ -21,9 +21,9 @@ from evoengine.workloads.folder_tensors import FolderTensors
 Places = Mapping[str, np.ndarray]
 """axis → indices along it, int64, ascending"""
 LEAST = 3
-"""the length of an axis from which on it can be shown to be independent"""
+"""minimum length of an axis whose independence can be shown"""
 _SAME = 1e-9
-"""relative difference of float64 results that have been added up in another order"""
+"""allowed relative difference of float64 results that were summed in another order"""
 
 
 def independent_axes(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def independent_axes(definition: Definition, problem: FolderProblem) -> tuple[st
 
 
 class _Key:
-    """A definition by what its results depend on."""
+    """The parts of a definition on which its results depend."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition

@@ -25,10 +25,10 @@ class _Space:
     constraints: tuple[Expression, ...]
     lets: Mapping[str, Expression]
     grids: Mapping[str, tuple[Expression, ...]]
-    """family, or nothing, → the grid's sizes"""
+    """family, or "", → the grid's sizes"""
     threads: Mapping[str, tuple[Expression, ...]]
     kernels: frozenset[str]
-    """entries behind the first of a launch, of any family"""
+    """entries of the kernels after the first, of any family"""
 
     @property
     def grid(self) -> tuple[Expression, ...]:

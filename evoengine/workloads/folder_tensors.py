@@ -24,7 +24,7 @@ BASELINE = "reference"
 MOST_INTEGER = 128
 """integers of a `random` input are below it, and above its negative where the dtype has a sign"""
 LARGE = (1024.0, 64.0, 8.0)
-"""what inputs are multiplied by in the pattern `large`: the first by which the reference's outputs stay finite"""
+"""factors of inputs in the pattern `large`: the first with which the reference's outputs stay finite is used"""
 
 
 class FolderTensors(Tensors[FolderProblem]):

@@ -1,4 +1,4 @@
-"""How problems are written: `WORKLOAD:m4096,n512,fp16`, parts of a name with a number, or of a word alone."""
+"""Parse problems such as `WORKLOAD:m4096,n512,fp16`, whose parts are a name with a number, or a word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from evoengine.errors import UsageError
 
 LARGEST = 2**31 - 1
-"""sizes travel to kernels as int32"""
+"""sizes are passed to kernels as int32"""
 
 _PART = re.compile(r"([a-z]+)(\d+)\Z")
 

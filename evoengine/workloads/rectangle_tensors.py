@@ -1,4 +1,4 @@
-"""The tensor half of `rectangles`: what the blocks that were run wrote, and what they should have written."""
+"""The tensor half of `rectangles`: the stores of the blocks that were run, and the expected ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL_PAGES = 256
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
 Read = Callable[[str, range, range], torch.Tensor]
-"""the rows and columns of an input, by its name; of a vector row 0"""
+"""reads rows and columns of an input by its name; a vector is row 0"""
 
 
 @dataclass(frozen=True, slots=True)

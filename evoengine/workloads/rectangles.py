@@ -16,7 +16,7 @@ from evoengine.workloads.base import P
 from evoengine.workloads.blocks import chosen_blocks, draw_blocks
 
 _INPUT_LIMIT = 1 << 28
-"""bytes of inputs after which a block is given up: far more than the work of one takes"""
+"""bytes of inputs after which a block is aborted, far more than its work needs"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FullCase(Generic[P]):
     config: Config = field(hash=False)
     blocks: Literal["many", "last", "one drawn"] = "many"
     part: str | None = None
-    """how much of the problem's own extent it has, where that takes too long"""
+    """the part of the problem's own extent that it has, where all of it takes too long"""
 
 
 def choose_blocks(case: FullCase[Any], launch: Launch, seed: int) -> list[ChosenBlock]:

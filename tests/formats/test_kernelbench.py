@@ -62,8 +62,8 @@ def test_a_model_becomes_a_reference_with_its_weights_as_inputs(tmp_path):
 
 
 UNREADABLE = [
-    ("x = 1", "did not come to what there is to import: KeyError: 'Model'"),
-    (MODEL.replace("torch.randn(rows, columns)", "3"), "did not come to what there is to import"),
+    ("x = 1", "described no kernel to import: KeyError: 'Model'"),
+    (MODEL.replace("torch.randn(rows, columns)", "3"), "described no kernel to import"),
 ]
 NO_TENSOR = (
     MODEL.replace("return [torch.randn(rows, columns)]", "return [torch.randn(rows, columns), 3]").replace(

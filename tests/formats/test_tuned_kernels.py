@@ -251,9 +251,9 @@ def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
 @pytest.mark.parametrize(
     "text, complaint",
     {
-        "raise RuntimeError('no data here')": "did not come to what there is to import: RuntimeError: no data here",
-        "import kernel_tuner": "it ended without a word",
-        "import os; os.kill(os.getpid(), 9)": "it ended without a word",
+        "raise RuntimeError('no data here')": "described no kernel to import: RuntimeError: no data here",
+        "import kernel_tuner": "it ended without a message",
+        "import os; os.kill(os.getpid(), 9)": "it ended without a message",
         "def broken(:": "SyntaxError",
     }.items(),
 )
@@ -295,7 +295,7 @@ def test_what_a_script_has_started_does_not_outlive_it_in_whatever_session_it_is
     """It would go on with the rights of whoever only wanted to read a file."""
     script, pid = tmp_path / "tune.py", tmp_path / "pid"
     script.write_text(DAEMON.format(pid=str(pid), environment=environment))
-    with pytest.raises(UsageError, match="without a word"):
+    with pytest.raises(UsageError, match="without a message"):
         run_script("kernel-tuner", script, seconds=60)
     assert not lives(pid)
 

@@ -297,7 +297,7 @@ def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evalu
     assert second.returncode == 0, said
     assert "the ledger is back after" in said and "60 trials" in said.splitlines()[-1]
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
-    assert again.returncode == 0 and "going on with run" in again.stdout, (again.stdout, again.stderr)
+    assert again.returncode == 0 and "resuming run" in again.stdout, (again.stdout, again.stderr)
     with open_ledger(database, create=False) as ledger:
         runs = {run.id: run.seed for run in ledger.runs()}
         assert sorted(runs.values()) == [1, 2] and {run.status for run in ledger.runs()} == {"all trials done"}

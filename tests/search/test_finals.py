@@ -44,7 +44,7 @@ def test_places_of_the_finals_rank_and_the_lead_over_the_second_is_said_and_kept
 def test_the_same_and_the_not_distinguished_are_said_each_in_its_words(ledger):
     same, undecided = record_finals(ledger, 1, finals([2, 1, 3], tied=(1, 2), open=(3,)))
     assert same == "#2 is the same as #1 within 0.25 %; of these it has the fewest registers"
-    assert undecided == "the fastest was not distinguished from #3 in the time that finals have"
+    assert undecided == "the fastest was not distinguished from #3 in the time of the finals"
 
 
 def test_whose_output_was_wrong_in_a_repetition_is_incorrect_and_no_longer_ranked(ledger):

@@ -147,8 +147,8 @@ def alive(pid: int) -> bool:
 def test_a_worker_killed_while_idle_costs_no_candidate(pool):
     pid = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
     os.kill(pid, signal.SIGKILL)
-    retry = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
-    assert isinstance(retry, int) and retry != pid
+    again = pool.submit(os.getpid, on_crash=Outcome.CRASHED, returns=int).result()
+    assert isinstance(again, int) and again != pid
 
 
 def test_a_machine_that_lacks_something_ends_the_search_not_one_candidate(pool):

@@ -65,17 +65,15 @@ def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the
         wait_for(lambda: list(tmp_path.iterdir()))
         os.kill(actor_of(worker), signal.SIGKILL)
         assert noted.result() != worker and len(list(tmp_path.iterdir())) == 2  # it ran again, in another process
-        assert len([line for line in said if "was lost" in line and "runs again on another" in line]) == 1
-        on_crash = run(pool, faulty_device.run_fault, "segv")
-        assert (
-            on_crash.outcome is Outcome.CRASHED and "SIGSEGV" in on_crash.reason
-        )  # its worker alone: that is no lost actor
+        assert len([line for line in said if "was lost" in line and "retried on another" in line]) == 1
+        died = run(pool, faulty_device.run_fault, "segv")
+        assert died.outcome is Outcome.CRASHED and "SIGSEGV" in died.reason  # its worker alone: that is no lost actor
         with pytest.raises(UsageError, match="no such space"):
             run(pool, faulty_device.refuse)
         with pytest.raises(MachineError, match="no node of the cluster is left to run on: .*No space left on device"):
             run(pool, faulty_device.machine_says, errno.ENOSPC)
     assert not os.path.exists(f"/proc/{worker}")
-    assert len([line for line in said if "is taken out, the others go on" in line]) == 1
+    assert len([line for line in said if "is excluded, the others continue" in line]) == 1
 
 
 def note_and_wait(folder):

@@ -108,7 +108,7 @@ def test_a_file_that_somebody_else_wrote_is_left_as_it_is(ledger, known, tmp_pat
     own.parent.mkdir()
     own.write_text("{}")
     code, said = write(ledger, tmp_path / "configs", "--gpu", "h100")
-    assert code == 2 and "is there and says otherwise" in said
+    assert code == 2 and "exists with other contents" in said
     assert own.read_text() == "{}" and len(list((tmp_path / "configs").glob("*.json"))) == 1
     own.unlink()
     for _ in range(2):  # the second time they are there, and say the same

@@ -18,7 +18,9 @@ def ledger(tmp_path):
 def test_one_at_the_same_problem_is_named(ledger):
     start_run(ledger)
     said = concurrent_searches(ledger, start_run(ledger))
-    assert said is not None and said.startswith("run 1 is at the same problem: each kernel is evaluated by one of them")
+    assert said is not None and said.startswith(
+        "run 1 is searching the same problem: each kernel is evaluated by one of them"
+    )
 
 
 def test_nothing_is_said_of_those_that_have_ended_or_search_for_something_else(ledger):

@@ -45,7 +45,7 @@ def test_the_same_command_goes_on_with_a_run_that_was_cut_short_and_with_its_see
     run, said = ended(ledger, status, trials=2), []
     begun = go(ledger, said=said, seed=8)
     assert (begun.run, begun.seed) == (run, 7)
-    assert said == [f"going on with run {run} ({status}): 2 of 60 trials are done"]
+    assert said == [f"resuming run {run} ({status}): 2 of 60 trials are done"]
 
 
 @pytest.mark.parametrize("status", ["all trials done", "time is up", "every valid configuration was tried"])
@@ -97,7 +97,7 @@ def test_a_run_that_is_named_and_is_another_one_is_refused_by_what_differs(ledge
     run = ended(ledger)
     with pytest.raises(UsageError) as refused:
         go(ledger, replace(ASKED, **change), resume=run)
-    assert str(refused.value).startswith(f"run {run} cannot go on: ") and said in str(refused.value)
+    assert str(refused.value).startswith(f"run {run} cannot be resumed: ") and said in str(refused.value)
     assert ledger.runs()[-1].status == "interrupted"
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_elsewhere_cannot_be_named(ledger):
 def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
     old = start_run(ledger)
     ledger.finish_run(old, "interrupted")
-    with pytest.raises(UsageError, match=f"run {old} cannot go on .it is of an older evoengine"):
+    with pytest.raises(UsageError, match=f"run {old} cannot be resumed .it is of an older evoengine"):
         go(ledger, resume=old)
     imported = ended(ledger)
     with ledger._writing() as session:

@@ -21,7 +21,7 @@ from evoengine.publish.report.style import (
 )
 
 MIN_SHARE = 1e-6
-"""of what is allowed: errors below are drawn there, as 0 has no place on a logarithmic axis"""
+"""smallest drawn error over the allowed one, since 0 has no place on a logarithmic axis"""
 MAX_CASES = 30
 ENDINGS = (*OUTCOME_COLOURS, PENDING)
 

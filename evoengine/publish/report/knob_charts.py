@@ -1,4 +1,4 @@
-"""Charts of what knobs do: changes that paid, pairs of knobs, and the path to the best."""
+"""Charts of the effects of knobs: changes that paid, pairs of knobs, and the lineage of the best."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from evoengine.terms import model_of
 from evoengine.text import plain
 
 MAX_CHANGES = 15
-"""that paid, and as many that cost"""
+"""number of drawn changes that paid, and of those that cost"""
 MAX_KNOBS, MAX_VALUES = 4, 20
-"""of the pairs: the knobs that matter most, of those with at most so many values"""
+"""for pairs: number of the most influential knobs, and the largest number of values of such a knob"""
 SHORT = 16
-"""characters of a knob's name in the choice of a pair"""
+"""characters of a knob's name in the menu of pairs"""
 MAX_LABELS = 12
-"""steps of a lineage that have their gain beside them; of more it is shown where a mouse points"""
+"""steps of a lineage up to which gains are labelled; in longer ones a gain shows on hover"""
 GAINED, LOST = "#009E73", "#CC3311"
 
 

@@ -1,7 +1,7 @@
-"""The page: sections with their charts, Plotly inlined, and a policy under which nothing else can run or be loaded.
+"""The report page: sections with charts, Plotly inlined, and a policy that blocks all other scripts and resources.
 
-What comes from the ledger is text. In HTML and in charts it is escaped; in the charts' JSON no character stands that
-could end the script around it. The page's Content-Security-Policy lets just the two scripts run whose SHA-256 it names.
+Text from the ledger is escaped in HTML and in charts; the charts' JSON has no character that could end the script
+around it. The page's Content-Security-Policy allows only the two scripts whose SHA-256 it names.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BEGINNING = """<!doctype html>
 <meta charset="utf-8">
 <meta name="generator" content="evoengine report">
 """
-"""by which a report is known"""
+"""by which a report is recognised"""
 _SEAL = "<!-- SHA-256 of all before this line: "
 LARGEST = 1 << 30
-"""bytes of a file that may be an earlier report"""
+"""largest file, in bytes, that may be an earlier report"""
 STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -73,7 +73,7 @@ const drawing = Object.entries(charts).map(([name, chart]) => {
 Promise.all(drawing).then(all => { document.documentElement.dataset.drawn = String(all.length); });
 """
 Facts = Sequence[tuple[str, str]]
-"""what the top of the page says, each with its name"""
+"""named facts at the top of the page"""
 
 
 def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> str:

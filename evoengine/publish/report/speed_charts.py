@@ -27,18 +27,18 @@ from evoengine.publish.report.style import (
 from evoengine.records import Baseline, Kind
 
 MAX_POINTS = 5_000
-"""of one sort of figures in a chart; the improvements are all among them"""
+"""drawn points of one sort of figures; improvements are always drawn"""
 FAR = 6
-"""times the best: beyond it the roofline would flatten the rest, and the axis is logarithmic"""
+"""ratio of roofline to best from which the axis is logarithmic, since the rest would be flat"""
 MANY = 500
-"""points that are drawn small"""
+"""number of points from which they are drawn small"""
 WITHIN = 1.25
 """a prediction within this factor is counted as near"""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the GPU can do at most, and what the problem needs."""
+    """Peaks of the GPU, and the operations and bytes of the problem."""
 
     gpu: str
     flops: float
@@ -55,7 +55,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What is drawn upwards: TFLOPS, or runs per second where nobody counted operations."""
+    """The quantity of the y axis: TFLOPS, or runs per second where the operations are unknown."""
 
     flops: float | None
 

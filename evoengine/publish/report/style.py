@@ -1,4 +1,4 @@
-"""What the charts of a page share: how each kind of figure looks, the bounds of a chart, and text that stays text."""
+"""The style shared by a page's charts: markers of each kind of figure, axes, and escaped text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evoengine.terms import FORMULA
 from evoengine.text import plain
 
 LONGEST, LONGEST_LABEL = 160, 36
-"""characters of a text from the ledger where a mouse points, and beside an axis or in a legend"""
+"""characters of a text from the ledger on hover, and on an axis or in a legend"""
 # Okabe and Ito's colours, which people with colour blindness tell apart; the shapes say it in black and white too
 _STYLES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "measured": (("#0072B2", "#56B4E9", "#00446B"), ("circle", "circle-open", "circle-dot")),

@@ -198,16 +198,14 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   each.whole = &one.loaded;
   Survey found;
   found.allocations.resize(allocations.size());
-  std::vector<std::array<double, 2>> in(allocations.size()), near(allocations.size());  // blocks that load of it, sum of their shares
+  std::vector<std::array<double, 2>> in(allocations.size());  // blocks that load of it, sum of their shares
   for (size_t n = 0; n < blocks.size(); n++) {
     std::fill(each.in.begin(), each.in.end(), std::array<u32, 2>{});
     each.block = u32(n);
     run(each, blocks[n], limit);
     found.blocks.push_back(each.counts);
-    bool is_near = n >= blocks.size() / 4 && n < blocks.size() - blocks.size() / 4;
     for (size_t a = 0; a < in.size(); a++)
-      for (auto* of : {&in, &near})
-        if (each.in[a][0] && (of == &in || is_near)) (*of)[a][0]++, (*of)[a][1] += double(each.in[a][1]) / each.in[a][0];
+      if (each.in[a][0]) in[a][0]++, in[a][1] += double(each.in[a][1]) / each.in[a][0];
     if (2 * (n + 1) == blocks.size()) sum(each, found.allocations, true);
   }
   sum(each, found.allocations, false);
@@ -219,11 +217,7 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   });
   for (size_t a = 0; a < in.size(); a++)
     if (2 * std::abs(each.eviction[a]) > each.boxes[a]) found.allocations[a].eviction = each.eviction[a] > 0 ? 1 : -1;
-  auto all_of = [&](const std::array<double, 2>& of, size_t count) { return of[0] ? of[1] / of[0] * count : 0; };
-  for (size_t a = 0; a < in.size(); a++) {
-    found.allocations[a].loaders = all_of(in[a], blocks.size());
-    found.allocations[a].loaders_near = all_of(near[a], blocks.size() - 2 * (blocks.size() / 4));
-  }
+  for (size_t a = 0; a < in.size(); a++) found.allocations[a].in_whole = in[a][0] ? in[a][1] / in[a][0] : 0;
   return found;
 }
 
@@ -236,13 +230,13 @@ Counts count_block(const Program& program, const Launch& launch, const std::vect
 }
 
 u64 count_lone_warp(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                    const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
+                    const std::vector<u8>* banks, u64 seed, u64 block, int warp, u64 limit) {
   struct : Observer {
     u64 seen = 0;
     void saw(const Context&, const Instruction&) override { seen++; }
     void began(const Completion&) override {}
   } observer;
-  observe(program, launch, allocations, banks, seed, block, limit, 1, observer, true);
+  observe(program, launch, allocations, banks, seed, block, limit, 1, observer, warp);
   return observer.seen;
 }
 

@@ -25,7 +25,7 @@ struct Counts {
 // counted in pieces of 64 bytes, which is what a DRAM gives at the least.
 #define SASS_TOUCHED(X)                                                                                          \
   X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
-  X(whole_loaded) X(whole_bytes_loaded) X(loaders) X(loaders_near) X(eviction)
+  X(whole_loaded) X(whole_bytes_loaded) X(in_whole) X(eviction)
 
 struct Touched {
 #define SASS_FIELD(name) double name = 0;
@@ -34,9 +34,9 @@ struct Touched {
 };
 
 // `…_half`: by the first half of the blocks; `loaded_together`: sectors asked for in pieces that more than one block
-// loads. `whole_…`: by the one block that is run longer; `loaders`: blocks that load, at their beginning, what the one
-// loads at any time, itself among them, each by its share of such pieces; `loaders_near`: those of the middle half.
-// `eviction`: as most loads of it ask for, first (-1), last (1) or neither (0).
+// loads. `whole_…`: by the one block that is run longer; `in_whole`: of what another block loads at its beginning, the
+// share in pieces that the one loads at any time, in the mean over the others and 1 for the one itself. `eviction`: as
+// most loads of it ask for, first (-1), last (1) or neither (0).
 struct Survey {
   std::vector<Counts> blocks;
   std::vector<Touched> allocations;
@@ -51,8 +51,8 @@ Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, con
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                    u64 block, u64 limit);
 
-// Instructions of its first warp, run alone. Throws Fault where that one waits for others.
+// Instructions of one of its warps, run alone. Throws Fault where that one waits for others.
 u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
-                    u64 block, u64 limit);
+                    u64 block, int warp, u64 limit);
 
 }  // namespace sass

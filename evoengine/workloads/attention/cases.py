@@ -12,11 +12,11 @@ from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
 
 LONG = 4096
-"""keys at least of the longest case, over which errors of sums kept in 16 bits add up"""
+"""minimum number of keys of the longest case, over which errors of sums in 16 bits accumulate"""
 MOST_WORK = 600_000_000
 """rows times keys times the mean of both head_dims, of all that a case computes, which takes about two seconds"""
 MOST_ROW_TILES = 128
-"""of a case with all heads or batch entries of the problem"""
+"""limit of tiles of rows of a case with all heads or batch entries of the problem"""
 _OTHER_GROUPS = (3, 5)
 """query heads per KV head, of which a case has the first that the problem does not have; no shift divides by them"""
 

@@ -37,14 +37,14 @@ BLOCKS = (
     "several, with unlike numbers of tiles of rows",
     "several tiles of rows of several heads and batch entries",
 )
-"""what persistent blocks go through"""
+"""kinds of blocks of a persistent kernel"""
 DIAGONAL = (
     "the last key that a row sees takes all weight",
     "the first key that a row does not see would take all weight",
 )
 ALL_HEADS = "heads of all batch entries"
 ALIKE = 2000
-"""weights that are alike in a row, over which errors of 16 bits add up"""
+"""number of equal weights in a row over which errors of 16 bits accumulate"""
 
 
 def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:
@@ -80,7 +80,7 @@ def visited(case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) ->
     if whole is None or not {"tile_m", "tile_n"} <= config.keys():
         return frozenset()
     tile_m, tile_n, stages = int(config["tile_m"]), int(config["tile_n"]), int(config.get("stages", 1))
-    # what a stripe does counts where all tiles have rows in it
+    # a stripe's visits count only where all tiles have rows in it
     stripes = _stripes((p.seq_q - 1) % tile_m + 1)
     found = {
         *visited_remainders("rows", p.seq_q, tile_m, whole.seq_q),

@@ -22,19 +22,19 @@ from evoengine.workloads.blocks import DRAWN, chosen_blocks, draw_blocks, few, i
 LaunchOf = Callable[[AttentionProblem], Launch]
 
 _SCHEDULES = ("none", "static", "longest_first")
-"""by which the number of a block says what it does"""
+"""schedules by which a block's number determines its work"""
 _COUNTER = 256
-"""values of a counter of 8 bits"""
+"""number of values of an 8-bit counter"""
 _KEYS = (1 << 15, 1 << 16)
-"""values of a number of keys of 16 bits, with a sign and without"""
+"""numbers of values of a signed and an unsigned 16-bit count of keys"""
 _ALIASES = (1 << 8, 1 << 16)
-"""values of an index of 8 and of 16 bits"""
+"""numbers of values of an 8-bit and a 16-bit index"""
 _MOST_VISITS, _FEW_VISITS = 64, 8
-"""tiles of rows through which a persistent block is followed; where it has more, its grid is made larger"""
+"""limit of the tiles of rows of a persistent block that is run; a larger grid reduces their number"""
 _MOST_BATCH = 65535
-"""of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
+"""limit of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
 _OWN_BLOCKS = 3
-"""blocks at most that go through all their keys at the problem's own size"""
+"""largest number of blocks that process all their keys at the problem's own size"""
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
@@ -43,9 +43,9 @@ those of the problem are larger, they are taken: the L2 may hold none"""
 _L2_KEY_BYTES = 32 << 20
 """of K and V, in all the heads whose tiles of rows are dealt out together"""
 _REAL_BYTES = 1 << 26
-"""of Q, K and V that are drawn whole"""
+"""limit of Q, K and V that are drawn whole"""
 _SPARE_BYTES = 32 << 10
-"""pages that tensors share with what lies before and behind the rows of a block"""
+"""for the pages that a block's rows share with their neighbours"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class FullCase:
     whole: AttentionProblem
     config: Config = field(hash=False)
     input_limit: int
-    """bytes of inputs, in whole pages, after which a block is given up"""
+    """bytes of inputs, in whole pages, after which a block is aborted"""
     ends: bool
-    """whether blocks of a right kernel get to their end before"""
+    """whether blocks of a correct kernel end before that"""
     visits: int = 1
-    """tiles of rows that a block goes through"""
+    """tiles of rows that a block processes"""
     blocks: Literal["many", "all", "drawn", "ends"] = "many"
     drawn: int = DRAWN
-    """blocks that are drawn by seed"""
+    """number of blocks drawn by seed"""
     endless: bool = False
-    """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
+    """whether all blocks of a correct kernel are aborted, since they see far more keys than they may read"""
     part: str | None = None
-    """how many of the problem's keys there are, where all take too long"""
+    """the number of keys in place of the problem's, where all take too long"""
     draw: str | None = None
-    """how inputs are drawn that are there as a whole; None where they are a pool's"""
+    """the draw of inputs that exist as a whole; None where they are pooled"""
 
     @property
     def row_tiles(self) -> int:

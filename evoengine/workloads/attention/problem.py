@@ -1,4 +1,4 @@
-"""What is computed: the shape, dtype and mask of one attention forward pass."""
+"""The shape, dtype and mask of one attention forward pass."""
 
 from __future__ import annotations
 

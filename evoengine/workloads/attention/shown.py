@@ -1,4 +1,4 @@
-"""What the values of a case of attention show, measured on the tensors that were drawn."""
+"""Determine which faults the values of a case of attention can show, from the drawn tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Drawn
 
 _ALMOST_ALL = 0.999
-"""of a row's weight"""
+"""share of a row's weight"""
 _LATE = 1000
-"""keys before one that takes all weight, whose own must be taken back"""
+"""number of keys before one that takes all weight, so that their weight must be rescaled away"""
 
 
 def shown_values(problem: AttentionProblem, drawn: Drawn) -> Iterator[str]:

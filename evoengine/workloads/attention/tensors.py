@@ -31,11 +31,11 @@ BACKENDS = (
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
 SCORES_AT_ONCE = 1 << 26
-"""of one head, where no fused backend takes the problem"""
+"""scores of one head at once, where no fused backend supports the problem"""
 SAMPLE_SCORES = 1 << 28
 """scores of one head that the float64 reference holds at once: 2 GiB, three times over while softmax runs"""
 SAMPLE_BLOCKS = 4
-"""blocks of rows, drawn at random, that are compared in float64 beside those of the first and last head"""
+"""random blocks of rows that are compared in float64, in addition to those of the first and last head"""
 BLOCK_ROWS = 64
 
 
@@ -205,7 +205,7 @@ def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generat
 
 
 GOLDEN = 0.6180339887
-"""neighbouring multiples of it, less their whole parts, lie far apart and everywhere from 0 to 1"""
+"""fractional parts of its successive multiples are far apart and cover 0 to 1 evenly"""
 
 
 def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -386,7 +386,7 @@ def _library_call(
 
     The call raises RuntimeError if none does.
     """
-    # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
+    # torch aligns is_causal to the upper left, which is the same mask only for equal lengths
     square = problem.seq_q == problem.seq_k
     mask = _lower_right(problem) if problem.causal and not square else None
     grouped = problem.kv_heads != problem.heads

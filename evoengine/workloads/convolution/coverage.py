@@ -10,9 +10,9 @@ from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visite
 MOST_PRODUCTS = 1 << 28
 """of a case with all rows or columns of the problem, in whole tiles, which takes a second or two"""
 FLUSH = 8
-"""floats after which the emulator can end a tensor, so that what is read behind it is an error"""
+"""multiple of floats at which the emulator can end a tensor, so that a read beyond its end is an error"""
 ORDINARY_COLUMNS = 63
-"""of rows of ordinary numbers, at least: the error of none is near 0 by chance"""
+"""minimum length of rows of ordinary numbers, so that no row's error is near 0 by chance"""
 ORDINARY_ROWS = 8
 """of ordinary numbers; fewer where a tile has fewer"""
 VALUES = {
@@ -22,7 +22,7 @@ VALUES = {
     "normal": "ordinary numbers in several rows",
     "positive": "numbers above 0, far apart in size",
 }
-"""draw → what it shows"""
+"""draw → the faults that it shows"""
 TOGETHER = ("one output", "one column", "one row", "a whole tile")
 OWN_TAILS = "the problem's own tails of height and width"
 ENDS = Cell("width", "an image that ends with its last whole 32 bytes")

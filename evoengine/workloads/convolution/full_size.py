@@ -1,4 +1,4 @@
-"""2-D convolution at full size: the part of the image that the tile of outputs sees which a block wrote."""
+"""2-D convolution at full size: the part of the image on which a block's tile of outputs depends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed: the sizes of one 2-D convolution in float32."""
+"""The sizes of one 2-D convolution in float32."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ from evoengine.workloads.coverage import own_tail
 from evoengine.workloads.gemm.problem import GemmProblem
 
 LONG = 4096
-"""K at least of the longest case, over which errors of sums kept in 16 bits add up"""
+"""minimum K of the longest case, over which errors of sums in 16 bits accumulate"""
 MOST_WORK = 1 << 29
-"""products of a block over all of K, which take about a second"""
+"""limit of a block's products over all of K, which take about a second"""
 MOST_ROWS = 24576
-"""of B that a block reads, each of which takes a page or two of the emulator's"""
+"""limit of the rows of B that a block reads, each of which takes a page or two in the emulator"""
 MOST_TILES = 256
-"""of a case with all rows or columns of the problem"""
+"""limit of tiles of a case with all rows or columns of the problem"""
 CHUNK = 8
-"""elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
+"""elements of 16 bits in the widest load; rows that are multiples of it remain so in all cases"""
 
 
 def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:

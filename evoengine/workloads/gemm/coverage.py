@@ -21,7 +21,7 @@ from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
 from evoengine.workloads.gemm.problem import GemmProblem
 
 ALIKE = 2000
-"""products that are alike, over whose sum errors of 16 bits add up"""
+"""number of equal products over whose sum errors of 16 bits accumulate"""
 TOGETHER = {
     "a single element": "one row and one column of C, of one product",
     "a column": "one column and several tiles of rows",
@@ -72,7 +72,7 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
         *(Cell("together", what) for what in _together(p, config, unit_n, unit_k)),
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
     }
-    # what a warp does counts where all tiles have rows and columns that are its own
+    # a warp's visits count only where all tiles have rows and columns of its own
     parts = _parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
     kind, warps = _waits(config)
     for steps in visits_by_block(visits, kind, warps).values():

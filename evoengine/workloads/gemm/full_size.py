@@ -14,7 +14,7 @@ from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFull
 from evoengine.workloads.rectangles import FullCase
 
 MOST_POSITIVE = 4096
-"""products of at most 9, whose sum a half still holds"""
+"""number of products of at most 9 whose sum a half can represent"""
 
 
 class GemmFullSize(RectangleFullSize[GemmProblem]):

@@ -23,7 +23,7 @@ _TRITONS = {
     "GROUP_SIZE_M": "group_m",
     "num_stages": "stages",
 }
-"""Triton's knob → ours"""
+"""Triton's knob → evoengine's"""
 Files = dict[str, dict[str, dict[str, int]]]
 """name → rows M → Triton's knobs"""
 

@@ -1,4 +1,4 @@
-"""What is computed: the shape, dtype and epilogue of one matrix product."""
+"""The shape, dtype and epilogue of one matrix product."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from evoengine.workloads.gemm.coverage import ALIKE
 from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
 
 SAMPLED_ROWS = 128
-"""of a whole problem, compared in float64"""
+"""rows of a whole problem that are compared in float64"""
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -160,7 +160,7 @@ def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 
 
 LARGE = 192.0
-"""its square is beyond half of the largest half, and many of them add up exactly in float32"""
+"""its square exceeds half of the largest half, and sums of many of its squares are exact in float32"""
 
 
 def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:

@@ -1,4 +1,4 @@
-"""What is computed: the shape and dtype of one residual add with RMS normalisation."""
+"""The shape and dtype of one residual add with RMS normalisation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from evoengine.workloads.problem_text import read_parts
 DTYPES = ("fp16", "bf16", "fp32")
 EXAMPLE = "rms_norm:rows4096,hidden4096,bf16"
 EPS = 1e-6
-"""what is added to the mean of the squares, as Llama has it"""
+"""added to the mean of the squares, as in Llama"""
 KINDS = 7
-"""of rows in the case of extreme rows"""
+"""number of kinds of rows in the case of extreme rows"""
 EXTREMES = (
     "an element far above all others",
     "a row of zeros",
@@ -24,7 +24,7 @@ EXTREMES = (
 )
 TWO_CONSTANTS = "rows of one size in one half and another in the other, unlike their neighbours'"
 INDEPENDENT = "many ordinary rows"
-"""what the values of cases show"""
+"""the faults that the values of cases show"""
 
 
 @dataclass(frozen=True, slots=True)

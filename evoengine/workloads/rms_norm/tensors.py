@@ -14,10 +14,10 @@ from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.rms_norm.problem import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
 
 SAMPLED_ROWS = 256
-"""of a whole problem, compared in float64"""
+"""rows of a whole problem that are compared in float64"""
 
 MANY = 33
-"""rows over whose errors sums are judged"""
+"""number of rows over whose errors sums are judged"""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -40,7 +40,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
 
         x, residual = normal(problem.rows, problem.hidden), normal(problem.rows, problem.hidden)
         x, residual = _SHAPED[case.draw](problem, x, residual)
-        # No weight is near 0: what is wrong in a column must show.
+        # No weight is near 0, so that an error in any column shows.
         weight = normal(problem.hidden)
         weight = weight + weight.sign()
         dtype = TORCH_DTYPES[problem.dtype]
