@@ -176,8 +176,10 @@ def update_standing(connection: Connection, trial: int) -> None:
 
 
 def _find(connection: Connection, figure: _Figure, *, alone: bool = False) -> Any:
-    """Return what `_BEFORE` finds; makes the ranking where it is new. On PostgreSQL, locks it against those who count
-    its finals and, with `alone`, against those who add to it."""
+    """Return what `_BEFORE` finds, with the ranking made where it is new.
+
+    On PostgreSQL, locks it against those who count its finals and, with `alone`, against those who add to it.
+    """
     key = tuple(figure.ranking.values())
     if connection.dialect.name == "postgresql":
         lock = "UPDATE" if alone else "KEY SHARE"
@@ -303,8 +305,9 @@ def _last_finals(standings: Sequence[Row[Any]]) -> Iterator[tuple[list[Row[Any]]
 def read_order(
     session: Session, problem: str, gpu: str, top: int, run: int | None = None, kernel: str | None = None
 ) -> list[int]:
-    """Return the first `top` trials, best first; of those with one source the best alone. `run` and `kernel` narrow
-    them.
+    """Return the first `top` trials, best first; of those with one source the best alone.
+
+    `run` and `kernel` narrow them.
 
     All are of the ranking with the last figure of the most trusted kind. Behind predictions come estimates by formula,
     of what the model could not read, in an order of their own.
@@ -345,8 +348,10 @@ def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -
 
 
 def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the trials of rankings with their sources, best first. Raises Damaged where a row is not what was
-    written, or its standing does not follow from it."""
+    """Yield the trials of rankings with their sources, best first.
+
+    Raises Damaged where a row is not what was written, or its standing does not follow from it.
+    """
     s = StandingRow
     order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
     wanted = (
@@ -408,8 +413,7 @@ def check_standings(session: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankedApart:
-    """Ranked candidates of one kernel, one version of the gate and one model and clock: their number and the last of
-    their runs."""
+    """Ranked candidates of one kernel, one version of the gate and one model and clock."""
 
     candidates: int
     last_run: int

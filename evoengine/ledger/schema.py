@@ -47,14 +47,15 @@ def alembic_config(connection: Connection | None = None) -> AlembicConfig:
 
 @cache
 def known_revisions() -> list[str]:
-    """Oldest first, by the names of the scripts, which begin with what they lead to: reading the scripts themselves
-    takes longer than what most commands do."""
+    """Return the revisions, oldest first, by the names of the scripts, which begin with them.
+
+    Reading the scripts themselves takes longer than what most commands do.
+    """
     return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
 
 
 def expected_tables(held: Set[str]) -> list[Table]:
-    """Return the ledger's tables and, if the database holds any of Optuna's, those as the Optuna installed declares
-    them."""
+    """Return the ledger's tables and, if the database holds any of Optuna's, the installed Optuna's."""
     expected = models.Base.metadata.sorted_tables
     return [*expected, *declared_tables()] if OPTUNA_TABLES & held else expected
 
@@ -242,8 +243,11 @@ def drop_views(connection: Connection) -> None:
 
 
 def _of_dialect(query: str, dialect: str) -> str:
-    """Translate the JSON accesses of a query to a dialect: `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a
-    field of an object, `{each:COLUMN:NAME}` yields a row for each item of a list."""
+    """Translate the JSON accesses of a query to a dialect.
+
+    `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a field of an object, `{each:COLUMN:NAME}` yields a row for
+    each item of a list.
+    """
 
     def taken(part: str) -> str:
         kind, column, name = part.split(":")

@@ -28,8 +28,10 @@ class TokenRow(Base):
 
 
 class JobRow(Base):
-    """A search that somebody asked the service for. Who claims it raises the fence, and only the holder of the present
-    one may write."""
+    """A search that somebody asked the service for.
+
+    Who claims it raises the fence, and only the holder of the present one may write.
+    """
 
     __tablename__ = "jobs"
     __table_args__ = (

@@ -133,7 +133,7 @@ def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return by which power, 0…1, the bytes that blocks touch grow with their number; 1 where half of them touch none."""
+    """Return by which power, 0…1, touched bytes grow with the number of blocks; 1 where half of them touch none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 

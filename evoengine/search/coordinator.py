@@ -158,7 +158,7 @@ class Coordinator:
                 self._other_searches.poll()
                 awaited = self._in_flight() | (self._lookahead.in_flight if self._lookahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
-                with self.ledger.together():
+                with self.ledger.database.together():
                     for future in finished:
                         self._advance(future)
                 self._report_ended()
@@ -259,10 +259,10 @@ class Coordinator:
     def _fill(self) -> bool:
         """Start candidates while workers are free; return whether any may still be started."""
         while some := self._render_some():
-            with self.ledger.together():
+            with self.ledger.database.together():
                 begun = [self._begin(proposal, rendered) for proposal, rendered in some]
             # commit the rows first: a killed search must leave one for each candidate in flight
-            with self.ledger.together():
+            with self.ledger.database.together():
                 for claimed in filter(None, begun):
                     self._dispatch(*claimed)
             self._report_ended()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
@@ -159,9 +159,11 @@ class Finisher:
         """Judge the trials of `wanted`, called again after each result; return results, and how many are left over."""
         judged: dict[int, Judged | Rejection] = {}
         in_flight: dict[Future[Judged | Rejection], Candidate] = {}
+        asked_after, left = -1, list[int]()
         while True:
-            begun = {candidate.trial for candidate in in_flight.values()}
-            left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
+            if asked_after != len(judged):  # reading the ledger takes as much as a poll's tenth of a second
+                begun = {candidate.trial for candidate in in_flight.values()}
+                asked_after, left = len(judged), [t for t in wanted() if self._is_open(t, judged, begun)]
             while left and len(in_flight) < self.workers.size and self.may_continue():
                 trial = left.pop(0)
                 begun_now = self.begin(trial)
@@ -178,8 +180,8 @@ class Finisher:
                 judged[candidate.trial] = future.result()
                 self.end(candidate, judged[candidate.trial])
 
-    def _is_whole(self, trial: int) -> bool:
-        return is_whole(self.ledger.verdicts(trial))
+    def _is_open(self, trial: int, judged: Container[int], begun: Container[int]) -> bool:
+        return trial not in judged and trial not in begun and not is_whole(self.ledger.verdicts(trial))
 
     def begin(self, trial: int) -> tuple[Future[Judged | Rejection], Candidate] | Rejection:
         """Submit what earlier verdicts leave open of a trial; a Rejection where there is no kernel to judge."""

@@ -124,6 +124,10 @@ def predict_task(
     return predict_figure(target, contender, cost)
 
 
+JUDGING = (estimate_task, finish_task, predict_task)
+"""tasks that need the executor, and some of them the emulator"""
+
+
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────
 
 

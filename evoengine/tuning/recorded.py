@@ -71,7 +71,7 @@ class RecordedSearch:
         asked = SearchRequest(
             problem, gpu, named.name, digest, sampler, REPLAY_OBJECTIVE.name, trials, seconds, o.seed, conditions={}
         )
-        ledger.patience = Patience(echo)
+        ledger.database.patience = Patience(echo)
         begun = begin(ledger, asked, o.resume, echo, device=Device(f"recorded {gpu}"), space=named, seed=self._seed)
         run = self.number = begun.run
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {begun.seed}")

@@ -43,7 +43,7 @@ def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: 
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.last_target(gpu, problem)
-    overview = ledger.overview(problem, gpu)
+    overview = ledger.lists.overview(problem, gpu)
     if not overview.total:
         raise NothingFound(
             f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"

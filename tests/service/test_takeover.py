@@ -97,7 +97,7 @@ def test_the_runs_of_a_job_that_was_taken_over_are_taken_too(jobs, server, datab
     quick.claim(CPU)
     with pytest.raises(MachineError, match=f"took run {run} for killed"):
         database.finish(trial, Outcome.CRASHED, "late", None, None)
-    database._fences.clear()  # as in the other server, which did not start the run
+    database.database._fences.clear()  # as in the other server, which did not start the run
     assert database.runs()[0].status == KILLED
     assert database.candidate(trial).outcome is Outcome.KILLED
     with database.reading() as session:

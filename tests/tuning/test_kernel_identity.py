@@ -62,7 +62,7 @@ def test_a_changed_kernel_is_ranked_apart_and_that_is_said(ledger, tmp_path, cha
     [apart] = found.apart
     assert (apart.candidates, apart.last_run) == (1, ledger.candidate(first).run)
     assert "another text, definition or reference" in str(apart)
-    assert not ledger.comparison(1, 2).comparable
+    assert not ledger.lists.comparison(1, 2).comparable
 
 
 def test_a_changed_space_is_the_same_kernel(tmp_path):

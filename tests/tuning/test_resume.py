@@ -133,7 +133,7 @@ def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
     with pytest.raises(UsageError, match=f"run {old} cannot be resumed .it is of an older evoengine"):
         go(ledger, resume=old)
     imported = ended(ledger)
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.get_one(RunRow, imported).imported_from = "run.json"
     with pytest.raises(UsageError, match=f"run {imported} was imported"):
         go(ledger, resume=imported)

@@ -3,6 +3,8 @@
 //
 // Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
 // between in the rest. Order finds races whatever was drawn; what it cannot see may show in the results.
+//
+// What runs once for a launch or a cluster is `cold`: a third of this file's compilation would go into making it fast.
 #include "functional.h"
 
 #include <algorithm>
@@ -72,14 +74,19 @@ struct Functional : Machine {
   bool land_one() {
     const std::deque<Completion>& pending = current->pending;
     u32 count = u32(pending.size());
+    std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
     for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
       u32 chosen = (from + n) % count;
+      const Warp* warp = pending[chosen].warp;
       if (pending[chosen].queue == Completion::Queue::Product) {
-        if (land_product(*pending[chosen].warp)) return true;
+        const Warp* group = warp - warp->number % 4;
+        if (std::find(unready.begin(), unready.end(), group) != unready.end()) continue;
+        if (land_product(*warp)) return true;
+        unready.push_back(group);
         continue;
       }
       for (u32 first = 0; first < chosen; first++)
-        if (pending[first].warp == pending[chosen].warp && pending[first].queue == pending[chosen].queue) chosen = first;
+        if (pending[first].warp == warp && pending[first].queue == pending[chosen].queue) chosen = first;
       land(chosen);
       return true;
     }
@@ -90,15 +97,19 @@ struct Functional : Machine {
   // one warp frees for all four what its product has read.
   bool land_product(const Warp& warp) {
     constexpr u32 missing = ~0u;
-    u32 first[4] = {missing, missing, missing, missing};
-    for (u32 n = u32(current->pending.size()); n-- > 0;) {
-      const Completion& p = current->pending[n];
-      if (p.queue == Completion::Queue::Product && p.warp->block == warp.block && p.warp->number / 4 == warp.number / 4)
-        first[p.warp->number % 4] = n;
+    u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;
+    for (const Completion& p : current->pending) {
+      const Warp& w = *p.warp;
+      u32& own = first[w.number % 4];
+      if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
+        own = n;
+        if (++found == 4) break;
+      }
+      n++;
     }
+    if (found < 4) return false;
     std::sort(first, first + 4);
-    if (first[3] == missing) return false;
-    for (int n = 3; n >= 0; n--) land(first[n]);
+    for (int k = 3; k >= 0; k--) land(first[k]);
     return true;
   }
 
@@ -112,6 +123,7 @@ struct Functional : Machine {
 
 constexpr size_t LONGEST_NAME = 120;  // of a kernel in a message: those of templates fill pages
 
+[[gnu::cold]]
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
@@ -187,6 +199,7 @@ bool run_round(Functional& machine, Resident& r) {
   }
 }
 
+[[gnu::cold]]
 Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   Resident r;
   r.cluster = make_cluster(machine, first);
@@ -215,6 +228,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
+[[gnu::cold]]
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
   const u32 (&grid)[3] = machine.launch.grid;
   for (const auto& [site, count] : machine.counted.counts) {
@@ -228,6 +242,7 @@ void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to
 
 // Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one
 // more begins: another block may be what they wait for.
+[[gnu::cold]]
 void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
   std::vector<Resident> residents;
   size_t begun = 0, room = world && world->talks ? 2 + machine.random.below(MOST_RESIDENT - 1) : 1;
@@ -256,6 +271,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   }
 }
 
+[[gnu::cold]]
 void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
              const std::vector<u8>* banks, u64 seed) {
   machine.program = &program;
@@ -266,6 +282,7 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
 }
 
 // Marks in `written` the bytes that the launch has stored to.
+[[gnu::cold]]
 void mark_written(const Allocation& a) {
   const Shadow& shadow = *a.shadow;
   for (size_t word = 0; word < shadow.writer.size(); word++)
@@ -275,6 +292,7 @@ void mark_written(const Allocation& a) {
 }
 
 // Appends what one block touched of sparse allocations.
+[[gnu::cold]]
 void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
   auto put = [&](const auto& value) {
     const u8* bytes = reinterpret_cast<const u8*>(&value);
@@ -295,6 +313,7 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
 
 }  // namespace
 
+[[gnu::cold]]
 void require_declared_barriers(const Program& program, const Launch& launch) {
   auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
     char at[32];
@@ -312,6 +331,7 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   }
 }
 
+[[gnu::cold]]
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
   Functional machine;
@@ -329,6 +349,7 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   }
 }
 
+[[gnu::cold]]
 std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
                          const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit) {
   Functional machine;
@@ -351,6 +372,7 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   return visited;
 }
 
+[[gnu::cold]]
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                            const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
   std::vector<u8> traces;
