@@ -416,6 +416,7 @@ class RankedApart:
     """Ranked candidates of one kernel, one version of the gate and one model and clock."""
 
     candidates: int
+    """0 of the last run, where that searched another kernel and has none"""
     last_run: int
     same_kernel: bool
     gate_version: int
@@ -423,6 +424,9 @@ class RankedApart:
     """what predicted them, where that is not what predicted the others; None of other figures"""
 
     def __str__(self) -> str:
+        if not self.candidates:
+            other = "another text, definition or reference of the kernel"
+            return f"run {self.last_run} searched {other}, of which no candidate is ranked"
         who = f"{self.candidates} candidate{'s' * (self.candidates != 1)} up to run {self.last_run}"
         gate = f"gate version {self.gate_version}" if self.gate_version else "a gate from before versions were kept"
         why = f"judged by {gate}" if self.same_kernel else "of another text, definition or reference of the kernel"
@@ -440,13 +444,17 @@ def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> li
     counted = select(*key, func.count(), func.max(StandingRow.run_id)).join(
         StandingRow, StandingRow.ranking_id == RankingRow.id
     )
-    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key))
+    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key)).all()
     found = []
     for kernel, gate, model, count, run in groups:
         another_model = None not in (own[2], model) and model != own[2]
         if (kernel, gate) != tuple(own[:2]) or another_model:
             same = (kernel, gate) == tuple(own[:2])
             found.append(RankedApart(count, run, kernel == own[0], gate, model if same else None))
+    of_target = select(RunRow.id, RunRow.kernel).where(RunRow.problem == problem, RunRow.gpu == gpu)
+    last_run, last_kernel = session.execute(of_target.order_by(RunRow.id.desc()).limit(1)).one()
+    if (last_kernel or "") not in {own[0], *(kernel for kernel, *_ in groups)}:
+        found.append(RankedApart(0, last_run, False, own[1]))
     return sorted(found, key=lambda apart: -apart.last_run)
 
 

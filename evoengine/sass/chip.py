@@ -123,7 +123,7 @@ class Chip:
 
     @property
     def l2_kept_bytes(self) -> float:
-        """of what passes through the L2: what is still there when as much has come"""
+        """Return the bytes of recent L2 traffic that are still there after as much has passed through."""
         return self.rates["l2_mb"] * 2**20 * self.rates["l2_kept_share"]
 
     @property
@@ -132,12 +132,12 @@ class Chip:
 
     @property
     def peak_flops(self) -> float:
-        """FLOP/s of the tensor cores on the data sheet"""
+        """Return the FLOP/s of the tensor cores by the data sheet."""
         return self.gpu.tensor_tflops * 1e12
 
     @property
     def dram(self) -> float:
-        """bytes/s on the data sheet"""
+        """Return the DRAM bandwidth in bytes/s by the data sheet."""
         return self.gpu.memory_gbs * 1e9
 
     def ghz(self, clock: Clock, tensor_use: float) -> float:

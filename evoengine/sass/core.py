@@ -67,9 +67,7 @@ def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    status = library().sass_run(
-        program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message)
-    )  # fmt: skip
+    status = library().sass_run(program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message))
     check(status, message)
     count = c_uint64()
     visits = library().sass_visits(ctypes.byref(count))
@@ -88,9 +86,17 @@ def run_blocks(
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     pages = np.ascontiguousarray(pool)
     status = library().sass_run_blocks(
-        program.handle, launch.reference(), numbers, limits, len(blocks), pages.ctypes.data, len(pages), limit,
-        message, len(message),
-    )  # fmt: skip
+        program.handle,
+        launch.reference(),
+        numbers,
+        limits,
+        len(blocks),
+        pages.ctypes.data,
+        len(pages),
+        limit,
+        message,
+        len(message),
+    )
     check(status, message)
     size = c_uint64()
     traces = library().sass_traces(ctypes.byref(size))
@@ -128,12 +134,26 @@ def library() -> ctypes.CDLL:
     core.sass_hazards.argtypes = (c_void_p, c_int, c_int, c_char_p, c_int)
     core.sass_latencies.argtypes = (c_void_p, c_int, c_char_p, c_int)
     core.sass_run.argtypes = (
-        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
-    )  # fmt: skip
+        c_void_p,
+        POINTER(SassLaunch),
+        POINTER(c_uint64),
+        c_int,
+        c_uint64,
+        c_char_p,
+        c_int,
+    )
     core.sass_run_blocks.argtypes = (
-        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), POINTER(c_uint64), c_int, c_void_p, c_uint64, c_uint64,
-        c_char_p, c_int,
-    )  # fmt: skip
+        c_void_p,
+        POINTER(SassLaunch),
+        POINTER(c_uint64),
+        POINTER(c_uint64),
+        c_int,
+        c_void_p,
+        c_uint64,
+        c_uint64,
+        c_char_p,
+        c_int,
+    )
     core.sass_traces.argtypes = (POINTER(c_uint64),)
     core.sass_traces.restype = c_void_p
     core.sass_visits.argtypes = (POINTER(c_uint64),)
