@@ -35,7 +35,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper, Session
 
 from evoengine.ledger.checksums import TIME, RowReader, checked_columns, row_checksum
-from evoengine.ledger.models import (
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     CandidateRow,

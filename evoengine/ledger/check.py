@@ -24,7 +24,11 @@ from evoengine.ledger.chains import broken
 from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
 from evoengine.ledger.heartbeat import find_suspects, of_one_death
 from evoengine.ledger.listing import BATCH
-from evoengine.ledger.models import (
+from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.ranking import check_standings
+from evoengine.ledger.rows import unpacked
+from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     BinaryRow,
@@ -38,10 +42,6 @@ from evoengine.ledger.models import (
     UtcDateTime,
     VerdictRow,
 )
-from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
-from evoengine.ledger.ranking import check_standings
-from evoengine.ledger.rows import unpacked
-from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.text import spans
 

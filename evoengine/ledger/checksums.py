@@ -15,7 +15,7 @@ from zlib import crc32
 from sqlalchemy import JSON, Column, ColumnElement, Double, Integer, LargeBinary, Text, cast, event, type_coerce
 from sqlalchemy.orm import Mapper
 
-from evoengine.ledger.models import Base, Checked, UtcDateTime
+from evoengine.ledger.tables import Base, Checked, UtcDateTime
 
 LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
 """columns whose JSON is an array; that of the others is an object"""

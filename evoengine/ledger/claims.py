@@ -18,10 +18,10 @@ from evoengine.errors import UsageError
 from evoengine.ledger import chains
 from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import checked_columns
-from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.rows import to_measurement
 from evoengine.ledger.runs import RUNNING
+from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
 
 

@@ -28,9 +28,9 @@ from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger.check import check_small
 from evoengine.ledger.driver_errors import BUSY_SECONDS, display_url, translate_errors
-from evoengine.ledger.models import VERSION_TABLE
 from evoengine.ledger.optuna import schema as optuna_schema
 from evoengine.ledger.schema import LOCK_KEY, known_revisions, upgrade
+from evoengine.ledger.tables import VERSION_TABLE
 from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import chosen_database, default_database

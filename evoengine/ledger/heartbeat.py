@@ -22,8 +22,8 @@ from sqlalchemy import Connection, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.ledger.models import CandidateRow, HeartbeatRow, RunRow
 from evoengine.ledger.runs import KILLED, RUNNING
+from evoengine.ledger.tables import CandidateRow, HeartbeatRow, RunRow
 from evoengine.records import DEATHS, Outcome
 
 BEAT_SECONDS = 3.0

@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, Select, cast, func, literal, select, true
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import Damaged, RowReader
-from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.rows import last_verdicts, most_trusted, to_policy, to_verdict
+from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Step, step, transition
 from evoengine.objectives import Objective, objective_values
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy

@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session, joinedload
 from evoengine.ledger.checksums import RowReader
 from evoengine.ledger.comparison import Comparison, read_comparison
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
-from evoengine.ledger.models import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.ranking import Timed, read_order, read_times
 from evoengine.ledger.rows import from_json_number, numbers_from_json, to_baseline, to_run
 from evoengine.ledger.runs import PENDING, Run
+from evoengine.ledger.tables import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Effect, effects
 from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome
 

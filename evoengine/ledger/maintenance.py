@@ -20,7 +20,11 @@ from evoengine.ledger.checksums import Broken
 from evoengine.ledger.database import empty_log
 from evoengine.ledger.driver_errors import translate_errors
 from evoengine.ledger.heartbeat import of_one_death, take_back
-from evoengine.ledger.models import (
+from evoengine.ledger.optuna.schema import delete_studies
+from evoengine.ledger.ranking import count_all_finals, read_order, rebuild
+from evoengine.ledger.runs import RUNNING
+from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_indexes
+from evoengine.ledger.tables import (
     BaselineRow,
     BinaryRow,
     CandidateRow,
@@ -36,10 +40,6 @@ from evoengine.ledger.models import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.optuna.schema import delete_studies
-from evoengine.ledger.ranking import count_all_finals, read_order, rebuild
-from evoengine.ledger.runs import RUNNING
-from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_indexes
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger

@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 from evoengine.ledger.chains import execute, insert_new
 from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
-from evoengine.ledger.models import (
+from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
     CandidateRow,

@@ -15,7 +15,8 @@ from sqlalchemy.orm.interfaces import ORMOption
 
 from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import Damaged
-from evoengine.ledger.models import (
+from evoengine.ledger.runs import Device, Run
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     BinaryRow,
@@ -28,7 +29,6 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.runs import Device, Run
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,

@@ -37,18 +37,6 @@ from evoengine.ledger.heartbeat import (
 from evoengine.ledger.listing import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
 from evoengine.ledger.maintenance import delete_runs
-from evoengine.ledger.models import (
-    Base,
-    BaselineRow,
-    BinaryRow,
-    CandidateRow,
-    HeartbeatRow,
-    MeasurementRow,
-    ProfileRow,
-    RunRow,
-    SourceRow,
-    VerdictRow,
-)
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
 from evoengine.ledger.rows import (
     baseline_values,
@@ -71,6 +59,18 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
 from evoengine.ledger.schema import known_revisions
+from evoengine.ledger.tables import (
+    Base,
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    HeartbeatRow,
+    MeasurementRow,
+    ProfileRow,
+    RunRow,
+    SourceRow,
+    VerdictRow,
+)
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT, Objective

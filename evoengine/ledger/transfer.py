@@ -14,15 +14,6 @@ from sqlalchemy.orm import Session, selectinload
 
 from evoengine.ledger import chains
 from evoengine.ledger.checksums import row_checksum
-from evoengine.ledger.models import (
-    Base,
-    BaselineRow,
-    CandidateRow,
-    MeasurementRow,
-    ProfileRow,
-    RunRow,
-    VerdictRow,
-)
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
@@ -42,6 +33,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import Run
+from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
 from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
 
 IMPORTED = "imported: "

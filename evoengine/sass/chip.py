@@ -55,6 +55,7 @@ NEEDED = {
     "mufu_interval": Origin(GUIDE),
     "uniform_interval": Origin(REPEATED),
     "hmma_interval": Origin(WHITEPAPER),  # m16n8k16 of halfs, accumulated in FP32
+    "hmma_fp16_interval": Origin(WHITEPAPER),  # the same accumulated in FP16, and m16n8k32 of bytes
     "memory_interval": Origin(REPEATED),
     "sm_memory_interval": Origin(REPEATED),  # of the whole SM
     "memory_queue": Origin(REPEATED),  # clocks of work that may wait before memory instructions stop issuing

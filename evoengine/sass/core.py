@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
@@ -17,6 +18,7 @@ from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
 from evoengine.sass.structures import SassLaunch
 
+_PRODUCT = re.compile(r"\b[DHI]MMA\.[\w.]+")
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096
@@ -38,6 +40,8 @@ class Program:
         self._finalizer = weakref.finalize(self, core.sass_free, self.handle)
         self.entry = entry
         self.unknown = self._unknown()
+        self.products = frozenset(_PRODUCT.findall(listing))
+        """opcodes of mma.sync in the listing, with modifiers"""
 
     def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
         """Return what reads or overwrites registers too early on some path, and pairs of units of unknown latency.

@@ -358,7 +358,7 @@ class WorkerPool:
                     raise UsageError(
                         "the main module of this program calls evoengine as it is imported, and each worker imports "
                         'it: put the call below `if __name__ == "__main__":`'
-                    ) from error
+                    ) from None
             time.sleep((1 + starts) * PAUSE_SECONDS if starts else 0.0)
             worker = self._replace(worker)
         unfit = why_unfit() or f"something on this machine kills them ({STARTS} in a row)"

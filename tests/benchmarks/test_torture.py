@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import instant, torture
-from evoengine.ledger.models import CandidateRow, MeasurementRow
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import CandidateRow, MeasurementRow
 from evoengine.records import Outcome
 
 SIZE = 20

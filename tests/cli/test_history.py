@@ -17,8 +17,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger import lists as history
 from evoengine.ledger.lists import Last, Wanted
-from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import CandidateRow
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run

@@ -19,10 +19,10 @@ from evoengine.cli.main import COMMANDS
 from evoengine.cli.show import show
 from evoengine.cli.tables import Column, Table
 from evoengine.ledger import chains
-from evoengine.ledger.models import Base
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base
 from evoengine.lineage import effects
 from evoengine.records import Profile
 from evoengine.text import markdown, plain, plain_lines

@@ -25,10 +25,10 @@ from evoengine.ledger import transactions as commits
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.lists import Last, Wanted
 from evoengine.ledger.maintenance import find_faults
-from evoengine.ledger.models import Base, HeartbeatRow
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where

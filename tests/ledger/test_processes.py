@@ -21,10 +21,10 @@ from filelock import FileLock
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS, RETRIES, WHY_CRASHED, WHY_KILLED
-from evoengine.ledger.models import HeartbeatRow, RunRow
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import HeartbeatRow, RunRow
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_source, start_run
 from tests.support.waiting import wait_for
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_for
 WRITER = """
 import sys
 from datetime import UTC, datetime
-from evoengine.ledger.models import VerdictRow
+from evoengine.ledger.tables import VerdictRow
 from evoengine.ledger.rows import verdict_values
 from evoengine.ledger.store import open_ledger
 from tests.support.ledger_examples import *

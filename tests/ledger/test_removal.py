@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import UsageError
-from evoengine.ledger.models import Base
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.tables import Base
 from evoengine.records import Baseline, Kind, Profile
 from tests.support.ledger_examples import DOMAINS, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
 

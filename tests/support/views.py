@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import text
 
-from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.runs import PENDING
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.tables import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.records import EXECUTOR, Outcome
 from evoengine.terms import model_of
 from tests.support.documents import ROOT, blocks

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from evoengine.ledger.models import Base
+from evoengine.ledger.tables import Base
 
 
 class TokenRow(Base):
