@@ -1,17 +1,18 @@
 """Kernels that others wrote and measured, two of them ladders step by step, beside the model.
 
     python benchmarks/ladders.py --data DIR --nvcc DIR [--json OUT]
-        [--sgemm CHECKOUT] [--fa2 CHECKOUT] [--wmma CHECKOUT]
+        [--sgemm CHECKOUT] [--fa2 CHECKOUT] [--h100 CHECKOUT [--cutlass INCLUDE]]
 
 CHECKOUT is a working copy of siboehm/SGEMM_CUDA, sonnyli/flash_attention_from_scratch or
 waynehacking8/blackwell-tensorcore-kernels at the commit that the times in --data (siboehm_a6000.csv, sonnyli_fa2.csv,
-wayne_ncu_cycles.csv) name; another commit is refused. Of the last, cycles by Nsight Compute, the WMMA kernel is held
-against the model at NCU's clock; its others are a library's. The kernels are compiled as they stand by
-nvcc, as their authors did: NVRTC keeps arrays of kernels 8 to 16 of the second ladder in local memory, where nvcc
-spills 16 to 56 bytes of registers, as the published machine code does. --nvcc holds it:
+wayne_ncu_cycles.csv) name; another commit is refused. Of the last see benchmarks/h100_gemm.py. The kernels are compiled
+as they stand by nvcc, as their authors did: NVRTC keeps arrays of kernels 8 to 16 of the second ladder in local memory,
+where nvcc spills 16 to 56 bytes of registers, as the published machine code does. --nvcc holds it, INCLUDE CUTLASS's
+headers:
 
     pip install --target DIR nvidia-cuda-nvcc nvidia-nvvm \\
         nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
+    pip install --target DIR --no-deps nvidia-cutlass==4.2.0.0  # its cutlass_library/source/include
 
 JSON: a list as of benchmarks/hopper_accuracy.py. Exit code 1 where a kernel that has its text could not be predicted,
 which is named. Kernels of libraries are listed and not counted.
@@ -20,14 +21,12 @@ which is named. Kernels of libraries are listed and not counted.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,29 +36,18 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.markdown import Markdown  # noqa: E402
 
+from benchmarks import h100_gemm  # noqa: E402
+from benchmarks.published import FAILURES, Missed, check_commit, compiled, find_nvcc, predicted, read_times  # noqa: E402
 from evoengine.accuracy.page import Row, page  # noqa: E402
-from evoengine.devices.base import KernelFailure, ScalarArgument  # noqa: E402
+from evoengine.devices.base import ScalarArgument  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
-from evoengine.sass.chip import find_chip  # noqa: E402
 from evoengine.sass.clock import SUSTAINED, Clock  # noqa: E402
-from evoengine.sass.core import Program  # noqa: E402
-from evoengine.sass.cubin import kernel_names, read_kernel  # noqa: E402
-from evoengine.sass.launch import AnyArgument, DrawnArgument, Geometry, StructArgument, prepare  # noqa: E402
-from evoengine.sass.listing import disassemble  # noqa: E402
-from evoengine.sass.predict import Prediction, Unpredictable, predict  # noqa: E402
-from evoengine.stages.compile import CompileFailed  # noqa: E402
+from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument  # noqa: E402
+from evoengine.sass.predict import Prediction  # noqa: E402
 
-COMPILE_SECONDS = 300
 SIZE = 4096
 """of the matrices, and tokens of a sequence"""
 BATCH, HEADS, DIM = 16, 16, 128
-TORCH = """#pragma once
-namespace torch {
-enum class ScalarType : signed char { Half = 5, BFloat16 = 15 };
-constexpr ScalarType kFloat16 = ScalarType::Half, kBFloat16 = ScalarType::BFloat16;
-}
-"""
-"""what FlashAttention's headers use of PyTorch's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,71 +76,7 @@ SGEMM: Mapping[int, Step] = {
         "11_kernel_double_buffering", "sgemmDoubleBuffering<128,256,16,128,32,1,8,8,256>", 128, 256, (256, 1)
     ),
 }  # fmt: skip
-FAILURES = (EvoengineError, CompileFailed, KernelFailure, Unpredictable, OSError)
-DATA = ("siboehm_a6000.csv", "sonnyli_fa2.csv", "wayne_ncu_cycles.csv")
-NCU_MHZ = 1460
-"""the SM's clock that NCU reported beside the cycles"""
-WMMA_SIZE = 8192
-
-
-class Missed(Exception):
-    """A kernel that has its text and could not be predicted."""
-
-
-def read_times(data: Path, name: str) -> list[dict[str, str]]:
-    try:
-        with (data / name).open(newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        raise UsageError(f"cannot read {data / name}: {error.strerror}") from None
-
-
-def check_commit(checkout: Path, wanted: str) -> None:
-    """Raise UsageError where the working copy is at another commit."""
-    asked = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
-    if asked.returncode:
-        raise UsageError(f"{checkout} is no working copy of git: {asked.stderr.strip()}")
-    if (found := asked.stdout.strip()) != wanted:
-        raise UsageError(f"{checkout} is at commit {found[:12]}, the times are of {wanted[:12]}: check that out")
-
-
-# ── nvcc ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def find_nvcc(folder: Path) -> Path:
-    found = sorted(path for path in folder.rglob("bin/nvcc") if path.is_file())
-    if not found:
-        raise UsageError(f"{folder} holds no bin/nvcc; pip install --target {folder} nvidia-cuda-nvcc … makes one")
-    return found[0]
-
-
-def compiled(nvcc: Path, text: str, arch: str, options: Sequence[str]) -> bytes:
-    """Return the cubin; raise CompileFailed with the compiler's first error."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (folder / "torch").mkdir()
-        (folder / "torch" / "torch.h").write_text(TORCH)
-        (folder / "cublas_v2.h").write_text("#pragma once\n")
-        (folder / "kernel.cu").write_text(text)
-        command = [str(nvcc), "-cubin", f"-arch={arch}", "-O3", "-DNDEBUG", f"-I{scratch}", *options]
-        done = subprocess.run(
-            [*command, str(folder / "kernel.cu"), "-o", str(folder / "kernel.cubin")],
-            capture_output=True, text=True, timeout=COMPILE_SECONDS,
-        )  # fmt: skip
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-            raise CompileFailed(lines[0] if lines else f"nvcc ended with {done.returncode}")
-        return (folder / "kernel.cubin").read_bytes()
-
-
-def predicted(
-    cubin: bytes, gpu: str, clock: Clock, flops: float, geometry: Geometry, arguments: Sequence[AnyArgument],
-    entry: str = "",
-) -> Prediction:  # fmt: skip
-    """Predict `entry`, or the only kernel."""
-    entry = entry or kernel_names(cubin)[0]
-    launch = prepare(read_kernel(cubin, entry), geometry, arguments, 0)
-    return predict(Program(disassemble(cubin, entry), entry), launch, find_chip(gpu), flops, clock=clock)
+DATA = ("siboehm_a6000.csv", "sonnyli_fa2.csv")
 
 
 def row_of(name: str, number: int, problem: str, gpu: str, measured_us: float, p: Prediction) -> Row:
@@ -243,39 +167,6 @@ def fa2(checkout: Path, nvcc: Path, number: int, config: str, clock: Clock) -> P
     return predicted(cubin, "a100", clock, flops, geometry, [StructArgument("args", 80, tuple(parts))])
 
 
-# ── WMMA ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def wmma_rows(data: Path, checkout: Path, nvcc: Path) -> Iterator[Row | Missed | str]:
-    times = read_times(data, DATA[2])
-    check_commit(checkout, times[0]["commit"])
-    for given in times:
-        if given["kernel"] != "wmma":
-            yield f"ncu {given['kernel']}: {int(given['cycles']):,} cycles, a library's"
-            continue
-        try:
-            found, measured_us = wmma(checkout, nvcc), float(given["cycles"]) / NCU_MHZ
-            yield Row(
-                "ncu", "WMMA", f"{WMMA_SIZE}^3", "h100", str(found.clock), measured_us, found.time_us,
-                found.kernel_class, found.bound,
-            )  # fmt: skip
-        except FAILURES as error:
-            yield Missed(f"ncu wmma: {error}")
-
-
-def wmma(checkout: Path, nvcc: Path) -> Prediction:
-    """Predict gemm_wmma_t<128, 128, 3> as src/gemm_wmma.cu launches it: tiles of 128×128×32 in three stages."""
-    text = f'#include "{checkout}/src/gemm_wmma.cu"\n'
-    cubin = compiled(nvcc, text, "sm_90", (f"-I{checkout / 'include'}",))
-    entry = next(name for name in kernel_names(cubin) if "gemm_wmma_tILi128ELi128ELi3E" in name)
-    halves = [DrawnArgument(name, 2 * WMMA_SIZE**2, "fp16") for name in "AB"]
-    sums = DrawnArgument("C", 4 * WMMA_SIZE**2, "fp32", True)
-    sizes = [ScalarArgument(name, np.int32(WMMA_SIZE)) for name in "MNK"]
-    geometry = Geometry((WMMA_SIZE // 128, WMMA_SIZE // 128, 1), (512, 1, 1), 3 * 2 * 32 * (128 + 128))
-    clock, flops = Clock("locked", NCU_MHZ), 2.0 * WMMA_SIZE**3
-    return predicted(cubin, "h100", clock, flops, geometry, [*halves, sums, *sizes], entry)
-
-
 # ── all of them ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -285,15 +176,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nvcc", type=Path, required=True, metavar="DIR", help="folder that holds bin/nvcc")
     parser.add_argument("--sgemm", type=Path, metavar="CHECKOUT", help="siboehm/SGEMM_CUDA")
     parser.add_argument("--fa2", type=Path, metavar="CHECKOUT", help="sonnyli/flash_attention_from_scratch")
-    parser.add_argument("--wmma", type=Path, metavar="CHECKOUT", help="waynehacking8/blackwell-tensorcore-kernels")
+    parser.add_argument("--h100", type=Path, metavar="CHECKOUT", help="waynehacking8/blackwell-tensorcore-kernels")
+    parser.add_argument(
+        "--cutlass", type=Path, metavar="INCLUDE", help="CUTLASS's headers, for --h100's CUTLASS kernel"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the rows here")
     options = parser.parse_args(arguments)
     rows, missed = [], []
     try:
-        sets = ((options.sgemm, sgemm_rows), (options.fa2, fa2_rows), (options.wmma, wmma_rows))
-        if not any(checkout for checkout, _ in sets):
-            raise UsageError("name a checkout: --sgemm, --fa2 or --wmma")
         nvcc = find_nvcc(options.nvcc)
+        h100_rows = partial(h100_gemm.rows, cutlass=options.cutlass)
+        sets = ((options.sgemm, sgemm_rows), (options.fa2, fa2_rows), (options.h100, h100_rows))
+        if not any(checkout for checkout, _ in sets):
+            raise UsageError("name a checkout: --sgemm, --fa2 or --h100")
         found = [of_set(options.data, checkout.resolve(), nvcc) for checkout, of_set in sets if checkout]
         for row in (row for of_set in found for row in of_set):
             if isinstance(row, Row):

@@ -51,7 +51,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
             for name, data in files.items():
                 (part / name).write_bytes(data)
             part.chmod(0o777 & ~_umask())
-            _take_place(part, target)
+            _swap_into_place(part, target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -121,7 +121,7 @@ def _listed(target: Path) -> dict[str, str] | None:
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)} if is_ours else None
 
 
-def _take_place(part: Path, target: Path) -> None:
+def _swap_into_place(part: Path, target: Path) -> None:
     """Rename `part` to `target`; an existing target, empty or an earlier export, becomes `part`."""
     try:
         part.rename(target)  # over an empty folder too

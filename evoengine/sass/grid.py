@@ -28,7 +28,8 @@ at a time"""
 MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 SHORT = 50_000
-"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first warps are"""
+"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first and the last
+warp are"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
@@ -51,7 +52,7 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """along y and z"""
+        """Return the number of clusters along y and z."""
         return self.size[1] * self.size[2]
 
     @property
@@ -60,7 +61,7 @@ class Grid:
 
     @property
     def together(self) -> int:
-        """blocks of a cluster"""
+        """Return the number of blocks of a cluster."""
         return math.prod(self.width)
 
     @property
@@ -123,14 +124,16 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     inside = of(grid.at(column, row))
 
     @cache
-    def of_first_warp(cluster: int) -> int:
-        return count_lone_warp(program, launch, grid.block(cluster), WHOLE_LIMIT)
+    def of_warp(cluster: int, warp: int) -> int:
+        return count_lone_warp(program, launch, grid.block(cluster), warp, WHOLE_LIMIT)
+
+    # a tensor's edge that cuts through a block leaves its first or its last warps as they are
+    outermost = {0, math.ceil(math.prod(launch.threads) / 32) - 1}
 
     def like_inside(cluster: int) -> bool:
         if inside["instructions"] > SHORT:
             try:
-                expected = of_first_warp(grid.at(column, row))
-                return abs(of_first_warp(cluster) - expected) <= UNLIKE * expected
+                return all(_near(of_warp(grid.at(column, row), w), of_warp(cluster, w)) for w in outermost)
             except KernelFailure:  # warps that wait for each other's work
                 pass
         return _alike(inside, of(cluster))
@@ -186,7 +189,11 @@ def _edges(grid: Grid) -> list[tuple[int, int, float]]:
 
 
 def _alike(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return abs(one["instructions"] - other["instructions"]) <= UNLIKE * one["instructions"]
+    return _near(one["instructions"], other["instructions"])
+
+
+def _near(expected: float, found: float) -> bool:
+    return abs(found - expected) <= UNLIKE * expected
 
 
 def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float] | None = None) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,10 @@ REGISTERS_PER_BLOCK = 65536
 
 # Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
 # the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
-# sm_90 at 0x198 the generic address of the parameters, from which those of tensor maps are made.
+# sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z, and the reciprocals of these, and at
+# 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQI")
+_CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
@@ -150,7 +153,7 @@ class Launch:
 
     @property
     def allocation_bytes(self) -> list[int]:
-        """By address."""
+        """Return the sizes of allocations in bytes, in order of address."""
         return [allocation.bytes for allocation in self.allocations]
 
     @property
@@ -382,6 +385,8 @@ def _banks(
     windows = SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel)
     _DRIVER_VALUES.pack_into(bank, 0, *geometry.threads, *geometry.grid, *windows)
     if kernel.arch >= 90:
+        cluster = geometry.cluster or kernel.cluster
+        _CLUSTER.pack_into(bank, _CLUSTER_AT, math.prod(cluster) > 1, *cluster, *(1 / n for n in cluster))
         struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
     _put_parameters(kernel, bank, arguments, placed)
     return banks

@@ -150,16 +150,16 @@ def count_block(program: Program, launch: Launch, block: int, limit: int) -> dic
     return dict(zip(names, counts, strict=True))
 
 
-def count_lone_warp(program: Program, launch: Launch, block: int, limit: int) -> int:
-    """Return the number of instructions of a block's first warp as if its other warps had ended.
+def count_lone_warp(program: Program, launch: Launch, block: int, warp: int, limit: int) -> int:
+    """Return the number of instructions of one of a block's warps as if the others had ended.
 
     Raises KernelFailure where it waits for them.
     """
     found = ctypes.c_uint64()
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_count_lone_warp(
-        program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), ctypes.byref(found),
-        message, _MESSAGE,
+        program.handle, launch.reference(), ctypes.c_uint64(block), warp, ctypes.c_uint64(limit),
+        ctypes.byref(found), message, _MESSAGE,
     )  # fmt: skip
     check(status, message)
     return found.value

@@ -46,7 +46,7 @@ POLL_SECONDS = 0.1
 
 def is_whole(verdicts: Sequence[Verdict]) -> bool:
     """Return whether both judges, of this gate's version, have judged a candidate to the end and none abstained."""
-    return len(_of_this_gate(verdicts)) == 2
+    return len(_current_verdicts(verdicts)) == 2
 
 
 def is_judged(verdicts: Sequence[Verdict]) -> bool:
@@ -56,13 +56,13 @@ def is_judged(verdicts: Sequence[Verdict]) -> bool:
     return judged.whole and judged.correct and any(not v.abstained for v in judged.verdicts)
 
 
-def _of_this_gate(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
+def _current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
     """Map each judge without a GPU to its last whole verdict."""
     own = (v for v in verdicts if v.device in (EXECUTOR, EMULATOR) and v.gate_version == GATE_VERSION)
     return {v.device: v for v in own if v.whole and not v.abstained}
 
 
-def judge_to_end(
+def judge_all_checks(
     judge: Evaluator,
     workers: Workers,
     target: Target,
@@ -78,7 +78,7 @@ def judge_to_end(
     return judge.finish(target, job, own, workers)
 
 
-def record_judged(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
+def record_verdicts(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
     """Record what the judges found, and return the outcome that the candidate has then.
 
     A candidate that they refute, or cannot judge, leaves the ranking.
@@ -195,7 +195,7 @@ class Finisher:
 
     def end(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """Record the result of a candidate that `begin` submitted."""
-        self.on_judged(candidate, record_judged(self.ledger, candidate, result))
+        self.on_judged(candidate, record_verdicts(self.ledger, candidate, result))
 
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
         seed = seed_for(self.seed, self.run, candidate.trial)
@@ -204,7 +204,7 @@ class Finisher:
         if space is None:
             self.spaces |= spaces_of(self.ledger, [candidate], self.target)
             space = self.spaces[candidate.run]
-        return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
+        return judge_all_checks(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
 
     def _displayed(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""
@@ -234,7 +234,7 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
     build_judges()  # before the judges' time limit starts
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
+        return judge_all_checks(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
     finally:
         workers.close()
 
@@ -254,5 +254,5 @@ def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
     if isinstance(result, Rejection):
         raise MachineError(f"trial {candidate.trial} cannot be judged here: {result.reason}")
     if candidate.imported_from is None or not result.correct:
-        record_judged(ledger, candidate, result)
+        record_verdicts(ledger, candidate, result)
     return result

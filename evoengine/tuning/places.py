@@ -10,7 +10,7 @@ from typing import Protocol
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
-from evoengine.search.evaluators import one_runner
+from evoengine.search.evaluators import single_worker
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import Workers
@@ -64,7 +64,7 @@ class ThisMachine:
         return ledger_device(timing)
 
     def runners(self, limits: WorkerLimits) -> Workers:
-        return one_runner(limits)
+        return single_worker(limits)
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
         return None

@@ -14,7 +14,7 @@ from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome
 from evoengine.search.finishing import judge_export
 from evoengine.search.identity import kernel_identity
-from evoengine.search.remeasure import left_to_measure
+from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.tuning.best import find_best
@@ -122,7 +122,7 @@ def test_an_export_is_judged_by_the_reference_that_its_run_had(ledger, tmp_path)
 def test_only_the_last_runs_kernel_is_left_to_measure(ledger, tmp_path):
     searched(ledger, saxpy(tmp_path), 1.0)
     second = searched(ledger, saxpy(tmp_path, kernel=SUBTRACTS, reference=OTHER_REFERENCE), 2.0)
-    assert [c.trial for c in left_to_measure(ledger, "saxpy:n=4096", GPU)] == [second]
+    assert [c.trial for c in unmeasured_candidates(ledger, "saxpy:n=4096", GPU)] == [second]
 
 
 def test_a_definition_says_all_that_identifies_it(tmp_path):

@@ -232,15 +232,15 @@ int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t l
       message, size);
 }
 
-int sass_count_lone_warp(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, uint64_t* instructions,
-                         char* message, int size) {
+int sass_count_lone_warp(void* program, const SassLaunch* from, uint64_t block, int warp, uint64_t limit,
+                         uint64_t* instructions, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
         *instructions = count_lone_warp(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
-                                        cluster_starts(launch, &block, 1)[0], limit);
+                                        cluster_starts(launch, &block, 1)[0], warp, limit);
       },
       message, size);
 }

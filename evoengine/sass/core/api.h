@@ -68,8 +68,8 @@ const char* sass_stall_names();
 
 // Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
 int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message, int size);
-int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, uint64_t limit, uint64_t* instructions,
-                         char* message, int size);
+int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, int warp, uint64_t limit,
+                         uint64_t* instructions, char* message, int size);
 
 // Counts of each of some blocks, and what they touch of each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,

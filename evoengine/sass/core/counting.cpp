@@ -26,7 +26,7 @@ struct Counter : Observer {
       case Pipe::Branch: counts.branch++; break;
       case Pipe::Tensor:
         counts.tensor++;
-        if (i.opcode[1] != 'G') counts.hmma += std::max(1, i.d);
+        if (i.opcode[1] != 'G') (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
         break;
       case Pipe::None: break;
     }
@@ -230,13 +230,13 @@ Counts count_block(const Program& program, const Launch& launch, const std::vect
 }
 
 u64 count_lone_warp(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                    const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
+                    const std::vector<u8>* banks, u64 seed, u64 block, int warp, u64 limit) {
   struct : Observer {
     u64 seen = 0;
     void saw(const Context&, const Instruction&) override { seen++; }
     void began(const Completion&) override {}
   } observer;
-  observe(program, launch, allocations, banks, seed, block, limit, 1, observer, true);
+  observe(program, launch, allocations, banks, seed, block, limit, 1, observer, warp);
   return observer.seen;
 }
 

@@ -10,7 +10,8 @@ namespace sass {
 // `hmma` is in m16n8k16.
 #define SASS_COUNTS(X)                                                                                          \
   X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor)         \
-  X(hmma) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores) X(sectors_stored)  \
+  X(hmma) X(hmma_fp16) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores)       \
+  X(sectors_stored)                                                                                               \
   X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded)                        \
   X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(complete)
 
@@ -50,8 +51,8 @@ Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, con
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                    u64 block, u64 limit);
 
-// Instructions of its first warp, run alone. Throws Fault where that one waits for others.
+// Instructions of one of its warps, run alone. Throws Fault where that one waits for others.
 u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
-                    u64 block, u64 limit);
+                    u64 block, int warp, u64 limit);
 
 }  // namespace sass

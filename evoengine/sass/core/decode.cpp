@@ -290,7 +290,11 @@ void classify(Instruction& i, string_view base) {
   i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
                       "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
-  if (const u32 products = products_of(i, base)) i.visit = Visit::Product, i.products = products;
+  if (const u32 products = products_of(i, base)) {
+    i.visit = Visit::Product, i.products = products;
+    i.fp16_sums = base == "IMMA" || (base == "HMMA" && has(i, "F16"));
+    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
+  }
   if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
 }
 

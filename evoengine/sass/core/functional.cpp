@@ -58,7 +58,7 @@ struct Functional : Machine {
   Landing landing = Landing::Mixed;
   Resident* current = nullptr;
   Observer* observer = nullptr;
-  bool lone = false;
+  int lone = -1;  // the one warp of a block that runs; -1: all do
   Visits counted;
   std::vector<u8> lags_at;  // [instruction]: of the comers to it, the number of the one whose cluster lags; 0: none
   bool lag_often = false;   // more clusters than one may lag at a place
@@ -131,13 +131,17 @@ struct Functional : Machine {
   }
 };
 
+constexpr size_t LONGEST_NAME = 120;  // of a kernel in a message: those of templates fill pages
+
 [[gnu::cold]]
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
   char text[160];
   snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
-  return "kernel " + machine.program->entry + text + i.text;
+  std::string name = machine.program->entry;
+  if (name.size() > LONGEST_NAME) name = name.substr(0, LONGEST_NAME) + "…";
+  return "kernel " + name + text + i.text;
 }
 
 struct LimitReached {};
@@ -223,7 +227,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   r.left = limit * r.cluster->blocks.size();
   for (auto& block : r.cluster->blocks)
     for (Warp& w : block->warps) {
-      if (machine.lone && w.number > 0) {
+      if (machine.lone >= 0 && int(w.number) != machine.lone) {
         w.alive = 0;
         continue;
       }
@@ -389,7 +393,7 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
 
 [[gnu::cold]]
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, bool lone) {
+             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;

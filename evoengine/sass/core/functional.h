@@ -41,9 +41,9 @@ struct Observer {
 };
 
 // Runs one cluster, asynchronous work landing at once, until the observer has seen `limit` instructions of a block;
-// what is beyond is left out. Returns whether it came to its end. `alike` is as in Machine. With `lone` the first warp of
+// what is beyond is left out. Returns whether it came to its end. `alike` is as in Machine. With `lone` that warp of
 // each block runs as if the others had ended before.
 bool observe(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed, u64 block,
-             u64 limit, u32 alike, Observer&, bool lone = false);
+             u64 limit, u32 alike, Observer&, int lone = -1);
 
 }  // namespace sass

@@ -94,6 +94,8 @@ struct Instruction {
   bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
   Visit visit = Visit::None;
   u32 products = 1;             // of a matrix product: those of 8 × 8 × 4 that a warp forms
+  double mma_work = 0;          // of mma.sync: clocks of the tensor core over those of an m16n8k16 of halves
+  bool fp16_sums = false;       // of mma.sync: at the rate of products whose sums are halves, or integers
 
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;

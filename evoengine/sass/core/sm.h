@@ -65,6 +65,7 @@ struct Sm {
   Part parts[PARTS];
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
   double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
+  double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
   double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
@@ -113,11 +114,13 @@ class Timing : public Machine {
   // sm_memory.cpp
   void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
   void touch_shared(Sm&, const Access&, double start, double& done, double& read);
-  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
+  double fetch(Sm&, const u64* sectors, int count, double start, bool cached, bool ahead);
   double store(Sm&, const u64* sectors, int count, double start, bool local);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
-  void load_dram(Sm&, double start, double clocks);
+  double dram_from(const Sm&, double start) const;
+  void write_back(Sm&, double start);
+  void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);
   int allocation_at(u64 address);
   // sm_async.cpp

@@ -58,11 +58,11 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     double dram = dram_clocks(sm, allocation, double(work.sectors) / reached);
     sm.tma = std::max(sm.tma, now) + std::max({work.bytes / rates.tma_bytes_per_clock, l2, rates.tma_issue});
     sm.l2 = std::max(sm.l2, now) + l2;
-    if (dram) load_dram(sm, now, dram);
+    if (dram) load_dram(sm, now, dram, true);
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
     double arrives = std::max(sm.tma, sm.l2) + rates.tma_latency;
-    if (dram) arrives = std::max(arrives, sm.dram + rates.tma_latency + rates.dram_latency - rates.l2_latency);
+    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + rates.dram_latency - rates.l2_latency);
     latest = std::max(latest, arrives);
   }
   return latest + (reached > 1 ? rates.multicast_latency : 0);

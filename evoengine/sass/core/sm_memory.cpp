@@ -39,23 +39,41 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   double from_dram = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram;
   double due = std::fma(from_dram, asked.loaded, -asked.charged);
   if (due < 0.5 * sectors) return 0;
-  double charged = std::min(due, sectors);
+  double charged = sectors == 1 ? 1 : std::min(due, sectors);  // a sector as a whole, a box as a part of it
   asked.charged += charged;
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
 
-// The DRAM writes back what the L2 holds while nothing is loaded, and in turns with what is.
-void Timing::load_dram(Sm& sm, double start, double clocks) {
-  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram));
+// The DRAM writes back what the L2 holds while nothing is loaded.
+void Timing::write_back(Sm& sm, double start) {
+  double written = std::min(sm.unwritten, std::max(0.0, start - sm.dram));
+  sm.unwritten -= written;
+  sm.dram += written;
+}
+
+// From when on an SM's share of the DRAM serves a load at `start` that its warp waits for. SMs that once had to wait for one
+// another do not ask at the same time again: each goes on when it was served. So what of the share has been idle for no
+// longer than the longest wait so far is had later, but for that part of the time in which others were served. Copies that
+// run ahead of what needs them hide such waits: they leave SMs in step.
+double Timing::dram_from(const Sm& sm, double start) const {
+  double busy = std::min(1.0, result.dram / std::max(1.0, now * double(chips.size())));
+  return std::max(sm.dram, start - (1 - busy) * sm.apart);
+}
+
+// Loads wait in turns for what is written back.
+void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
+  write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, start) + clocks + turn;
+  sm.dram = (ahead ? std::max(sm.dram, start) : dram_from(sm, start)) + clocks + turn;
+  if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
 
 // Whether the L2 holds so much that the store waits for the DRAM.
 bool Timing::store_dram(Sm& sm, double start, double clocks) {
-  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram)) + clocks;
+  write_back(sm, start);
+  sm.unwritten += clocks;
   result.dram += clocks;
   double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
   if (beyond <= 0) return false;
@@ -65,7 +83,7 @@ bool Timing::store_dram(Sm& sm, double start, double clocks) {
 }
 
 // When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
-double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
+double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached, bool ahead) {
   double latest = start;
   u64 line = ~0ull;
   double dram = 0;  // clocks for each sector of the line
@@ -88,9 +106,9 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       sm.asked[allocation].charged++;
     }
     if (dram) {
-      load_dram(sm, start, dram);
+      load_dram(sm, start, dram, ahead);
       sm.misses_dram = sm.dram;
-      arrives = std::max(arrives, sm.dram + rates.dram_latency);
+      arrives = std::max(arrives, std::max(sm.dram, start) + rates.dram_latency);
     }
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
@@ -157,7 +175,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
-    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic));
+    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
   }
 }
 

@@ -84,7 +84,11 @@ void for_each_row(const Tile& tile, Move move) {
   }
 }
 
-u32 shared_alignment(const TensorMap& m) { return std::max(128u, m.swizzle == 16 ? 128u : 8u * m.swizzle); }
+// A swizzle goes by the address, so that hardware takes a box that begins within its pattern, as CUTLASS's do. The gate
+// asks for what PTX says.
+u32 shared_alignment(const TensorMap& m, const Warp& w) {
+  return std::max(128u, m.swizzle == 16 || !w.strict ? 128u : 8u * m.swizzle);
+}
 
 Tile tile_of(Context& c, const Instruction& i, int first_coordinate, const u32* at) {
   Tile tile;
@@ -189,7 +193,7 @@ Step load_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   Tile tile = tile_of(c, i, 2, at);
   auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
-  check_destinations(to, tile.map.bytes(), shared_alignment(tile.map), i);
+  check_destinations(to, tile.map.bytes(), shared_alignment(tile.map, c.warp), i);
   if (Order* order = order_of(c)) {
     order_load(*order, c, i, to, lines_of(tile));
     for_each_row(tile, [&](u32, u64 from, u32 first, u32 bytes) {
@@ -222,7 +226,7 @@ Step load_tile(Context& c, const Instruction& i) {
 Step store_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   Tile tile = tile_of(c, i, 1, at);
-  own_bytes(*c.warp.block, tile.shared, tile.map.bytes(), shared_alignment(tile.map), i);
+  own_bytes(*c.warp.block, tile.shared, tile.map.bytes(), shared_alignment(tile.map, c.warp), i);
   if (Order* order = order_of(c)) {
     const std::vector<u32> lines = lines_of(tile);
     order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());

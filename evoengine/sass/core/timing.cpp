@@ -153,7 +153,7 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     case Pipe::Tensor:
       if (!is_group_product(i)) {
-        double clocks = rates.hmma_interval * std::max(1, i.d);
+        double clocks = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
         part.tensor = now + clocks;
         result.tensor += clocks;
         result.tensor_work += clocks / PARTS;

@@ -21,7 +21,8 @@ struct Descriptor {
   u32 width;                   // of the swizzle, in bytes: 16 for none
 };
 
-Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by) {
+// With `strict`, as the gate asks, a matrix begins with its swizzle's pattern.
+Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by, bool strict) {
   constexpr u32 widths[] = {16, 128, 64, 32};
   auto field = [&](int from) { return u32(bits >> from & 0x3fff) << 4; };
   Descriptor d{field(0), field(16), field(32), widths[bits >> 62]};
@@ -31,7 +32,7 @@ Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by) {
     throw Fault{named(by) + text + why};
   };
   if (bits >> 49 & 7) fault("a base offset; the executor knows only matrices that start a swizzle's pattern");
-  if (d.start & (8 * d.width - 1) & ~127u)
+  if (strict && d.start & (8 * d.width - 1) & ~127u)
     fault("a start that is not at a multiple of " + std::to_string(8 * d.width) + " for its swizzle");
   return d;
 }
@@ -238,8 +239,8 @@ Step begin_product(Context& c, const Instruction& i) {
     if (i.operands[n].kind == Operand::Kind::UniformPredicate && !(predicate(c, i.operands[n]) & 1)) p.c = RZ;
   p.a_register = at == 2 ? i.operands[1].index : -1;
   int descriptors = i.operands[at].index;
-  p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors), "A", i);
-  p.b = descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors + 2), "B", i);
+  p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors), "A", i, w.strict);
+  p.b = descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors + 2), "B", i, w.strict);
   p.transposed_a = i.b & TRANSPOSED_A;
   p.transposed_b = i.b & TRANSPOSED_B;
   p.half_sums = i.b & SUMS_IN_HALF;
