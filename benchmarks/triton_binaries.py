@@ -4,7 +4,8 @@
     python -m benchmarks.triton_binaries [--out tests/sass/data/triton]
 
 Most are in `triton_kernels.py`. Those of others are compiled as their packages have them; README.md beside the binaries
-has their origins and licences. No GPU is needed. `tests/sass/test_triton_kernels.py` executes what this writes and compares it with torch.
+has their origins and licences. No GPU is needed. `tests/sass/test_triton_kernels.py` executes what this writes and
+compares it with torch.
 """
 
 from __future__ import annotations
