@@ -30,7 +30,7 @@ from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.records import CompiledCandidate, Config, Measurement  # noqa: E402
-from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
+from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, measured_pairs, rank_agreement  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.estimate import estimate  # noqa: E402
@@ -93,7 +93,7 @@ def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
     for key, group in groupby(sorted(pairs, key=target), key=target):
         own = list(group)
         for family in ("all", *dict.fromkeys(p.family for p in own)):
-            yield Row(*key, family, agree([p.figures for p in own if family in ("all", p.family)]))
+            yield Row(*key, family, rank_agreement([p.figures for p in own if family in ("all", p.family)]))
 
 
 def table(found: Sequence[Row]) -> Table:
@@ -183,7 +183,7 @@ def published_table() -> Table:
                 for text in (f"{m.tflops:.4g} est.{'*' * m.by_formula}", f"{m.tflops / recorded:.2f}")
             ]
             out.add_row(known.name, problem, f"{recorded:.4g} rec.", *cells)
-    by_model, by_formula = (agree([(row[i], row[-1]) for row in pairs]).spearman for i in (0, 1))
+    by_model, by_formula = (rank_agreement([(row[i], row[-1]) for row in pairs]).spearman for i in (0, 1))
     out.title = (
         f"estimates against {len(pairs)} recorded figures: Spearman's ρ {by_model:.2f}, by formula {by_formula:.2f}"
     )

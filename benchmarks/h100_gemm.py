@@ -1,10 +1,11 @@
 """GEMM kernels of waynehacking8/blackwell-tensorcore-kernels on an H100, beside the model; a part of ladders.py.
 
 Set `ncu`: cycles by Nsight Compute at 8192³, of the WMMA and the CUTLASS kernel, at the clock that it reported. Set
-`h100 simt`: the naive and the tiled fp32 kernel at three sizes, not locked. These have no use for the tensor cores, so
+`h100 simt`: the naive and the tiled fp32 kernel at three sizes, not locked; they have no use for the tensor cores, so
 that no constant of the sustained clock was chosen on them.
 
-CUTLASS's headers may be of another version than the author's; the kernel's name is the one that he profiled.
+CUTLASS's headers may be of another version than the author's. The kernel's name is to the letter the one that he
+profiled.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def rows(data: Path, checkout: Path, nvcc: Path, cutlass: Path | None) -> Iterat
     for given in times:
         name, measured_us = given["kernel"], float(given["cycles"]) / (NCU.mhz or 1)
         if name == "wmma":
-            yield _row("ncu", name, NCU_SIZE, measured_us, partial(wmma, checkout, nvcc))
+            yield _row("ncu", name, NCU_SIZE, measured_us, lambda: wmma(checkout, nvcc))
         elif name == "cutlass_sm90" and cutlass:
-            yield _row("ncu", name, NCU_SIZE, measured_us, partial(cutlass_sm90, checkout, nvcc, cutlass))
+            yield _row("ncu", name, NCU_SIZE, measured_us, lambda: cutlass_sm90(checkout, nvcc, cutlass))
         else:
             why = "name --cutlass" if name == "cutlass_sm90" else "a library's"
             yield f"ncu {name}: {int(given['cycles']):,} cycles, {why}"

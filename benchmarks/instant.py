@@ -208,7 +208,7 @@ def search(
 ) -> Progress:  # fmt: skip
     """A whole search, with what a command does of it."""
     with tempfile.TemporaryDirectory() as folder, open_ledger(database, create=True) as ledger:
-        ledger.patience = Patience(echo)
+        ledger.database.patience = Patience(echo)
         setting = replace(make_setting(Path(folder), size, trials, seed, sampler, jobs), remeasure=remeasure)
         begun = start(ledger, setting, echo)
         with recording_failure(ledger, begun.run), compiling_nothing():

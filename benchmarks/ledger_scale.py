@@ -40,7 +40,8 @@ from benchmarks.server_ledger import copy_ledger
 from evoengine.ledger import chains
 from evoengine.ledger.checksums import checked_columns, row_checksum
 from evoengine.ledger.database import open_database, parse_url
-from evoengine.ledger.models import (
+from evoengine.ledger.ranking import rebuild
+from evoengine.ledger.tables import (
     UNPLACED,
     Base,
     BaselineRow,
@@ -54,7 +55,6 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.ranking import rebuild
 from evoengine.records import Config, Outcome, config_key
 
 GPU = "h100"

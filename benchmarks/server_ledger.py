@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, text
 
 from evoengine.ledger.database import make_engine, open_database, parse_url
-from evoengine.ledger.models import Base
+from evoengine.ledger.tables import Base
 
 ROWS = 10_000
 """at a time"""

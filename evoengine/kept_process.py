@@ -205,7 +205,7 @@ class KeptProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether it stands still, as by SIGSTOP."""
+        """Return whether the process is stopped, as by SIGSTOP."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
         return False

@@ -337,7 +337,9 @@ class Judged:
             return f"its {what[wrong.device]} is {wrong.outcome}, {wrong.reason}"
         judging = [v for v in self.verdicts if not v.abstained]
         done = " and ".join(f"its {what[v.device]} on {len(v.cases)} cases" for v in judging)
-        return f"correct: the gate ran {done}{f'; {self.alone}' if self.alone else ''}"
+        parts = dict.fromkeys(f"{c.name} ({c.part})" for v in judging for c in v.cases if c.part)
+        in_part = f"; judged in part: {', '.join(parts)}" if parts else ""
+        return f"correct: the gate ran {done}{in_part}{f'; {self.alone}' if self.alone else ''}"
 
 
 class LaunchMode(StrEnum):

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import evoengine
+from evoengine.tuning.report import write_report
 from evoengine.tuning.search import SearchOptions
+from tests.support.ledger_examples import a_figure, add_ranked, start_run
 from tests.support.scale_workload import PROBLEM, registered, searched
 
 NAMES = ["EvoengineError", "Ledger", "Workload", "best", "export", "open_ledger", "register", "tune", "verify"]
@@ -141,10 +143,24 @@ def test_a_path_may_be_text_and_a_ledger_a_path(tmp_path_factory, db, scale):
         evoengine.best(db=3)
 
 
+def test_a_problem_is_found_by_any_of_its_forms(tmp_path):
+    """The ledger has it with its workload's name and all of its parts; the command line takes less."""
+    with evoengine.open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
+        add_ranked(ledger, start_run(ledger), a_figure(10.0))
+        ledger_problem = ledger.runs()[0].problem
+    short = ledger_problem.removeprefix("attention:")
+    assert short != ledger_problem
+    found = evoengine.best(short, db=tmp_path / "evo.db")
+    assert found == evoengine.best(ledger_problem, db=tmp_path / "evo.db")
+    assert write_report(tmp_path / "report.html", short, db=str(tmp_path / "evo.db")).problem == ledger_problem
+
+
 def test_results_fit_a_screen(scale, tmp_path_factory, db):
     _, result = searched(tmp_path_factory)
     found = evoengine.best(db=db)
-    for shown in (result, found, found.candidates[0], evoengine.verify(CONFIG, PROBLEM, device="emulator", seed=7)):
+    verified = evoengine.verify(CONFIG, PROBLEM, device="emulator", seed=7)
+    assert repr(verified).startswith("Verified(correct, estimated ") and f"seed 7: {PROBLEM} on " in repr(verified)
+    for shown in (result, found, found.candidates[0], verified):
         assert len(repr(shown).splitlines()) < 24 and max(map(len, repr(shown).splitlines())) < 240
     assert f"trial {found.candidates[0].trial} of run" in repr(found)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from evoengine.ledger.models import VERSION_TABLE, Base
+from evoengine.ledger.tables import VERSION_TABLE, Base
 
 
 def ours(name: str | None, kind: str, parents: object) -> bool:

@@ -183,7 +183,8 @@ def cases(verdict: Verdict) -> Table:
     for c in verdict.cases:
         ratio = f"{c.error_ratio:.2g}" if c.error_ratio is not None else "–"
         errors = [ratio, *(f"{e:.1e}" if e is not None else "–" for e in (c.mean_error, c.allowed))]
-        mark = Styled("ok", "green") if c.correct else Styled(c.reason or "wrong", "red")
+        of = f": {c.part}" if c.part else ""
+        mark = Styled(f"ok{of}", "green") if c.correct else Styled(f"{c.reason or 'wrong'}{of}", "red")
         rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
     part = "" if verdict.whole else ", the short cases alone"
     title = f"gate on {verdict.device}{part}, {verdict.wall_ms:.0f} ms"

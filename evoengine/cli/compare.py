@@ -35,7 +35,7 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
     from evoengine.cli.ledger import reading
 
     with reading(db) as ledger:
-        found = ledger.comparison(first, second)
+        found = ledger.lists.comparison(first, second)
     if as_json:
         print_json(**comparison_json(found))
         return

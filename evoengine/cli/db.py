@@ -31,20 +31,21 @@ def check(repair: bool, db: str | None) -> None:
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger import maintenance
     from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
     from evoengine.ledger.store import open_unchecked
 
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
-        faults = ledger.faults(live.stage)
+        faults = maintenance.find_faults(ledger, live.stage)
         if all(fault.mended for fault in faults):
             live.stage("checking studies")
             storage = optuna_storage(ledger.url)  # it would make tables of Optuna's that are not there
-            ledger.watch(storage.engine)
+            ledger.database.watch(storage.engine)
             faults += study_faults(storage, ledger)
             if repair and faults:
                 live.stage("repairing")
-                ledger.mend(live.say)
+                maintenance.mend(ledger, live.say)
                 repair_studies(storage, ledger)
         summary = f"{ledger.count():,} trials"
     for fault in faults:
@@ -122,14 +123,15 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.cli.runs import agreed
+    from evoengine.ledger import maintenance
 
     before = datetime.now(UTC) - timedelta(days=older_than) if older_than is not None else None
     with reading(db) as ledger:
         if not (yes or agreed(f"Take out what is not of the best {keep} in {ledger.place}?")):
             say("nothing was taken out")
             return
-        pruned = ledger.prune(keep, before)
-        smaller = ledger.give_back_space()
+        pruned = maintenance.prune(ledger, keep, before)
+        smaller = maintenance.vacuum(ledger)
     say(f"took out {pruned.sources:,} sources and {pruned.binaries:,} binaries, {pruned.packed_bytes:,} bytes")
     if not smaller:
         say("the file keeps its size, as somebody has it open; what is written next goes where they were")
@@ -156,7 +158,7 @@ def rebuild_study(run: int, db: str | None) -> None:
         total = ledger.count(run=run)
         live.stage("writing the study")
         storage = optuna_storage(ledger.url)
-        ledger.watch(storage.engine)
+        ledger.database.watch(storage.engine)
         for study in rebuild_studies(storage, ledger, run, lambda done: live.count(done, total)):
             say(f"made the study {study.name}")
             say_missed(study.missed, say, remedy="the values are of no knob's domain")

@@ -70,7 +70,7 @@ def history(
     with reading(db) as ledger:
         wanted = Wanted(run, problem, ledger.known_gpu(gpu), outcomes, families, condition)
         if condition and not ledger.is_empty():
-            condition.require_known(*ledger.missing_knobs(wanted, condition.names))
+            condition.require_known(*ledger.lists.missing_knobs(wanted, condition.names))
         as_table = not (as_json or csv_file)
         most = limit or (SHOWN if as_table and not all_of_them else None)
         trials, earlier = _found(ledger, wanted, most)
@@ -91,8 +91,8 @@ def history(
 def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int], int | None]:
     """Return the trials to show and the number of earlier ones that match; None if that number was not computed."""
     if most is None:
-        return ledger.matching(wanted), 0
-    last = ledger.last_matching(wanted, most)
+        return ledger.lists.matching(wanted), 0
+    last = ledger.lists.last_matching(wanted, most)
     return last.trials, last.earlier
 
 
@@ -103,7 +103,7 @@ def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
     from evoengine.cli.display import stdout
 
     for start in range(0, len(trials), PAGE):
-        stdout.print(history_table(list(ledger.listed(trials[start : start + PAGE]))))
+        stdout.print(history_table(list(ledger.lists.listed(trials[start : start + PAGE]))))
 
 
 def _not_shown(shown: int, earlier: int | None) -> str:
@@ -116,7 +116,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
     from evoengine.cli.display import say
     from evoengine.publish.atomic_file import write_atomically
 
-    lines = csv_lines(ledger.whole(trials), ledger.knobs_of(trials))
+    lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))
     if file == STDOUT:
         for line in lines:
             click.echo(line, nl=False, color=True)
@@ -129,7 +129,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
 
 def _nothing(ledger: Ledger, wanted: Wanted, db: str | None) -> str:
     """Return why no trial is listed, with the outcomes and families that exist."""
-    outcomes, families = ledger.endings(wanted)
+    outcomes, families = ledger.lists.endings(wanted)
     if not outcomes:
         empty = ledger.is_empty()
         then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists what it has"

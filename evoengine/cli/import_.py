@@ -105,11 +105,11 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
-    from evoengine.tuning.recorded import echo_left_out
+    from evoengine.tuning.recorded import echo_estimated_alone
     from evoengine.untrusted import printable
 
     space, now = read_recorded(file), datetime.now(UTC)
-    echo_left_out(space, echo)
+    echo_estimated_alone(space, echo)
     run = Run(
         id=0,
         started_at=now,

@@ -62,7 +62,7 @@ def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
                 f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = ledger.effects(problem_text, gpu_key)
+        found = ledger.lists.effects(problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
         apart = ledger.ranked_apart(best[0])
     if as_json:

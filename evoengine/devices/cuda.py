@@ -115,7 +115,7 @@ class CudaKernel:
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:
             raise KernelCrashed(f"kernel {self.entry}: {first_line(error)}") from error
-        return {a.name: _unguarded(a, found[a.name]) for a in arguments if isinstance(a, TensorArgument)}
+        return {a.name: _check_guards(a, found[a.name]) for a in arguments if isinstance(a, TensorArgument)}
 
 
 def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
@@ -171,7 +171,7 @@ def _guarded(data: np.ndarray) -> torch.Tensor:
     return buffer
 
 
-def _unguarded(argument: TensorArgument, found: np.ndarray) -> np.ndarray:
+def _check_guards(argument: TensorArgument, found: np.ndarray) -> np.ndarray:
     size = argument.data.nbytes
     for side, band in (("before the start", found[:GUARD_BYTES]), ("past the end", found[GUARD_BYTES + size :])):
         touched = np.flatnonzero(band != GUARD)

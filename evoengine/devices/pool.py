@@ -28,24 +28,29 @@ class Pool:
 
     def read(self, argument: int, start: int, stop: int) -> np.ndarray:
         """Return bytes `start` to `stop` of a pooled tensor, uint8; `argument` is its number among the launch's."""
-        row: np.ndarray = self.read_rows(argument, np.array([start]), stop - start)[0]
-        return row
+        first = start // PAGE
+        contents: np.ndarray = self.pages[self._chosen(argument, np.arange(first, -(-stop // PAGE)))].reshape(-1)
+        return contents[start - first * PAGE : stop - first * PAGE]
 
     def read_rows(self, argument: int, starts: np.ndarray, length: int) -> np.ndarray:
         """Return `length` bytes from each of `starts` on, uint8 [len(starts), length]; as `read` does."""
         pages = (length + PAGE - 2) // PAGE + 1
-        numbers = ((starts // PAGE)[:, None] + np.arange(pages)).astype(np.uint64)
-        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
+        chosen = self._chosen(argument, (starts // PAGE)[:, None] + np.arange(pages))
         within = (starts % PAGE)[:, None] + np.arange(length)
-        return np.take_along_axis(self.pages[chosen.astype(np.intp)].reshape(len(starts), -1), within, axis=1)
+        return np.take_along_axis(self.pages[chosen].reshape(len(starts), -1), within, axis=1)
 
     def take(self, argument: int, places: np.ndarray, size: int) -> np.ndarray:
         """Return the elements of `size` bytes at `places`, counted in elements: uint8 [*places.shape, size]."""
         each = PAGE // size
-        numbers = (places // each).astype(np.uint64)
-        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
-        found: np.ndarray = self.pages.reshape(-1, size)[chosen.astype(np.intp) * each + places % each]
+        chosen = self._chosen(argument, places // each)
+        found: np.ndarray = self.pages.reshape(-1, size)[chosen * each + places % each]
         return found
+
+    def _chosen(self, argument: int, numbers: np.ndarray) -> np.ndarray:
+        """Return which of `pages` each page of a pooled tensor is, in the shape of `numbers`."""
+        mixed = _mixed(numbers.astype(np.uint64) ^ np.uint64((argument + 1) << 48))
+        chosen: np.ndarray = mixed % np.uint64(len(self.pages))
+        return chosen.astype(np.intp)
 
 
 @dataclass(frozen=True, slots=True)

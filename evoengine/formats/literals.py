@@ -47,26 +47,26 @@ def values_of(text: str) -> list[Any]:
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
-            return _bounded(value)
+            return _bounded_number(value)
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _bounded(-_value(operand, names))
+            return _bounded_number(-_value(operand, names))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             base, exponent = _value(left, names), _value(right, names)
             if not isinstance(exponent, int) or not 0 <= exponent <= 64 or abs(base) > LARGEST:
                 raise NotLiteral("a power with an exponent that is no integer from 0 to 64")
-            return _bounded(base**exponent)
+            return _bounded_number(base**exponent)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _combined(_OPERATORS[type(op)], _value(left, names), _value(right, names))
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, names) for item in items]
         case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]) if 1 <= len(args) <= 3:
-            return _counted(range(*(_value(a, names) for a in args)))
+            return _bounded_list(range(*(_value(a, names) for a in args)))
         case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
             return list(_value(inner, names))
         case ast.ListComp(elt=element, generators=[ast.comprehension(target=ast.Name(id=name), iter=over, ifs=ifs)]):
-            items = _counted(_value(over, names))
+            items = _bounded_list(_value(over, names))
             kept = [{**names, name: item} for item in items]
             return [_scalar(_value(element, own)) for own in kept if all(_holds(test, own) for test in ifs)]
     raise NotLiteral(f"holds {ast.unparse(node)[:40]}, which is no number, list, range or comprehension over one")
@@ -80,19 +80,19 @@ def _scalar(value: Any) -> Any:
 
 def _combined(op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if isinstance(left, list) and isinstance(right, list):
-        return _counted(op(left, right))
+        return _bounded_list(op(left, right))
     if isinstance(left, list | str | range) or isinstance(right, list | str | range):
         raise NotLiteral("calculates with something that is no number")
-    return _bounded(op(left, right))
+    return _bounded_number(op(left, right))
 
 
-def _counted(items: Any) -> Any:
+def _bounded_list(items: Any) -> Any:
     if not isinstance(items, list | range) or len(items) > MAX_VALUES:
         raise NotLiteral(f"something that is no list of at most {MAX_VALUES} values")
     return items
 
 
-def _bounded(value: Any) -> Any:
+def _bounded_number(value: Any) -> Any:
     if isinstance(value, int | float) and not abs(value) <= LARGEST:
         raise NotLiteral("a number beyond 2^53")
     return value

@@ -35,7 +35,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper, Session
 
 from evoengine.ledger.checksums import TIME, RowReader, checked_columns, row_checksum
-from evoengine.ledger.models import (
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     CandidateRow,
@@ -79,12 +79,12 @@ class _Pending:
 
 
 def begin(connection: Connection) -> None:
-    """A transaction of the ledger: whatever was pending of one that failed is forgotten."""
+    """Begin a transaction of the ledger: forget whatever was pending of one that failed."""
     connection.info[_PENDING] = _Pending()
 
 
 def note(connection: Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
-    """That a row was inserted; outside of a ledger's transaction nothing is noted."""
+    """Note that a row was inserted; do nothing outside of a ledger's transaction."""
     pending: _Pending | None = connection.info.get(_PENDING)
     if pending is None:
         return
@@ -114,7 +114,7 @@ def sign(connection: Connection, run: int, what: str, rows: str) -> None:
 
 
 def write(connection: Connection) -> None:
-    """The links of this transaction, as its last act."""
+    """Write the links of this transaction, as its last act."""
     pending: _Pending | None = connection.info.pop(_PENDING, None)
     if pending is None:
         return
@@ -163,8 +163,10 @@ def append(connection: Connection, run: int, what: str, rows: str) -> None:
 
 
 def execute(connection: Connection, statement: str, *values: object) -> CursorResult[Any]:
-    """Give the driver a statement as it is, with a ? for each value: for what every trial needs, as composing one takes
-    longer than its execution."""
+    """Give the driver a statement as it is, with a ? for each value.
+
+    It is for what every trial needs, as composing one takes longer than its execution.
+    """
     as_stated = statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
     return connection.exec_driver_sql(as_stated, values)
 
@@ -175,7 +177,7 @@ def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datet
 
 
 def remove(session: Session, runs: Iterable[int], trials: Iterable[int]) -> None:
-    """Takes out the chains of runs that are removed with these trials, and signs for it."""
+    """Take out the chains of runs that are removed with these trials, and sign for it."""
     numbers = set(runs)
     for row in (LinkRow, ChainRow):
         session.execute(delete(row).where(row.run_id.in_(numbers)))
@@ -209,7 +211,7 @@ def begin_all(connection: Connection, what: str) -> None:
 
 
 def _held(connection: Connection, run: int) -> Numbers:
-    """The rows of a run that are there, its own among them."""
+    """Return the rows of a run that are there, its own among them."""
     found: Numbers = {RunRow.__tablename__: {run}}
     for row in OF_RUN:
         table = row.__table__
@@ -233,7 +235,7 @@ def _spans(numbers: set[int]) -> str:
 
 
 def read(rows: str) -> Numbers:
-    """What `spelt` wrote."""
+    """Read what `spelt` wrote."""
     found: Numbers = {}
     for of_table in filter(None, rows.split("; ")):
         table, _, spans = of_table.partition(" ")
@@ -248,7 +250,7 @@ def read(rows: str) -> Numbers:
 
 
 def broken(session: Session, run: int | None = None) -> Iterator[str]:
-    """A sentence for each row and each link that is not there any more, or that nobody wrote; of a run, or of all."""
+    """Yield a sentence for each row and each link that is missing, or that nobody wrote; of a run, or of all."""
     connection = session.connection()
     if run is None:
         yield from _broken_links(connection, LEDGER)
@@ -315,7 +317,7 @@ def _differing(connection: Connection, run: int, held: Numbers) -> Iterator[str]
 
 
 def insert_row(connection: Connection, row: type[Base], values: Mapping[str, Any]) -> int:
-    """A row of a table with a number of its own, which it gives; a missing column is null."""
+    """Insert a row and return its number; a missing column is null."""
     key = connection.execute(_insert(row), {**values, "checksum": row_checksum(row, values)}).inserted_primary_key
     assert key is not None  # one row was inserted
     number: int = key[0]
@@ -331,7 +333,10 @@ def insert_new(connection: Connection, row: type[Base], values: Mapping[str, Any
 
 
 def update_row(connection: Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
-    """Raises NoResultFound where there is no such row, Damaged where it is not what was written before."""
+    """Update columns of a row.
+
+    Raises NoResultFound where there is no such row, Damaged where it is not what was written before.
+    """
     reader, selected = _whole(row)
     before = connection.execute(selected[connection.dialect.name == "postgresql"], {"number": number}).one()
     held = dict(zip(checked_columns(row), reader.read(before)[1:], strict=True))
@@ -358,7 +363,7 @@ def _insert_new(row: type[Base], dialect: str) -> Insert:
 
 @cache
 def _whole(row: type[Base]) -> tuple[RowReader, tuple[Select[Any], Select[Any]]]:
-    """What reads a row as a whole, and selects it: as it is, and locked against other writers."""
+    """Return what reads a whole row, and what selects it: as it is, and locked against other writers."""
     reader = RowReader(row, tuple(checked_columns(row)))
     selected = select(*reader.columns).where(_table(row).c.id == bindparam("number"))
     return reader, (selected, selected.with_for_update())

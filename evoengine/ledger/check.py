@@ -1,6 +1,6 @@
 """Looks through a whole ledger: what in it is not as it was written, or does not follow from the rest.
 
-`evoengine db check` says what was found, and `Ledger.mend` makes again what can be.
+`evoengine db check` says what was found, and `maintenance.mend` makes again what can be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from evoengine.ledger.chains import broken
 from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
 from evoengine.ledger.heartbeat import find_suspects, of_one_death
 from evoengine.ledger.listing import BATCH
-from evoengine.ledger.models import (
+from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
+from evoengine.ledger.ranking import check_standings
+from evoengine.ledger.rows import unpacked
+from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     BinaryRow,
@@ -38,10 +42,6 @@ from evoengine.ledger.models import (
     UtcDateTime,
     VerdictRow,
 )
-from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
-from evoengine.ledger.ranking import check_standings
-from evoengine.ledger.rows import unpacked
-from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.text import spans
 
@@ -61,7 +61,7 @@ class Fault:
     """whether it can be made again from the rest of the ledger"""
 
 
-def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
+def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     """All of the ledger's own tables; `on_stage` is told what is being looked at. Nothing is written."""
     _stand_still(session)
     on_stage("checking the schema")
@@ -99,8 +99,10 @@ def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault
 
 
 def check_small(session: Session) -> None:
-    """What a command does that opens a ledger: rows, references, chains and standings, where looking takes a moment.
-    Raises Damaged."""
+    """Check rows, references, chains and standings, where looking takes a moment: whoever opens a ledger does.
+
+    Raises Damaged.
+    """
     _stand_still(session)
     is_small = (session.scalar(select(func.max(CandidateRow.id))) or 0) <= CHECKED_TRIALS
     for checked in CHECKED if is_small else OF_LARGE:
@@ -242,7 +244,7 @@ INVARIANTS = (
 
 
 def violated(session: Session, trial: int | None = None) -> Iterator[str]:
-    """A sentence for each trial and device, or for that trial, of which something does not hold."""
+    """Yield a sentence for each trial and device, or for that trial, of which something does not hold."""
     of_one = "" if trial is None else " AND c.id = :trial"
     named = {} if trial is None else {"trial": trial}
     for invariant in INVARIANTS:
@@ -288,7 +290,7 @@ READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, 
 
 
 def find_damage(path: Path) -> Damaged | None:
-    """The first row of the file that is not what was written, or a value in it that is nothing its column may hold.
+    """Return the first row of the file that is not what was written, or a value that its column may not hold.
 
     Raises sqlite3.Error where the file itself is damaged, or the text of its schema.
     """

@@ -15,7 +15,7 @@ from zlib import crc32
 from sqlalchemy import JSON, Column, ColumnElement, Double, Integer, LargeBinary, Text, cast, event, type_coerce
 from sqlalchemy.orm import Mapper
 
-from evoengine.ledger.models import Base, Checked, UtcDateTime
+from evoengine.ledger.tables import Base, Checked, UtcDateTime
 
 LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
 """columns whose JSON is an array; that of the others is an object"""
@@ -73,7 +73,10 @@ def _json(value: object) -> str:
 
 
 def _time(value: datetime | str) -> str:
-    """A text is what SQLite holds, in which a program of others may have left microseconds out."""
+    """Return a time as it is stored.
+
+    A text is what SQLite holds, in which another program may have left microseconds out.
+    """
     if isinstance(value, str):
         return value if "." in value else f"{value}.000000"
     return value.astimezone(UTC).strftime(TIME)
@@ -93,7 +96,7 @@ def _types(row: type[Base]) -> dict[str, tuple[type, ...]]:
 
 
 def row_checksum(row: type[Base], values: Mapping[str, Any]) -> str:
-    """What stands in the column `checksum` of a row with these values; a missing one is null.
+    """Return the checksum of a row with these values; a missing one is null.
 
     Columns that are null do not count, so that a later version may add some.
     """
@@ -116,7 +119,7 @@ def _sum(stored: Sequence[tuple[str, Stored]]) -> str:
 
 
 def check(row: type[Base], number: object, checksum: object, values: Mapping[str, Any]) -> None:
-    """Raises Damaged where the values of the columns, all of them, are not what was written."""
+    """Raise Damaged where the values of the columns, all of them, are not what was written."""
     for name, types in _types(row).items():
         if name in values and not isinstance(values[name], types):
             raise Damaged(row.__tablename__, number, name)
@@ -144,7 +147,7 @@ class RowReader:
         self._order = [(name, self._names.index(name), checked_columns(row)[name]) for name in in_order]
 
     def read(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The row's number and the columns that were asked for. Raises Damaged."""
+        """Return the row's number and the columns that were asked for. Raises Damaged."""
         number, checksum, *of_row = values
         try:
             held = [(n, convert(v)) for n, place, convert in self._order if (v := of_row[place]) is not None]

@@ -18,10 +18,10 @@ from evoengine.errors import UsageError
 from evoengine.ledger import chains
 from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import checked_columns
-from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.rows import to_measurement
 from evoengine.ledger.runs import RUNNING
+from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
 
 
@@ -36,7 +36,7 @@ class Claim:
 
 
 def claim(connection: Connection, key: str, trial: int) -> Claim:
-    """Makes the trial the one that evaluates the key, unless another does or did."""
+    """Make the trial the one that evaluates the key, unless another does or did."""
     if insert_new(connection, ClaimRow, {"key": key, "candidate_id": trial}) is not None:
         return Claim(trial, False)
     held = (
@@ -57,7 +57,7 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
 
 
 def claim_again(connection: Connection, key: str, trial: int) -> None:
-    """Makes the trial the one that is known of the key from now on, whoever was before."""
+    """Make the trial the one that is known of the key from now on, whoever was before."""
     if claim(connection, key, trial).trial != trial:
         connection.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))
 
@@ -73,8 +73,10 @@ def end_claims(connection: Connection, trial: int, now: datetime) -> None:
 
 
 def revoke(session: Session, trial: int) -> bool:
-    """Has nobody take over how the trial ended any more, nor the trial that it took its own end from; whether anybody
-    might have. Raises UsageError where it is under way, or there is none of that number."""
+    """Have nobody take over the end of the trial, or of the one that it took its own from; return whether any might.
+
+    Raises UsageError where it is under way, or there is none of that number.
+    """
     row = session.get(CandidateRow, trial)
     if row is None:
         raise UsageError(f"there is no trial {trial}")
@@ -98,7 +100,7 @@ def decided(session: Session, trials: Iterable[int]) -> set[int]:
 
 
 def take_over(session: Session, key: str, original: int, trial: int, *, timed: bool, now: datetime) -> Outcome:
-    """Ends a trial as another one ended that had the same key; gives its outcome.
+    """End a trial as another one ended that had the same key; return its outcome.
 
     Verdicts and figures come along as they were at that end, each with the time at which it was taken: a GPU that timed
     it later under another driver, and finals against others, are not of this evaluation. A rejection that came later

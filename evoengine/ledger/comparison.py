@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session, joinedload
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
-from evoengine.ledger.models import CandidateRow, RunRow
 from evoengine.ledger.ranking import ComparisonKey, read_times
 from evoengine.ledger.rows import to_run
 from evoengine.ledger.runs import PENDING, Run
+from evoengine.ledger.tables import CandidateRow, RunRow
 from evoengine.records import Config, config_key
 
 NEAR = 0.05

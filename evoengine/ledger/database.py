@@ -28,9 +28,9 @@ from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger.check import check_small
 from evoengine.ledger.driver_errors import BUSY_SECONDS, display_url, translate_errors
-from evoengine.ledger.models import VERSION_TABLE
 from evoengine.ledger.optuna import schema as optuna_schema
 from evoengine.ledger.schema import LOCK_KEY, known_revisions, upgrade
+from evoengine.ledger.tables import VERSION_TABLE
 from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import chosen_database, default_database
@@ -43,7 +43,7 @@ _PRIMARY = 0xFF
 
 
 def parse_url(text_or_path: str) -> URL:
-    """A database URL, or the path of an SQLite file; raises UsageError on what is neither."""
+    """Parse a database URL or the path of an SQLite file; raise UsageError on what is neither."""
     if "://" not in text_or_path:
         return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
     try:
@@ -82,7 +82,7 @@ class Contents:
 
 
 def open_database(url: URL, *, create: bool) -> Engine:
-    """An engine on a database whose schema is this evoengine's.
+    """Return an engine on a database whose schema is this evoengine's.
 
     Where there is no ledger yet, makes one with `create` and raises NothingFound without. Without `create`, a file that
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
@@ -182,7 +182,7 @@ def _use_log(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def setup_lock(url: URL) -> Iterator[None]:
-    """Holds off other processes of evoengine that would set up the same database; raises UsageError if they stay."""
+    """Hold off other processes of evoengine that would set up the same database; raise UsageError if they stay."""
     if url.drivername == "sqlite":
         try:
             with FileLock(f"{url.database}.lock", timeout=BUSY_SECONDS):
@@ -204,13 +204,15 @@ def setup_lock(url: URL) -> Iterator[None]:
 
 
 def number_for_a_file() -> int:
-    """What PRAGMA user_version says of a ledger's or a backup's file: by it a log of another file is known for one
-    (`check_log`), and so is another file that was copied over this one (`Watch`)."""
+    """Draw what PRAGMA user_version says of a ledger's or a backup's file.
+
+    By it a log of another file is known (`check_log`), and so is another file that was copied over this one (`Watch`).
+    """
     return 1 + secrets.randbelow(2**31 - 1)
 
 
 def mark(engine: Engine) -> None:
-    """Gives an SQLite file a number of its own."""
+    """Give an SQLite file a number of its own."""
     if engine.dialect.name != "sqlite":
         return
     with engine.begin() as connection:
@@ -223,7 +225,7 @@ def mark(engine: Engine) -> None:
 
 
 def _without_log(url: URL, contents: Contents) -> str:
-    """A ledger whose log was left behind holds no table yet, or none any more."""
+    """Return a hint at a log that was left behind: its ledger holds no table yet, or none any more."""
     path = Path(url.database or "")
     if url.drivername != "sqlite" or contents.tables or not path.stat().st_size:
         return ""
@@ -231,7 +233,7 @@ def _without_log(url: URL, contents: Contents) -> str:
 
 
 def inspect_database(url: URL) -> Contents:
-    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
+    """Read what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
@@ -251,7 +253,7 @@ def _require_name(url: URL) -> None:
 
 
 def db_of(url: URL) -> str | None:
-    """What --db takes to lead to this ledger, without a password; None for the one that is used where --db is not."""
+    """Return what --db takes to lead to this ledger, without a password; None for the default ledger."""
     if url == parse_url(chosen_database(None)):
         return None
     if url.drivername == "sqlite":
@@ -383,7 +385,7 @@ def orphaned_log(path: Path) -> str:
 
 
 def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:
-    """Raises MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
+    """Raise MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
 
     SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
     """
@@ -412,7 +414,7 @@ def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: boo
 
 
 def empty_log(engine: Engine) -> None:
-    """Moves what the write-ahead log holds into the file that is open, wherever that is now.
+    """Move what the write-ahead log holds into the file that is open, wherever that is now.
 
     The log keeps its path when the file goes, and would be taken for that of the file that comes in its place. A
     connection that is open already is used; where there is none, there is nothing to move.
@@ -426,7 +428,7 @@ def empty_log(engine: Engine) -> None:
 
 
 def discard_log(path: Path) -> None:
-    """Empties and removes the log of a file that was overwritten: SQLite would move it into what is there now.
+    """Empty and remove the log of a file that was overwritten: SQLite would move it into what is there now.
 
     What it holds is of no use without the pages that are gone. Removed it is not taken for that of the new file,
     emptied it gives nothing to connections that still have it open.
@@ -449,8 +451,9 @@ def schema_of(url: URL) -> str:
 
 
 def back_up(database: str | None, file: Path) -> int:
-    """Writes a copy by SQLite's own means, which takes in what is written meanwhile; its bytes. It has a number of its
-    own: a search that uses the ledger knows it where it is put in the ledger's place.
+    """Write a copy by SQLite's own means, with what is written meanwhile; return its bytes.
+
+    It has a number of its own: a search that uses the ledger knows it where it is put in the ledger's place.
 
     Raises UsageError where the file is there already or cannot be written, and for PostgreSQL.
     """

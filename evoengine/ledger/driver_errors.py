@@ -33,13 +33,13 @@ _RESTORE = "restore it from a copy, or name another with --db"
 
 
 def display_url(url: URL) -> str:
-    """The file, or the URL without its password."""
+    """Return the file, or the URL without its password."""
     return url.database or "" if url.drivername == "sqlite" else hide_passwords(url.render_as_string())
 
 
 @contextmanager
 def translate_errors(url: URL) -> Iterator[None]:
-    """Turns what the database driver and damaged values raise into one sentence."""
+    """Turn what the database driver and damaged values raise into one sentence."""
     try:
         yield
     except DBAPIError as error:
@@ -76,7 +76,7 @@ def _damage(url: URL, damaged: Damaged) -> EvoengineError:
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    """What to raise; raises MachineError itself where no file can be opened any more."""
+    """Return what to raise; raise MachineError where no file can be opened any more."""
     reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return Unavailable(

@@ -22,8 +22,8 @@ from sqlalchemy import Connection, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.ledger.models import CandidateRow, HeartbeatRow, RunRow
 from evoengine.ledger.runs import KILLED, RUNNING
+from evoengine.ledger.tables import CandidateRow, HeartbeatRow, RunRow
 from evoengine.records import DEATHS, Outcome
 
 BEAT_SECONDS = 3.0
@@ -38,7 +38,7 @@ _FENCE_SHARED = text("SELECT fence FROM heartbeats WHERE run_id = :run FOR SHARE
 
 
 def database_time(session: Session) -> datetime:
-    """The database's clock, UTC: one for all that write there."""
+    """Return the database's time, UTC: one clock for all that write there."""
     if session.get_bind().dialect.name == "sqlite":
         told: str = session.scalars(text("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")).one()
         return datetime.fromisoformat(told).replace(tzinfo=UTC)
@@ -61,7 +61,7 @@ def begin_beating(session: Session, run: int) -> int:
 
 
 def seconds_until_last_beat(row: HeartbeatRow) -> float:
-    """That the processes of a run have taken, the last one as far as it beat."""
+    """Return the seconds that the processes of a run have taken, the last one as far as it beat."""
     here = (row.beat_at - row.began_at).total_seconds() if row.began_at else 0.0
     return row.spent + max(0.0, here)
 
@@ -76,7 +76,7 @@ Suspects = dict[int, datetime | None]
 
 
 def find_suspects(session: Session) -> Suspects:
-    """The runs that count as running and look killed."""
+    """Return the runs that count as running and look killed."""
     too_old = database_time(session) - timedelta(seconds=KILLED_AFTER_SECONDS)
     running = select(RunRow.id, HeartbeatRow.beat_at, HeartbeatRow.process).outerjoin(HeartbeatRow)
     found: Suspects = {}
@@ -93,7 +93,7 @@ def are_gone(session: Session, runs: Iterable[int]) -> set[int]:
 
 
 def mark_killed(session: Session, suspects: Suspects) -> None:
-    """Takes those runs from their processes that have not beaten since; what was under way in them ends."""
+    """Take those runs from their processes that have not beaten since, and end what was in flight in them."""
     for run, beat_at in suspects.items():
         # in the order in which who writes locks them
         heart = session.get(HeartbeatRow, run, with_for_update=True)
@@ -135,7 +135,7 @@ class Watchman:
 
 
 def require_fence(connection: Connection, run: int, fence: int) -> None:
-    """Raises MachineError where the run was taken for killed. Holds, until the transaction ends, that it is not."""
+    """Raise MachineError where the run was taken for killed. Until the transaction ends, nobody can take it."""
     # SQLite's transaction has the write lock from its beginning
     query = _FENCE if connection.dialect.name == "sqlite" else _FENCE_SHARED
     if connection.scalar(query, {"run": run}) != fence:
@@ -184,7 +184,7 @@ DEAD = ("Z", "X")
 
 @cache
 def _here() -> str | None:
-    """This boot of the machine and this namespace of process numbers; None where the system does not say."""
+    """Return this boot of the machine and this namespace of process numbers; None where the system does not say."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
@@ -193,7 +193,7 @@ def _here() -> str | None:
 
 
 def this_process() -> str | None:
-    """What `is_gone` takes, of the process that calls this; None where the system does not say enough."""
+    """Return what `is_gone` takes, of the process that calls this; None where the system does not say enough."""
     here, pid = _here(), os.getpid()
     stated = _state_and_start(pid)
     return f"{here} {pid} {stated[1]}" if here and stated else None
@@ -218,7 +218,7 @@ def is_gone(process: str | None) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """The process' state and its start in clock ticks since the boot; None where it is not to be seen."""
+    """Return the process' state and its start in clock ticks since the boot; None where it is not to be seen."""
     try:
         stat = (PROC / str(pid) / "stat").read_text("utf-8")
     except OSError:
@@ -239,7 +239,7 @@ WHY_CRASHED = f"its search was killed {RETRIES + 1} times while it was under way
 
 
 def end_unfinished(session: Session, run: int, *, killed: bool) -> None:
-    """Ends what is under way in a run that is not any more. What was killed too often ends as crashed."""
+    """End what is in flight in a run that is over. What was killed too often ends as crashed."""
     for row in session.scalars(select(CandidateRow).where(CandidateRow.run_id == run, CandidateRow.outcome.is_(None))):
         outcome, reason = Outcome.INTERRUPTED, WHY_INTERRUPTED
         if killed and (before := kills(session, row)) >= RETRIES:
@@ -263,7 +263,10 @@ def of_one_death(session: Session) -> list[CandidateRow]:
 
 
 def take_back(row: CandidateRow) -> None:
-    """Makes of a verdict from one death what it was: no word on the kernel. It is tried again when its run goes on."""
+    """Take back a verdict from one death, which says nothing of the kernel.
+
+    The trial is tried again when its run goes on.
+    """
     if row.reason == WHY_CRASHED:
         row.evidence = {DEATHS: [{"how": "its search was killed", "alone": False}] * (RETRIES + 1)}
     else:

@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, Select, cast, func, literal, select, true
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import Damaged, RowReader
-from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.rows import last_verdicts, most_trusted, to_policy, to_verdict
+from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Step, step, transition
 from evoengine.objectives import Objective, objective_values
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy
@@ -84,8 +84,11 @@ class Trial:
 def read_trials(
     reading: Reading, wanted: Select[Any], *, resources: bool, newest_first: bool = False, kind: Kind | None = None
 ) -> Iterator[Trial]:
-    """In the order of their numbers. `wanted` selects from the candidates; with `resources` registers and shared
-    memory are read too, with `kind` only figures of that kind."""
+    """Yield trials in the order of their numbers.
+
+    `wanted` selects from the candidates; with `resources` registers and shared memory are read too, with `kind` only
+    figures of that kind.
+    """
     listed = wanted.join(RunRow, RunRow.id == CandidateRow.run_id)
     listed = listed.order_by(CandidateRow.id.desc() if newest_first else CandidateRow.id)
     of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
@@ -103,7 +106,7 @@ def read_trials(
 
 
 def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
-    """A trial and all that it came from, each once, of the same problem and GPU."""
+    """Yield a trial and all that it came from, each once, of the same problem and GPU."""
     with reading() as session:
         numbers = session.scalars(_ancestors(trial, session.get_bind().dialect.name)).all()
     for start in range(0, len(numbers), BATCH):
@@ -192,7 +195,7 @@ def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resou
 
 
 def _decoded(texts: Sequence[str]) -> list[Any]:
-    """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
+    """Decode texts together, so that they share the names of their knobs, of which a configuration mostly consists."""
     values: list[Any] = json.loads(f"[{','.join(texts)}]")
     return values
 
@@ -207,7 +210,7 @@ def read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
 
 @lru_cache(maxsize=1024)
 def read_policy(text: str | None) -> Policy | None:
-    """A ledger has few of them, and a figure each."""
+    """Read a policy. A ledger has few of them, and a figure each."""
     values = None if text is None else json.loads(text)
     return None if values is None else to_policy(values)
 

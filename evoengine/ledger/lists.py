@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session, joinedload
@@ -21,13 +21,15 @@ from sqlalchemy.orm import Session, joinedload
 from evoengine.ledger.checksums import RowReader
 from evoengine.ledger.comparison import Comparison, read_comparison
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
-from evoengine.ledger.models import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.ranking import Timed, read_order, read_times
-from evoengine.ledger.reading import Reader
 from evoengine.ledger.rows import from_json_number, numbers_from_json, to_baseline, to_run
 from evoengine.ledger.runs import PENDING, Run
+from evoengine.ledger.tables import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Effect, effects
 from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
 
 KNOBS_FROM = 1000
 """of the last so many trials the knobs are named to a person who named one that is not there"""
@@ -65,9 +67,11 @@ class Last:
     """how many there are before them; None where nobody counted, and there is one at least"""
 
 
-class TrialLists(Reader):
-    """The part of a Ledger that finds trials and puts them beside each other. Raises as a Ledger does, and what
-    `Condition.matches` raises."""
+class TrialLists:
+    """Lists and comparisons of a ledger's trials. Raises as a Ledger does, and what `Condition.matches` raises."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
     def matching(self, wanted: Wanted) -> list[int]:
         """All of them, in the order of their numbers."""
@@ -80,7 +84,7 @@ class TrialLists(Reader):
             return Last(last, 0)
         if wanted.condition or wanted.families:
             return Last(last, None)
-        with self._reading() as session:
+        with self._ledger.database.reading() as session:
             total = session.scalars(_narrowed(select(func.count(CandidateRow.id)), wanted)).one()
         return Last(last, total - count)
 
@@ -88,24 +92,28 @@ class TrialLists(Reader):
         """Those trials as lists show them, a batch at a time. The numbers ascend."""
         for start in range(0, len(trials), BATCH):
             of_batch = CandidateRow.id.in_(trials[start : start + BATCH])
-            yield from read_trials(self._reading, select(CandidateRow.id).where(of_batch), resources=True)
+            yield from read_trials(
+                self._ledger.database.reading, select(CandidateRow.id).where(of_batch), resources=True
+            )
 
     def knobs_of(self, trials: Sequence[int]) -> list[str]:
-        """The knobs that those trials have, in the order in which they are first seen."""
+        """Return the knobs that those trials have, in the order in which they are first seen."""
         names: dict[str, None] = {}
         for start in range(0, len(trials), BATCH):
             of_batch = select(*_configs_of.columns).where(CandidateRow.id.in_(trials[start : start + BATCH]))
-            with self._reading() as session:
+            with self._ledger.database.reading() as session:
                 for config in _configs(session.execute(of_batch.order_by(CandidateRow.id)).all()):
                     names.update(dict.fromkeys(config.keys()))
         return list(names)
 
     def missing_knobs(self, wanted: Wanted, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Those of `names` that no trial of the run, problem and GPU has as a knob; and knobs that some have, where
-        any is missing."""
+        """Return those of `names` that no trial of the run, problem and GPU has as a knob.
+
+        Beside them are the knobs that some have, where any is missing.
+        """
         of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
         some = _narrowed(select(CandidateRow.id), of_target)
-        with self._reading() as session:
+        with self._ledger.database.reading() as session:
             missing = [n for n in sorted(names) if session.scalar(some.where(_has(n)).limit(1)) is None]
         if not missing:
             return [], []
@@ -118,7 +126,7 @@ class TrialLists(Reader):
         grouped = _narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
         outcomes: dict[str, int] = {}
         families: set[str] = set()
-        with self._reading() as session:
+        with self._ledger.database.reading() as session:
             for outcome, of_family, trials in session.execute(grouped.group_by(CandidateRow.outcome, family)):
                 name = outcome or PENDING
                 outcomes[name] = outcomes.get(name, 0) + trials
@@ -127,27 +135,27 @@ class TrialLists(Reader):
 
     def comparison(self, first: int, second: int) -> Comparison:
         """Two runs beside each other. Raises UsageError where there is no such run, or where both are the same."""
-        return read_comparison(self._reading, self._winner, first, second)
+        return read_comparison(self._ledger.database.reading, self._winner, first, second)
 
     def overview(self, problem: str, gpu: str) -> Overview:
-        """What a page on a problem and a GPU shows."""
-        best = next(iter(self.best(problem, gpu, 1)), None)
-        lineage = self.ancestors(best.trial) if best else {}
-        return read_overview(self._reading, problem, gpu, best, lineage)
+        """Return what a page on a problem and a GPU shows."""
+        best = next(iter(self._ledger.best(problem, gpu, 1)), None)
+        lineage = self._ledger.ancestors(best.trial) if best else {}
+        return read_overview(self._ledger.database.reading, problem, gpu, best, lineage)
 
     def effects(self, problem: str, gpu: str) -> Effects:
         """Which changes of knobs paid."""
-        return read_effects(self._reading, problem, gpu)
+        return read_effects(self._ledger.database.reading, problem, gpu)
 
     def _winner(self, run: Run) -> int | None:
-        return next((c.trial for c in self.best(run.problem, run.gpu, 1, run=run.id)), None)
+        return next((c.trial for c in self._ledger.best(run.problem, run.gpu, 1, run=run.id)), None)
 
     def _numbers(self, wanted: Wanted, at_most: int | None = None) -> Iterator[int]:
-        """The last one first. Without a condition no more than `at_most` are asked for."""
+        """Yield trial numbers, the last one first. Without a condition no more than `at_most` are asked for."""
         if wanted.condition:
             yield from self._picked(wanted, wanted.condition)
             return
-        with self._reading() as session:
+        with self._ledger.database.reading() as session:
             numbers = _narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
             yield from session.scalars(numbers).all()
 
@@ -157,7 +165,7 @@ class TrialLists(Reader):
             of_batch = _narrowed(select(*_configs_of.columns), wanted)
             if last is not None:
                 of_batch = of_batch.where(CandidateRow.id < last)
-            with self._reading() as session:
+            with self._ledger.database.reading() as session:
                 rows = session.execute(of_batch.order_by(CandidateRow.id.desc()).limit(BATCH)).all()
                 picked = [condition.matches(config) for config in _configs(rows)]
             yield from (row[0] for row, is_picked in zip(rows, picked, strict=True) if is_picked)
@@ -195,7 +203,7 @@ def _knob(name: str) -> ColumnElement[str]:
 
 
 def _configs(rows: Sequence[Sequence[Any]]) -> list[Config]:
-    """Decoded together, so that they share the names of their knobs."""
+    """Decode configurations together, so that they share the names of their knobs."""
     texts = [_configs_of.read(row)[1] for row in rows]
     configs: list[Config] = json.loads(f"[{','.join(texts)}]")
     return configs
@@ -336,7 +344,7 @@ def _cases(session: Session, own: Select[int]) -> dict[str, CaseErrors]:
 
 
 def _share(error: float | str | None, allowed: float | str | None) -> float | None:
-    """An error over what is allowed; None where either is no number."""
+    """Return an error over what is allowed; None where either is no number."""
     largest, bound = from_json_number(error), from_json_number(allowed)
     if largest is None or not bound or not math.isfinite(largest) or not math.isfinite(bound):
         return None

@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session, aliased
 from evoengine.ledger.chains import execute, insert_new
 from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
-from evoengine.ledger.models import (
+from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
     CandidateRow,
@@ -176,8 +176,10 @@ def update_standing(connection: Connection, trial: int) -> None:
 
 
 def _find(connection: Connection, figure: _Figure, *, alone: bool = False) -> Any:
-    """Return what `_BEFORE` finds; makes the ranking where it is new. On PostgreSQL, locks it against those who count
-    its finals and, with `alone`, against those who add to it."""
+    """Return what `_BEFORE` finds, with the ranking made where it is new.
+
+    On PostgreSQL, locks it against those who count its finals and, with `alone`, against those who add to it.
+    """
     key = tuple(figure.ranking.values())
     if connection.dialect.name == "postgresql":
         lock = "UPDATE" if alone else "KEY SHARE"
@@ -303,8 +305,9 @@ def _last_finals(standings: Sequence[Row[Any]]) -> Iterator[tuple[list[Row[Any]]
 def read_order(
     session: Session, problem: str, gpu: str, top: int, run: int | None = None, kernel: str | None = None
 ) -> list[int]:
-    """Return the first `top` trials, best first; of those with one source the best alone. `run` and `kernel` narrow
-    them.
+    """Return the first `top` trials, best first; of those with one source the best alone.
+
+    `run` and `kernel` narrow them.
 
     All are of the ranking with the last figure of the most trusted kind. Behind predictions come estimates by formula,
     of what the model could not read, in an order of their own.
@@ -345,8 +348,10 @@ def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -
 
 
 def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the trials of rankings with their sources, best first. Raises Damaged where a row is not what was
-    written, or its standing does not follow from it."""
+    """Yield the trials of rankings with their sources, best first.
+
+    Raises Damaged where a row is not what was written, or its standing does not follow from it.
+    """
     s = StandingRow
     order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
     wanted = (
@@ -408,10 +413,10 @@ def check_standings(session: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankedApart:
-    """Ranked candidates of one kernel, one version of the gate and one model and clock: their number and the last of
-    their runs."""
+    """Ranked candidates of one kernel, one version of the gate and one model and clock."""
 
     candidates: int
+    """0 of the last run, where that searched another kernel and has none"""
     last_run: int
     same_kernel: bool
     gate_version: int
@@ -419,6 +424,9 @@ class RankedApart:
     """what predicted them, where that is not what predicted the others; None of other figures"""
 
     def __str__(self) -> str:
+        if not self.candidates:
+            other = "another text, definition or reference of the kernel"
+            return f"run {self.last_run} searched {other}, of which no candidate is ranked"
         who = f"{self.candidates} candidate{'s' * (self.candidates != 1)} up to run {self.last_run}"
         gate = f"gate version {self.gate_version}" if self.gate_version else "a gate from before versions were kept"
         why = f"judged by {gate}" if self.same_kernel else "of another text, definition or reference of the kernel"
@@ -436,13 +444,17 @@ def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> li
     counted = select(*key, func.count(), func.max(StandingRow.run_id)).join(
         StandingRow, StandingRow.ranking_id == RankingRow.id
     )
-    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key))
+    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key)).all()
     found = []
     for kernel, gate, model, count, run in groups:
         another_model = None not in (own[2], model) and model != own[2]
         if (kernel, gate) != tuple(own[:2]) or another_model:
             same = (kernel, gate) == tuple(own[:2])
             found.append(RankedApart(count, run, kernel == own[0], gate, model if same else None))
+    of_target = select(RunRow.id, RunRow.kernel).where(RunRow.problem == problem, RunRow.gpu == gpu)
+    last_run, last_kernel = session.execute(of_target.order_by(RunRow.id.desc()).limit(1)).one()
+    if (last_kernel or "") not in {own[0], *(kernel for kernel, *_ in groups)}:
+        found.append(RankedApart(0, last_run, False, own[1]))
     return sorted(found, key=lambda apart: -apart.last_run)
 
 

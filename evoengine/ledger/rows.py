@@ -15,7 +15,8 @@ from sqlalchemy.orm.interfaces import ORMOption
 
 from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import Damaged
-from evoengine.ledger.models import (
+from evoengine.ledger.runs import Device, Run
+from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     BinaryRow,
@@ -28,7 +29,6 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.runs import Device, Run
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
@@ -87,12 +87,12 @@ _BINARY = select(BinaryRow.id).where(
 
 
 def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | None:
-    """The id of what is known by source_sha256, options, arch and compiler."""
+    """Return the number of the binary of that source_sha256, options, arch and compiler."""
     return connection.scalar(_BINARY, key)
 
 
 def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
-    """The id of what that compiler made of that source; one that is there already is kept."""
+    """Return the number of what that compiler made of that source; one that is there already is kept."""
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
@@ -106,7 +106,7 @@ def get_or_create_binary(connection: Connection, source: Source, binary: Binary)
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
-    """The cubin is empty where it is not asked for, was pruned or stayed in another ledger."""
+    """Return the binary. Its cubin is empty where it is not asked for, was pruned or stayed in another ledger."""
     code = row.machine_code if with_cubin else None
     cubin = unpacked(code.packed, MachineCodeRow, code.sha256) if code else b""
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
@@ -115,7 +115,10 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
 
 
 def unpacked(packed: object, row: type[Base], sha256: str) -> bytes:
-    """Raises Damaged where the bytes are not those that were stored: nobody may load, run or export them."""
+    """Unpack stored bytes.
+
+    Raises Damaged where they are not those that were stored: nobody may load, run or export them.
+    """
     reader = zlib.decompressobj()
     try:
         stored = reader.decompress(packed) if isinstance(packed, bytes) else None
@@ -133,7 +136,7 @@ _SOURCE = text(
 
 
 def get_or_create_source(connection: Connection, source: Source) -> dict[str, object]:
-    """Keeps the text, once, also where it had been pruned; what the candidate's own row says of the source."""
+    """Keep the text, once, also where it had been pruned; return what the candidate's row says of the source."""
     connection.execute(_SOURCE, {"sha256": source.sha256, "packed": zlib.compress(source.text.encode())})
     launch = source.launch
     values = source.sha256, source.entry, *launch.grid, launch.threads, *launch.block_yz, launch.shared_bytes
@@ -151,7 +154,7 @@ def next_kernel_json(kernel: NextKernel) -> dict[str, object]:
 
 
 def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
-    """Raises KeyError and TypeError where a part is missing or is no list."""
+    """Read a kernel behind the first. Raises KeyError and TypeError where a part is missing or is no list."""
     launch = Launch(tuple(stored["grid"]), stored["threads"], stored["shared_bytes"], tuple(stored["block_yz"]))
     return NextKernel(stored["entry"], launch)
 
@@ -198,8 +201,10 @@ class LastVerdicts(TypedDict):
 
 
 def last_verdicts(verdicts: Sequence[Verdict]) -> LastVerdicts:
-    """Return a candidate's last verdicts of `verdicts`, which come oldest first: a GPU's before the emulator's, and the
-    executor's."""
+    """Return a candidate's last verdicts, a GPU's before the emulator's, and the executor's.
+
+    `verdicts` come oldest first.
+    """
     by_binary = [v for v in verdicts if v.device == EXECUTOR]
     by_text = [v for v in verdicts if v.device == EMULATOR]
     others = [v for v in verdicts if v.device not in (EXECUTOR, EMULATOR)] or by_text
@@ -239,7 +244,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
 
 
 def to_policy(values: Mapping[str, Any]) -> Policy:
-    """Raises KeyError or ValueError where a part is missing or unknown."""
+    """Read a policy. Raises KeyError or ValueError where a part is missing or unknown."""
     return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
 
 
@@ -279,7 +284,7 @@ def to_profile(row: ProfileRow) -> Profile:
 
 
 def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
-    """Loads what `to_candidate` reads of many rows at once."""
+    """Load what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (
         selectinload(CandidateRow.run),
@@ -291,8 +296,10 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
 
 
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
-    """The candidate with its last verdict and the last figure of its most trusted kind; without a source where that was
-    pruned."""
+    """Return the candidate with its last verdict and the last figure of its most trusted kind.
+
+    It has no source where that was pruned.
+    """
     _require_named_rows(row)
     figures = [to_measurement(m) for m in row.measurements]
     return Candidate(
@@ -323,7 +330,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
 
 
 def _require_named_rows(row: CandidateRow) -> None:
-    """Raises Damaged where its source or its binary is not there any more: it would look like one that never had it."""
+    """Raise Damaged where its source or its binary is missing: it would look like one that never had it."""
     named = {"source_sha256": (row.source_sha256, row.source), "binary_id": (row.binary_id, row.binary)}
     for column, (name, found) in named.items():
         if name is not None and found is None:
@@ -352,7 +359,7 @@ def to_device(row: DeviceRow) -> Device:
 
 
 def device_row(session: Session, device: Device) -> DeviceRow:
-    """The row of just this device, or a new one."""
+    """Return the row of just this device, or a new one."""
     same = {"name": device.name, "uuid": device.uuid, "arch": device.arch, "driver": device.driver}
     versions = dict(device.versions)
     known = session.scalars(select(DeviceRow).filter_by(**same))

@@ -6,21 +6,10 @@ from collections.abc import Set
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Index,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    inspect,
-    text,
-)
+from sqlalchemy import Column, Connection, Engine, Index, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 from sqlalchemy.orm import Session
 
-from evoengine.ledger import models, service_models
+from evoengine.ledger import service_tables, tables
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
@@ -30,7 +19,7 @@ if TYPE_CHECKING:
     # slow to import, and a database whose schema is this evoengine's does without
     from alembic.config import Config as AlembicConfig
 
-TABLES = (models, service_models)
+TABLES = (tables, service_tables)
 """the modules whose tables make up the schema"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
@@ -47,15 +36,16 @@ def alembic_config(connection: Connection | None = None) -> AlembicConfig:
 
 @cache
 def known_revisions() -> list[str]:
-    """Oldest first, by the names of the scripts, which begin with what they lead to: reading the scripts themselves
-    takes longer than what most commands do."""
+    """Return the revisions, oldest first, by the names of the scripts, which begin with them.
+
+    Reading the scripts themselves takes longer than what most commands do.
+    """
     return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
 
 
 def expected_tables(held: Set[str]) -> list[Table]:
-    """Return the ledger's tables and, if the database holds any of Optuna's, those as the Optuna installed declares
-    them."""
-    expected = models.Base.metadata.sorted_tables
+    """Return the ledger's tables and, if the database holds any of Optuna's, the installed Optuna's."""
+    expected = tables.Base.metadata.sorted_tables
     return [*expected, *declared_tables()] if OPTUNA_TABLES & held else expected
 
 
@@ -92,7 +82,7 @@ def upgrade(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             # SQLite's transaction has the write lock from its beginning
             connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
-        if not inspect(connection).has_table(models.VERSION_TABLE):
+        if not inspect(connection).has_table(tables.VERSION_TABLE):
             _create(connection)
             return
         drop_views(connection)
@@ -105,12 +95,12 @@ def upgrade(engine: Engine) -> None:
 
 def _create(connection: Connection) -> None:
     """Make all tables at once, as the migrations would have left them; tests/ledger/test_migrations.py compares."""
-    name = models.VERSION_TABLE
+    name = tables.VERSION_TABLE
     revision = Column("version_num", String(32), nullable=False)
     versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
     versions.create(connection)
     connection.execute(versions.insert().values(version_num=known_revisions()[-1]))
-    models.Base.metadata.create_all(connection, checkfirst=False)
+    tables.Base.metadata.create_all(connection, checkfirst=False)
     create_views(connection)
 
 
@@ -242,8 +232,11 @@ def drop_views(connection: Connection) -> None:
 
 
 def _of_dialect(query: str, dialect: str) -> str:
-    """Translate the JSON accesses of a query to a dialect: `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a
-    field of an object, `{each:COLUMN:NAME}` yields a row for each item of a list."""
+    """Translate the JSON accesses of a query to a dialect.
+
+    `{text:COLUMN:NAME}` and `{number:COLUMN:NAME}` read a field of an object, `{each:COLUMN:NAME}` yields a row for
+    each item of a list.
+    """
 
     def taken(part: str) -> str:
         kind, column, name = part.split(":")

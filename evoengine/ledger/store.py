@@ -7,61 +7,100 @@ called in: a kill loses at most the stage under way.
 from __future__ import annotations
 
 import os
-import sqlite3
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from datetime import datetime
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, Self
 
-from sqlalchemy import func, select
+from sqlalchemy import URL, Connection, Engine, Select, func, select
 from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
-from evoengine.ledger import chains
-from evoengine.ledger.chains import broken
-from evoengine.ledger.check import Fault, find_faults, violated
-from evoengine.ledger.checksums import Broken
-from evoengine.ledger.database import db_of, empty_log, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.driver_errors import display_url, translate_errors
+from evoengine.ledger.chains import insert_row, update_row
+from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
+from evoengine.ledger.database import db_of, make_engine, open_database, parse_url, schema_of
+from evoengine.ledger.driver_errors import display_url
 from evoengine.ledger.heartbeat import (
     POLL_SECONDS,
+    Watchman,
     begin_beating,
     end_unfinished,
-    of_one_death,
+    left_over,
+    mark_killed,
     seconds_until_last_beat,
-    take_back,
 )
+from evoengine.ledger.listing import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
-from evoengine.ledger.models import (
-    BaselineRow,
-    CandidateRow,
-    HeartbeatRow,
-    RunRow,
-)
-from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.removal import Pruned, delete_runs, prune
+from evoengine.ledger.maintenance import delete_runs
+from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
+    find_binary_row,
+    get_or_create_binary,
+    get_or_create_source,
+    load_options,
+    measurement_values,
+    profile_values,
     to_baseline,
+    to_binary,
+    to_candidate,
+    to_measurement,
+    to_profile,
     to_run,
+    to_verdict,
+    unpacked,
+    verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
-from evoengine.ledger.schema import create_views, damaged_views, drop_views, known_revisions, missing_indexes
-from evoengine.ledger.transactions import patient
+from evoengine.ledger.schema import known_revisions
+from evoengine.ledger.tables import (
+    Base,
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    HeartbeatRow,
+    MeasurementRow,
+    ProfileRow,
+    RunRow,
+    SourceRow,
+    VerdictRow,
+)
+from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.trials import TrialWriter, utc_now
-from evoengine.objectives import DEFAULT
+from evoengine.objectives import DEFAULT, Objective
 from evoengine.paths import chosen_database
 from evoengine.records import (
     Baseline,
+    Binary,
+    Candidate,
+    Config,
+    Kind,
+    Measurement,
     Outcome,
+    Profile,
+    Source,
+    Verdict,
+    config_key,
 )
+
+WHOLE_BATCH = 200
+"""candidates that are read together, with their sources"""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose kernel a trial has."""
+
+    source_sha256: str | None
+    """None before it was rendered"""
+    taken_from: int | None
+    """the earlier trial whose end it has; None of what was evaluated itself"""
 
 
 class SpaceFile(Protocol):
@@ -83,7 +122,7 @@ def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Led
 
 
 def open_unchecked(database: str | None) -> Ledger:
-    """A ledger that may be damaged. Raises UsageError on one of another schema."""
+    """Open a ledger that may be damaged. Raises UsageError on one of another schema."""
     url = parse_url(chosen_database(database))
     revision = schema_of(url)
     if revision != known_revisions()[-1]:
@@ -94,13 +133,44 @@ def open_unchecked(database: str | None) -> Ledger:
     return Ledger(url, make_engine(url))
 
 
-class Ledger(TrialWriter, TrialLists):
-    """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
+class Ledger:
+    """Open ledger, which takes and gives the records of `evoengine.records`.
+
+    Close it, or use it as a context manager.
 
     Any method raises UsageError where the database has been locked by another writer for too long.
     """
 
-    # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def __init__(self, url: URL, engine: Engine) -> None:
+        self.database = Database(url, engine)
+        self.lists = TrialLists(self)
+        self._watchman = Watchman()
+
+    @property
+    def url(self) -> str:
+        """As SQLAlchemy and Optuna take it, with the password where there is one."""
+        return self.database.url.render_as_string(hide_password=False)
+
+    @property
+    def place(self) -> str:
+        """For people: the file, or the URL without its password."""
+        return display_url(self.database.url)
+
+    @property
+    def db(self) -> str | None:
+        """What --db takes to lead here, without a password; None for the default ledger."""
+        return db_of(self.database.url)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_run(
         self,
@@ -120,11 +190,13 @@ class Ledger(TrialWriter, TrialLists):
         conditions: dict[str, Any] | None = None,
         kernel: str | None = None,
     ) -> int:
-        """Enter a run of this process; those that are known to have been killed are marked. It beats until
-        `finish_run`. One with `conditions` may go on later, in another process, until `trials` or `seconds` are
-        used up. `kernel` is the identity of a kernel that somebody brought."""
+        """Enter a run of this process; mark those that are known to have been killed.
+
+        It beats until `finish_run`. One with `conditions` may go on later, in another process, until `trials` or
+        `seconds` are used up. `kernel` is the identity of a kernel that somebody brought.
+        """
         self.look_for_killed()
-        with self._writing() as session:
+        with self.database.writing() as session:
             row = RunRow(
                 started_at=utc_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
@@ -136,16 +208,15 @@ class Ledger(TrialWriter, TrialLists):
             session.flush()
             fence = begin_beating(session, row.id)
             run = row.id
-        self._fences[run] = fence
-        self._heart.start()
+        self.database.keep_alive(run, fence)
         return run
 
     def resume_run(self, run: int, trials: int | None, seconds: float | None) -> float | None:
-        """Has a run that has ended go on in this process, with that budget; the seconds that it has taken so far.
+        """Have an ended run go on in this process, with that budget; return the seconds that it has taken so far.
 
         None where it is running, as where another process was quicker.
         """
-        with self._writing() as session:
+        with self.database.writing() as session:
             row = session.get_one(RunRow, run, with_for_update=True)
             if row.status == RUNNING:
                 return None
@@ -154,12 +225,11 @@ class Ledger(TrialWriter, TrialLists):
             row.trials, row.seconds, row.version = trials, seconds, __version__
             fence = begin_beating(session, run)
             spent = session.get_one(HeartbeatRow, run).spent
-        self._fences[run] = fence
-        self._heart.start()
+        self.database.keep_alive(run, fence)
         return spent
 
     def await_killed(self, wanted: Callable[[int], bool], echo: Callable[[str], None]) -> None:
-        """Waits until it is clear of those runs that look killed whether they are; a minute at most, mostly seconds."""
+        """Wait until it is clear whether those runs that look killed are; a minute at most, mostly seconds."""
         said = False
         while looked_at := [run for run in self.look_for_killed() if wanted(run)]:
             if not said:
@@ -170,65 +240,65 @@ class Ledger(TrialWriter, TrialLists):
     @patient
     def finish_run(self, run: int, status: str) -> None:
         """`status` says how the search ended; what was under way in it ends too."""
-        with self._writing() as session:
+        with self.database.writing() as session:
             row = session.get_one(RunRow, run)
             row.status, row.finished_at = status, utc_now()
             end_unfinished(session, run, killed=False)
-        self._fences.pop(run, None)
-        if not self._fences:
-            self._heart.stop()
+        self.database.release(run)
 
     def done(self, run: int) -> int:
         """Trials of a run that count: judged, and no duplicates."""
         counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
         of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
-        with self._reading() as session:
+        with self.database.reading() as session:
             return session.scalars(of_run).one()
 
     def seconds_spent(self, run: int) -> float:
         """By the processes of a run so far."""
-        with self._reading() as session:
+        with self.database.reading() as session:
             row = session.get(HeartbeatRow, run)
             return 0.0 if row is None else seconds_until_last_beat(row)
 
     @patient
     def runs(self) -> list[Run]:
         """Oldest first."""
-        with self._reading() as session:
+        with self.database.reading() as session:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
 
     def run_summaries(self) -> Iterator[RunSummary]:
-        """What a list of runs shows, oldest first."""
-        with self._reading() as session:
+        """Yield what a list of runs shows, oldest first."""
+        with self.database.reading() as session:
             yield from read_summaries(session)
 
     def remove_runs(self, runs: Sequence[int]) -> None:
-        """Takes out runs with all that is theirs alone, their Optuna studies too; all of them or none.
+        """Take out runs with all that is theirs alone, their Optuna studies too; all of them or none.
 
         Their numbers and their trials' numbers are never given again. Raises UsageError where there is no such run, or
         one that is still going on may use it.
         """
         self.await_killed(lambda run: True, lambda line: None)
-        with self._writing() as session:
+        with self.database.writing() as session:
             delete_runs(session, runs)
 
     def known_gpu(self, name: str | None) -> str | None:
-        """The name as it is. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
-        with self._reading() as session:
+        """Return the name. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        with self.database.reading() as session:
             held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
         return name if held else find_gpu(str(name)).key
 
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
-        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none, and
-        UsageError for a GPU that nobody knows."""
+        """Return GPU and problem of the last run that agrees with what is given.
+
+        Raises NothingFound where there is none, and UsageError for a GPU that nobody knows.
+        """
         gpu = self.known_gpu(gpu)
         matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
         if gpu is not None:
             matching = matching.where(RunRow.gpu == gpu)
         if problem is not None:
             matching = matching.where(RunRow.problem == problem)
-        with self._reading() as session:
+        with self.database.reading() as session:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
@@ -242,7 +312,7 @@ class Ledger(TrialWriter, TrialLists):
         found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
         if gpu is not None:
             found = found.where(RunRow.gpu == self.known_gpu(gpu))
-        with self._reading() as session:
+        with self.database.reading() as session:
             last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
         if last is None:
             raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
@@ -250,53 +320,56 @@ class Ledger(TrialWriter, TrialLists):
 
     def is_empty(self) -> bool:
         """Whether it holds no trial."""
-        with self._reading() as session:
+        with self.database.reading() as session:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def definition(self, run: int) -> str | None:
         """Return the problem.json that a run kept; None where it kept none."""
-        with self._reading() as session:
+        with self.database.reading() as session:
             return session.scalar(select(RunRow.definition).where(RunRow.id == run))
 
     def last_definition(self, problem: str) -> str | None:
         """Return the problem.json that the last run for this problem kept; None where none kept one."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
-        with self._reading() as session:
+        with self.database.reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
-        """The fields of the GPU that a file described to the last run on it; None where none did."""
+        """Return the fields of the GPU that a file described to the last run on it; None where none did."""
         kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
-        with self._reading() as session:
+        with self.database.reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
-        with self._writing() as session:
+        with self.database.writing() as session:
             session.add(BaselineRow(run_id=run, taken_at=utc_now(), **baseline_values(baseline)))
 
     def baselines(self, run: int) -> list[Baseline]:
-        with self._reading() as session:
+        with self.database.reading() as session:
             rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
             return [to_baseline(row) for row in rows]
 
     @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
-        """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
+        """Return the median of that baseline's times over all runs like this one.
+
+        They share problem, GPU, device with its driver and libraries, and policy. Its own time where no run of this
+        ledger's own has recorded it yet.
+        """
         this = aliased(RunRow)
         like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
             BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
-        with self._reading() as session:
+        with self.database.reading() as session:
             known = [to_baseline(row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
         """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
-        with self._reading() as session:
+        with self.database.reading() as session:
             return read_run(session, run)
 
     def import_run(
@@ -306,53 +379,336 @@ class Ledger(TrialWriter, TrialLists):
 
         `on_done` is told how many trials are written.
         """
-        with self._writing() as session:
+        with self.database.writing() as session:
             return insert_run(session, whole, utc_now(), on_done)
 
-    # ── as a whole ──────────────────────────────────────────────────────────────────────────────────────────────────
+    @patient
+    def look_for_killed(self) -> list[int]:
+        """Mark the runs that are known to have been killed; return those to look at again in a while."""
+        with self.database.reading() as session:
+            killed = self._watchman.look(session)
+        if killed:
+            with self.database.writing() as session:
+                mark_killed(session, killed)
+            self._watchman.forget(killed)
+        return self._watchman.undecided
 
-    def faults(self, on_stage: Callable[[str], None]) -> list[Fault]:
-        """What is damaged or does not follow from the rest; its studies are not looked at."""
-        with self._reading() as session:
-            return find_faults(session, on_stage)
+    # ── candidates, written ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def require_proven(self, trial: int) -> None:
-        """Raises MachineError where something of the trial does not hold, or a row of its run is not there."""
-        with self._reading() as session:
-            run = session.get_one(CandidateRow, trial).run_id
-            for what in (*violated(session, trial), *broken(session, run)):
-                raise Broken(what)
+    @patient
+    def add_candidate(
+        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
+        source: Source | None = None, retry_of: int | None = None,
+    ) -> int:  # fmt: skip
+        """Its trial number: unique across the ledger, never given twice."""
+        with self.database.write_connection() as connection:
+            return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
 
-    def mend(self, echo: Callable[[str], None]) -> None:
-        """Makes again what follows from the rest of the ledger, and takes killed runs from their processes."""
-        self.await_killed(lambda run: True, echo)
-        with self._writing() as session:
-            for index in missing_indexes(session.connection()):
-                index.create(session.connection())
-            if damaged_views(session.connection()):
-                drop_views(session.connection())
-                create_views(session.connection())
-            for row in of_one_death(session):
-                take_back(row)
-                rows = chains.spelt({CandidateRow.__tablename__: {row.id}})
-                chains.sign(session.connection(), row.run_id, chains.REPAIRED, rows)
-            rebuild(session)
+    @patient
+    def add_ended(self, c: Candidate) -> int:
+        """Enter a candidate with its figure and its end, in one transaction; return its trial number."""
+        assert c.outcome is not None  # it has ended
+        with self.database.write_connection() as connection:
+            trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
+            end = (str(c.outcome), c.reason, c.occupancy, c.device, (), c.measurement)
+            self._end(connection, trial, *end)
+        return trial
 
-    def prune(self, keep: int, before: datetime | None) -> Pruned:
-        """Takes out sources and machine code of all but the best, as `evoengine.ledger.removal` says."""
-        with self._writing() as session:
-            return prune(session, keep, before)
+    @patient
+    def add_claiming(
+        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
+        source: Source, retry_of: int | None, key: str, again: bool,
+    ) -> tuple[int, Claim]:  # fmt: skip
+        """Enter a candidate and claim its evaluation, unless the key's is known or in flight elsewhere.
 
-    def give_back_space(self) -> bool:
-        """Makes an SQLite file as small as it can be; whether nobody stood in the way."""
-        if self._engine.dialect.name != "sqlite":
-            return True
-        with translate_errors(self._url), closing(self._engine.raw_connection()) as connection:
-            try:
-                connection.cursor().execute("VACUUM")
-            except sqlite3.OperationalError as error:
-                if "locked" in str(error):
-                    return False
-                raise
-        empty_log(self._engine)
-        return True
+        With `again`, claim it in any case.
+        """
+        with self.database.write_connection() as connection:
+            trial = _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
+            if again:
+                claim_again(connection, key, trial)
+                return trial, Claim(trial, False)
+            return trial, claim(connection, key, trial)
+
+    @patient
+    def claim(self, key: str, trial: int) -> Claim:
+        """Asks once more for a key whose holder is not under way any more."""
+        with self.database.write_connection() as connection:
+            return claim(connection, key, trial)
+
+    def revoke_claim(self, trial: int) -> bool:
+        """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
+
+        Raises UsageError where there is no such trial, or it is under way.
+        """
+        with self.database.writing() as session:
+            return revoke(session, trial)
+
+    @patient
+    def decided(self, trials: Sequence[int]) -> set[int]:
+        """Of trials that other searches evaluate, those that are not under way any more."""
+        with self.database.reading() as session:
+            return decided(session, trials)
+
+    @patient
+    def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:
+        """End a trial as the one ended that was evaluated for the same key, with its verdicts and figures."""
+        with self.database.writing() as session:
+            self.database.finished.append(trial)
+            return take_over(session, key, original, trial, timed=timed, now=utc_now())
+
+    @patient
+    def left_over(self, run: int) -> dict[int, int]:
+        """Return the trials of a run that were in flight when it was killed or ended.
+
+        Left out are those that were tried again; each has how often it was killed.
+        """
+        with self.database.reading() as session:
+            return left_over(session, run)
+
+    @patient
+    def record_source(self, trial: int, source: Source) -> None:
+        with self.database.write_connection() as connection:
+            update_row(connection, CandidateRow, trial, get_or_create_source(connection, source))
+
+    @patient
+    def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
+        """Return what that compiler made of that source, in whatever run; None where its machine code was pruned."""
+        key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
+        with self.database.read_connection() as connection:
+            if find_binary_row(connection, key) is None:
+                return None
+        with self.database.reading() as session:
+            row = session.scalar(select(BinaryRow).filter_by(**key).options(joinedload(BinaryRow.machine_code)))
+            return to_binary(row, with_cubin=True) if row and row.machine_code else None
+
+    @patient
+    def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
+        """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
+        with self.database.write_connection() as connection:
+            made = get_or_create_binary(connection, source, binary)
+            update_row(connection, CandidateRow, trial, {"binary_id": made})
+
+    @patient
+    def record_verdict(self, trial: int, verdict: Verdict) -> None:
+        with self.database.write_connection() as connection:
+            _insert_taken(connection, VerdictRow, trial, utc_now(), verdict_values(verdict))
+            update_standing(connection, trial)
+
+    @patient
+    def record_measurement(self, trial: int, measurement: Measurement) -> None:
+        with self.database.write_connection() as connection:
+            _insert_taken(connection, MeasurementRow, trial, utc_now(), measurement_values(measurement))
+            update_standing(connection, trial)
+
+    @patient
+    def record_profile(self, trial: int, profile: Profile) -> None:
+        with self.database.write_connection() as connection:
+            _insert_taken(connection, ProfileRow, trial, utc_now(), profile_values(profile))
+
+    @patient
+    def finish(
+        self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
+        verdicts: Sequence[Verdict] = (), figure: Measurement | None = None,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
+        with self.database.write_connection() as connection:
+            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
+
+    def _end(
+        self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
+        device: str | None, verdicts: Sequence[Verdict], figure: Measurement | None,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        now = utc_now()
+        for verdict in verdicts:
+            _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
+        if figure:
+            _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
+        self.database.finished.append(trial)
+        end: dict[str, object] = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
+        end["evidence"] = evidence
+        if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
+            end["gate_version"] = min(versions)
+        update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
+        update_standing(connection, trial)
+        end_claims(connection, trial, now)
+
+    # ── candidates, read ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @patient
+    def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
+        """Return a candidate.
+
+        Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty.
+        """
+        found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
+        if found:
+            return found[0]
+        with self.database.reading() as session:
+            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
+        if last is None:
+            raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
+        raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
+
+    def candidates(
+        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
+    ) -> list[Candidate]:
+        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
+        return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
+
+    def trials(
+        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
+        outcomes: Collection[Outcome | None] = (), resources: bool = False, newest_first: bool = False,
+    ) -> Iterator[Trial]:  # fmt: skip
+        """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
+
+        With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
+        also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few that agree
+        in something stops when it has them.
+        """
+        narrowed = _narrowed(select(CandidateRow.id), run, problem, gpu)
+        if ranked:
+            narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
+        if outcomes:
+            named = CandidateRow.outcome.in_([str(o) for o in outcomes if o])
+            narrowed = narrowed.where(named | CandidateRow.outcome.is_(None) if None in outcomes else named)
+        return read_trials(self.database.reading, narrowed, resources=resources, newest_first=newest_first)
+
+    def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
+        """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
+        for start in range(0, len(trials), WHOLE_BATCH):
+            of_batch = CandidateRow.id.in_(trials[start : start + WHOLE_BATCH])
+            yield from self._load(select(CandidateRow).where(of_batch))
+
+    def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
+        """How many trials there are, narrowed by what is given."""
+        with self.database.reading() as session:
+            counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
+            return counted
+
+    def ancestors(self, trial: int) -> dict[int, Trial]:
+        """Return a trial and all that it came from, of the same problem and GPU, by number."""
+        return {t.trial: t for t in read_ancestors(self.database.reading, trial)}
+
+    @patient
+    def best(
+        self, problem: str, gpu: str, top: int, *, run: int | None = None, kernel: str | None = None
+    ) -> list[Candidate]:
+        """Return the fastest first, as `evoengine.ledger.ranking` orders them.
+
+        All have figures of one kind, device and policy, are of one kernel and were judged by one version of the gate:
+        those of the last figure, or of `kernel`. Finals come before single timings. A source that several runs found is
+        there once.
+        """
+        with self.database.reading() as session:
+            best = read_order(session, problem, gpu, top, run, kernel)
+        loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
+        return [loaded[trial] for trial in best]
+
+    @patient
+    def ranked_apart(self, like: Candidate) -> list[RankedApart]:
+        """Return how many candidates of the same problem and GPU are not ranked with `like`, newest first.
+
+        They are of another kernel or were judged by another version of the gate.
+        """
+        with self.database.reading() as session:
+            return read_ranked_apart(session, like.problem, like.gpu, like.trial)
+
+    @patient
+    def origins(self, run: int) -> dict[int, Origin]:
+        """Of the trials of a run, in their order, whose kernel each has."""
+        columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
+        of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
+        with self.database.reading() as session:
+            return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
+
+    def study_trials(
+        self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
+    ) -> Iterator[list[StudyTrial]]:  # fmt: skip
+        """Yield what a study of that kind of figure shows of these finished trials, in their order and in batches."""
+        return read_study_trials(self.database.reading, trials, kind, objectives)
+
+    def source_text(self, sha256: str) -> str | None:
+        """None where it was pruned."""
+        with self.database.reading() as session:
+            packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
+            return None if packed is None else unpacked(packed, SourceRow, sha256).decode()
+
+    def is_pruned(self, trial: int) -> bool:
+        """Whether it had a source, which `evoengine db prune` took out."""
+        of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
+        with self.database.reading() as session:
+            pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
+            return session.scalar(pruned) is not None
+
+    def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
+        """Run → its trials that have ended, in their order; of one run or of all."""
+        ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
+        if run is not None:
+            ended = ended.where(CandidateRow.run_id == run)
+        trials: dict[int, list[int]] = {}
+        with self.database.reading() as session:
+            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
+                trials.setdefault(run, []).append(trial)
+        return trials
+
+    @patient
+    def measurements(self, trial: int) -> list[Measurement]:
+        """All of a candidate's figures, of every kind, oldest first."""
+        of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
+        with self.database.reading() as session:
+            return [to_measurement(row) for row in session.scalars(of_trial)]
+
+    @patient
+    def verdicts(self, trial: int) -> list[Verdict]:
+        """Return all verdicts on a candidate, oldest first."""
+        of_trial = select(VerdictRow).where(VerdictRow.candidate_id == trial).order_by(VerdictRow.id)
+        with self.database.reading() as session:
+            return [to_verdict(row) for row in session.scalars(of_trial)]
+
+    def profile(self, trial: int) -> Profile | None:
+        """Return the last profile taken."""
+        last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
+        with self.database.reading() as session:
+            row = session.scalar(last)
+            return None if row is None else to_profile(row)
+
+    def span(self, trial: int) -> tuple[datetime, datetime | None]:
+        """When the candidate was started and when it was finished."""
+        with self.database.reading() as session:
+            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
+            created, finished = session.execute(times).one()
+            return created, finished
+
+    def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
+        with self.database.reading() as session:
+            rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
+            return [to_candidate(row, with_cubin) for row in rows]
+
+
+def _insert_candidate(
+    connection: Connection, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int],
+    operator: str | None, source: Source | None, retry_of: int | None,
+) -> int:  # fmt: skip
+    rendered = get_or_create_source(connection, source) if source else {}
+    return insert_row(connection, CandidateRow, {
+        "run_id": run, "problem": problem, "gpu": gpu, "config": dict(config), "config_key": config_key(config),
+        "parents": list(parents), "operator": operator, "retry_of": retry_of, "created_at": utc_now(), **rendered,
+    })  # fmt: skip
+
+
+def _insert_taken(
+    connection: Connection, row: type[Base], trial: int, now: datetime, values: Mapping[str, object]
+) -> None:
+    insert_row(connection, row, {"candidate_id": trial, "taken_at": now, **values})
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _narrowed(wanted: Select[Any], run: int | None, problem: str | None, gpu: str | None) -> Select[Any]:
+    given = {CandidateRow.run_id: run, CandidateRow.problem: problem, CandidateRow.gpu: gpu}
+    return wanted.where(*(column == value for column, value in given.items() if value is not None))

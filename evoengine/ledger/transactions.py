@@ -27,9 +27,9 @@ from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
 from evoengine.ledger import chains
-from evoengine.ledger.database import db_of, discard_log, empty_log
+from evoengine.ledger.database import discard_log, empty_log
 from evoengine.ledger.driver_errors import Unavailable, display_url, is_away, translate_errors
-from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, require_fence
+from evoengine.ledger.heartbeat import Heart, beat, require_fence
 from evoengine.text import spans
 
 # ── a database that is unavailable ────────────────────────────────────────────────────────────────────────────────────
@@ -44,13 +44,13 @@ Result = TypeVar("Result")
 
 
 class Patience:
-    """Tries again until the database is back, for `WAIT_SECONDS` at most; says so once, and once that it is over."""
+    """Retries until the database is back, for `WAIT_SECONDS` at most; says so once, and once that it is over."""
 
     def __init__(self, echo: Callable[[str], None]) -> None:
         self._echo = echo
 
     def call(self, attempt: Callable[[], Result]) -> Result:
-        """Raises Unavailable where the database stays away."""
+        """Call `attempt` until it succeeds. Raises Unavailable where the database stays unavailable."""
         began: float | None = None
         while True:
             try:
@@ -68,23 +68,23 @@ class Patience:
                 return result
 
 
-class HasPatience(Protocol):
-    patience: Patience | None
-    """None of what is told at once"""
+class HasDatabase(Protocol):
+    database: Database
 
 
-Waiter = TypeVar("Waiter", bound=HasPatience)
+Waiter = TypeVar("Waiter", bound=HasDatabase)
 Given = ParamSpec("Given")
 
 
 def patient(method: Callable[Concatenate[Waiter, Given], Result]) -> Callable[Concatenate[Waiter, Given], Result]:
-    """Has the whole method tried again, where its object has patience: each is one transaction, which was not made."""
+    """Try the whole method again where its database has patience: each is one transaction, which was not made."""
 
     @wraps(method)
     def call(self: Waiter, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        if self.patience is None:
+        patience = self.database.patience
+        if patience is None:
             return method(self, *args, **kwargs)
-        return self.patience.call(lambda: method(self, *args, **kwargs))
+        return patience.call(lambda: method(self, *args, **kwargs))
 
     return call
 
@@ -179,7 +179,7 @@ class Watch:
         self._held = _held(self._path) if self._path else None
 
     def check(self) -> None:
-        """Raises FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
+        """Raise FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
 
         A few microseconds where nothing was written into the file itself.
         """
@@ -245,7 +245,7 @@ def _held(path: Path) -> _Held | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """A file that somebody ran VACUUM on is shorter too."""
+    """Return whether the file is sound: one that somebody ran VACUUM on is shorter too."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         answer: tuple[str] = connection.execute("PRAGMA quick_check(1)").fetchone()
         return answer == ("ok",)
@@ -258,7 +258,7 @@ def _is_whole(path: Path) -> bool:
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 
 
-class _Together:
+class _BatchTransaction:
     """One transaction for all that a thread writes in its block; the first write begins it.
 
     What fails beside the writes takes nothing of them back: they are committed. Where a write itself fails, all are
@@ -297,11 +297,11 @@ class _Together:
         self.committed = True
 
 
-class OpenDatabase:
-    """Close it, or use it as a context manager."""
+class Database:
+    """Open database: its transactions, and the runs of this process, whose beats it writes."""
 
     def __init__(self, url: URL, engine: Engine) -> None:
-        self._url, self._engine = url, engine
+        self.url, self.engine = url, engine
         self._reading_engine = engine.execution_options(reading=True)
         self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
         self._watch.guard(engine)
@@ -310,27 +310,11 @@ class OpenDatabase:
         """runs of this process that have not ended → their fences"""
         self._commits = Commits()
         self._heart = Heart(self._beat)
-        self._watchman = Watchman()
         self.patience: Patience | None = None
         """of a search, which waits for a database that is away; None of commands that are told at once"""
-        self._finished: list[int] = []
+        self.finished: list[int] = []
         """trials that ended through this object"""
         self._of_thread = threading.local()
-
-    @property
-    def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
-        return self._url.render_as_string(hide_password=False)
-
-    @property
-    def place(self) -> str:
-        """For people: the file, or the URL without its password."""
-        return display_url(self._url)
-
-    @property
-    def db(self) -> str | None:
-        """What --db takes to lead here, without a password; None for the default ledger."""
-        return db_of(self._url)
 
     def watch(self, engine: Engine) -> None:
         """Has another engine on the same database open no other file than this ledger's, and close with it."""
@@ -342,16 +326,10 @@ class OpenDatabase:
         for engine in self._engines:
             engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     @contextmanager
-    def _writing(self, *, once: bool = True) -> Iterator[Session]:
-        """As `_writing_plainly`, through the mapper."""
-        with self._writing_plainly(once=once) as connection, Session(connection) as session:
+    def writing(self, *, once: bool = True) -> Iterator[Session]:
+        """As `write_connection`, through the mapper."""
+        with self.write_connection(once=once) as connection, Session(connection) as session:
             yield session
             session.flush()
 
@@ -362,26 +340,26 @@ class OpenDatabase:
         In SQLite, where who writes holds off others anyway. In PostgreSQL every write stays a transaction of its own:
         two searches that wrote the same rows in unlike order would wait for each other.
         """
-        if self._url.drivername != "sqlite":
+        if self.url.drivername != "sqlite":
             yield
             return
-        ended_before = len(self._finished)
-        together = self._of_thread.together = _Together(self._transaction)
+        ended_before = len(self.finished)
+        together = self._of_thread.together = _BatchTransaction(self._transaction)
         try:
             with together:
                 yield
         finally:
             self._of_thread.together = None
             if not together.committed:
-                del self._finished[ended_before:]
+                del self.finished[ended_before:]
 
-    def _together(self) -> _Together | None:
-        together: _Together | None = getattr(self._of_thread, "together", None)
+    def _together(self) -> _BatchTransaction | None:
+        together: _BatchTransaction | None = getattr(self._of_thread, "together", None)
         return together
 
     @contextmanager
-    def _writing_plainly(self, *, once: bool = True) -> Iterator[Connection]:
-        """A transaction, or a part of the one that is written `together`. Without `once` it may be made again."""
+    def write_connection(self, *, once: bool = True) -> Iterator[Connection]:
+        """Begin a transaction, or a part of the one that is written `together`. Without `once` it may be made again."""
         together = self._together()
         with together.writing() if together else self._transaction(once) as connection:
             yield connection
@@ -391,27 +369,30 @@ class OpenDatabase:
         """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
         try:
             self._watch.check()
-            with translate_errors(self._url), self._committing(once) as connection:
+            with translate_errors(self.url), self._committing(once) as connection:
                 for run, fence in list(self._fences.items()):
                     require_fence(connection, run, fence)
                 yield connection
             self._watch.check()
         except FileLost as lost:
             if lost.overwritten:
-                discard_log(Path(self._url.database or ""))
+                discard_log(Path(self.url.database or ""))
             else:
-                empty_log(self._engine)
+                empty_log(self.engine)
             raise MachineError(self._told_lost(lost)) from lost
 
     @contextmanager
     def _committing(self, once: bool) -> Iterator[Connection]:
-        """One transaction, made once: where the connection is lost while it is committed, the server is asked whether
-        it was, before who has patience makes it again."""
+        """Make one transaction once.
+
+        Where the connection is lost while it is committed, the server is asked whether it was, before whoever has
+        patience makes it again.
+        """
         mark: Mark | None = None
         try:
-            with self._engine.begin() as connection:
+            with self.engine.begin() as connection:
                 chains.begin(connection)
-                if once and self.patience is not None and self._url.drivername != "sqlite":
+                if once and self.patience is not None and self.url.drivername != "sqlite":
                     mark = self._commits.note(connection)
                 yield connection
                 chains.write(connection)
@@ -424,54 +405,54 @@ class OpenDatabase:
         """Asks for the transaction of that mark."""
 
         def ask() -> bool:
-            with translate_errors(self._url), self._engine.begin() as connection:
+            with translate_errors(self.url), self.engine.begin() as connection:
                 made = was_made(connection, mark)
             if made is None:  # its connection is lost, and the server has not noticed yet
-                raise Unavailable(f"the database {self.place} is still at the last transaction")
+                raise Unavailable(f"the database {display_url(self.url)} is still at the last transaction")
             return made
 
         return ask
 
     def _told_lost(self, lost: FileLost) -> str:
-        told = f"the ledger {self.place} {lost} while it was in use"
-        if not self._finished:
+        told = f"the ledger {display_url(self.url)} {lost} while it was in use"
+        if not self.finished:
             return f"{told}: nothing of this search is in what is there now"
-        finished = spans(self._finished)
+        finished = spans(self.finished)
         if lost.holds_all:
             return f"{told}: it holds what ended before ({finished}), and nothing later"
         lost_trials = f"what ended in this search ({finished}) is not in what is there now"
         return f"{told}: {lost_trials}, except what was copied before"
 
     @contextmanager
-    def _reading(self) -> Iterator[Session]:
+    def reading(self) -> Iterator[Session]:
         together = self._together()
         bind = together.connection if together and together.connection else self._reading_engine
-        with translate_errors(self._url), Session(bind) as session:
+        with translate_errors(self.url), Session(bind) as session:
             yield session
 
     @contextmanager
-    def _reading_plainly(self) -> Iterator[Connection]:
-        """As `_reading`, past the mapper."""
+    def read_connection(self) -> Iterator[Connection]:
+        """As `reading`, past the mapper."""
         together = self._together()
         if together and together.connection:
-            with translate_errors(self._url):
+            with translate_errors(self.url):
                 yield together.connection
             return
-        with translate_errors(self._url), self._reading_engine.connect() as connection:
+        with translate_errors(self.url), self._reading_engine.connect() as connection:
             yield connection
 
     def _beat(self) -> None:
-        with self._writing(once=False) as session:
+        with self.writing(once=False) as session:
             for run in list(self._fences):
                 beat(session, run)
 
-    @patient
-    def look_for_killed(self) -> list[int]:
-        """Marks the runs that are known to have been killed; those that have to be looked at again in a while."""
-        with self._reading() as session:
-            killed = self._watchman.look(session)
-        if killed:
-            with self._writing() as session:
-                mark_killed(session, killed)
-            self._watchman.forget(killed)
-        return self._watchman.undecided
+    def keep_alive(self, run: int, fence: int) -> None:
+        """Write the beat of a run of this process until `release`."""
+        self._fences[run] = fence
+        self._heart.start()
+
+    def release(self, run: int) -> None:
+        """End the beat of a run."""
+        self._fences.pop(run, None)
+        if not self._fences:
+            self._heart.stop()

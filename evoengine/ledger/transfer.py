@@ -14,15 +14,6 @@ from sqlalchemy.orm import Session, selectinload
 
 from evoengine.ledger import chains
 from evoengine.ledger.checksums import row_checksum
-from evoengine.ledger.models import (
-    Base,
-    BaselineRow,
-    CandidateRow,
-    MeasurementRow,
-    ProfileRow,
-    RunRow,
-    VerdictRow,
-)
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
@@ -42,6 +33,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import Run
+from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
 from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
 
 IMPORTED = "imported: "
@@ -83,7 +75,7 @@ class RunHistory:
 
 
 def read_run(session: Session, number: int) -> RunHistory:
-    """The run of that number; cubins, which no other ledger would take, are empty."""
+    """Return the run of that number; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
@@ -111,8 +103,9 @@ def _dossier(row: CandidateRow) -> CandidateHistory:
 def insert_run(
     session: Session, whole: RunHistory, now: datetime, on_done: Callable[[int], None]
 ) -> tuple[int, list[int]]:  # fmt: skip
-    """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted,
-    `on_done` is told how many trials are written.
+    """Insert a run; return its number and its candidates' new trial numbers, in order.
+
+    `now` stands for times that nobody noted, `on_done` is told how many trials are written.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
@@ -225,8 +218,11 @@ def is_elsewhere(binary: Binary) -> bool:
 
 
 def _stated(binary: Binary) -> Binary:
-    """What another ledger says of its binary. Under a compiler of its own, so that nobody takes it for one made here,
-    and without machine code, which would be run."""
+    """Return what another ledger says of its binary.
+
+    It is under a compiler of its own, so that nobody takes it for one made here, and without machine code, which would
+    be run.
+    """
     if is_elsewhere(binary):
         return replace(binary, cubin=b"")
     return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)

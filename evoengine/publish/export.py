@@ -100,7 +100,7 @@ def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyTy
     They are all that it takes to run the kernel and to check its claims.
     """
     source, binary = _compiled(candidate)
-    run = _what_runs(candidate, target, grids)
+    run = _loader_identity(candidate, target, grids)
     return {
         "module": module_name(str(target.problem), run),
         **run,
@@ -131,7 +131,7 @@ def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyTy
     }
 
 
-def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, object]:
+def _loader_identity(candidate: Candidate, target: Target, grids: Grids) -> dict[str, object]:
     """Return everything that a loader reads. Two kernels that agree in all of it are the same kernel."""
     source, binary = _compiled(candidate)
     launch = source.launch

@@ -26,8 +26,9 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 
 def require_writable(folder: Path) -> None:
-    """Raise UsageError if `folder` contains files that no export wrote, or is not a folder."""
-    if why := _why_not(Path(os.path.realpath(folder))):
+    """Raise UsageError if `folder` contains files that no export wrote, is not a folder, or cannot be made."""
+    target = Path(os.path.realpath(folder))
+    if why := _why_not(target) or _why_not_beside(target):
         raise UsageError(
             f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
         )
@@ -50,7 +51,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
             for name, data in files.items():
                 (part / name).write_bytes(data)
             part.chmod(0o777 & ~_umask())
-            _take_place(part, target)
+            _swap_into_place(part, target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -85,6 +86,14 @@ def _why_not(target: Path) -> str | None:
         return f"{error.strerror}"
 
 
+def _why_not_beside(target: Path) -> str | None:
+    """Return why nothing may be made beside the folder, where its files are written first; None if it may."""
+    above = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not above.is_dir():
+        return f"{above} is a file"
+    return None if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written to"
+
+
 def _changed(target: Path, found: set[str]) -> str | None:
     """Return the first file that no export wrote or that has changed since."""
     listed = _listed(target)
@@ -112,7 +121,7 @@ def _listed(target: Path) -> dict[str, str] | None:
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)} if is_ours else None
 
 
-def _take_place(part: Path, target: Path) -> None:
+def _swap_into_place(part: Path, target: Path) -> None:
     """Rename `part` to `target`; an existing target, empty or an earlier export, becomes `part`."""
     try:
         part.rename(target)  # over an empty folder too

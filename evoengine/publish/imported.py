@@ -138,10 +138,10 @@ def mark_suspect(history: RunHistory, target: Target) -> RunHistory:
 
     A candidate ranked by such a figure becomes suspect.
     """
-    return replace(history, dossiers=[_marked(record, target) for record in history.dossiers])
+    return replace(history, dossiers=[_with_suspicion(record, target) for record in history.dossiers])
 
 
-def _marked(record: CandidateHistory, target: Target) -> CandidateHistory:
+def _with_suspicion(record: CandidateHistory, target: Target) -> CandidateHistory:
     figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target))) for taken, f in record.figures]
     ranked_by = most_trusted([figure for _, figure in figures])
     c = replace(record.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))

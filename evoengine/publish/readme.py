@@ -138,7 +138,8 @@ def _gate(verdict: Verdict | None, title: str) -> Iterator[str]:
         error = "no result" if case.max_error is None else f"largest error {case.max_error:.3g}"
         allowed = "" if case.allowed is None else f", allowed {case.allowed:.3g}"
         passed = "passed" if case.correct else "failed"
-        yield f"- {code(case.name)} on {code(case.problem)}, seed {case.seed}: {passed}, {error}{allowed}"
+        of = f", {code(case.part)}" if case.part else ""
+        yield f"- {code(case.name)} on {code(case.problem)}{of}, seed {case.seed}: {passed}, {error}{allowed}"
     if not verdict.correct:
         yield f"- {code(verdict.outcome)}: {code(verdict.reason)}"
 

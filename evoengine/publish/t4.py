@@ -99,7 +99,7 @@ def to_t4(history: RunHistory) -> dict[str, Any]:
                 "gpu_definition": run.gpu_definition,
                 "kernel": run.kernel,
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
-                "baselines": _dated(history.baselines, baseline_values),
+                "baselines": _with_dates(history.baselines, baseline_values),
             },
         },
         "results": [_result(record, kind) for record in records],
@@ -135,7 +135,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
     )
-    baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
+    baselines = _from_dated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
     history = RunHistory(run, baselines, [_record(r["evoengine"]) for r in results])
     validate_run(history)
     return history
@@ -161,11 +161,11 @@ def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
     return datetime.fromisoformat(d[name]) if d.get(name) else None
 
 
-def _dated(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -> list[dict[str, object]]:
+def _with_dates(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -> list[dict[str, object]]:
     return [values(each) | {"taken_at": _text(taken)} for taken, each in found]
 
 
-def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
+def _from_dated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
     dated = [d | {"taken_at": _moment(d, "taken_at")} for d in map(dict, found)]
     return [(d["taken_at"], record(SimpleNamespace(**d))) for d in dated]
 
@@ -212,9 +212,9 @@ def _whole(record: CandidateHistory) -> dict[str, Any]:
         "binary": _binary_values(c.binary) if c.source and c.binary else None,
         "created_at": _text(record.created_at),
         "finished_at": _text(record.finished_at),
-        "verdicts": _dated(record.verdicts, verdict_values),
-        "measurements": _dated(record.figures, measurement_values),
-        "profiles": _dated(record.profiles, profile_values),
+        "verdicts": _with_dates(record.verdicts, verdict_values),
+        "measurements": _with_dates(record.figures, measurement_values),
+        "profiles": _with_dates(record.profiles, profile_values),
     }
 
 
@@ -226,9 +226,9 @@ def _binary_values(binary: Binary) -> dict[str, Any]:
 def _record(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
-    verdicts = _undated([_OLD_VERDICT | v for v in verdicts], to_verdict)
+    verdicts = _from_dated([_OLD_VERDICT | v for v in verdicts], to_verdict)
     versions = [verdict.gate_version for _, verdict in verdicts if verdict.gate_version is not None]
-    figures = _undated([_figure(m) for m in d["measurements"]], to_measurement)
+    figures = _from_dated([_figure(m) for m in d["measurements"]], to_measurement)
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
@@ -243,7 +243,7 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
     )
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
     return CandidateHistory(
-        candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile)
+        candidate, created, finished, verdicts, figures, _from_dated(d.get("profiles", ()), to_profile)
     )
 
 

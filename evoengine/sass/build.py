@@ -16,6 +16,7 @@ from evoengine.errors import MachineError
 from evoengine.host_compiler import (
     building,
     cache_folder,
+    compiler_kind,
     find_compiler,
     how_it_ended,
     identity,
@@ -28,17 +29,18 @@ from evoengine.machine import machine_error
 CORE = Path(__file__).with_name("core")
 KEPT = 16
 """limit of cached libraries; a build removes the least recently used beyond it"""
-UNITS = 3
-"""in which the sources are compiled side by side; each costs more than a second for its headers alone, so that one unit
-for each source takes twice the time"""
 FLAGS = ("-std=c++20", "-fPIC", "-w")
-OFTEN, SELDOM = ("-O3",), ("-O1", "-ftree-vectorize")
-RUN_SELDOM = frozenset((
-    "api", "atomics", "convert", "counting", "decode", "double", "effects", "global_races", "hazards", "order",
-    "shared_races", "tensor_copy", "transaction_barriers",
+OFTEN, SELDOM = ("-O3",), ("-Og", "-ffp-contract=off")
+"""flags of the two units, which are compiled side by side in about the same time; each more would cost a second for its
+headers alone"""
+OF_KIND = {"gcc": ("--param=ggc-min-expand=300",), "clang": ()}
+"""the compiler collects its garbage less often, which saves a tenth of the time"""
+RUN_OFTEN = frozenset((
+    "bits", "caches", "floating", "functional", "half", "integer", "machine", "memory_ops", "operands", "products",
+    "shared_races", "wgmma",
 ))  # fmt: skip
-"""sources of which little runs for each instruction of each warp: more optimisation made no search faster
-(benchmarks/notes/first-search.md)"""
+"""sources in which the executor spends nine tenths of its time: more optimisation of the others costs more than it
+saves (benchmarks/notes/first-search.md)"""
 
 _ERROR = re.compile("error|undefined reference")
 
@@ -79,36 +81,24 @@ def _build_at(built: Path) -> None:
 
 
 def _key() -> str:
-    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *OFTEN, *SELDOM, *sorted(RUN_SELDOM))).encode())
+    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *OFTEN, *SELDOM, *sorted(RUN_OFTEN))).encode())
     for path in sorted(p for p in CORE.iterdir() if p.suffix in (".cpp", ".h", ".inc")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def _build(scratch: Path, library: Path) -> None:
-    units = [scratch / f"{number}.cpp" for number in range(UNITS)]
-    flags = [OFTEN] * (UNITS - 1) + [SELDOM]
-    for unit, sources in zip(units, _groups(), strict=True):
-        unit.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
+    def compile_unit(name: str, flags: Sequence[str], often: bool) -> str:
+        unit = scratch / f"{name}.cpp"
+        sources = [source for source in sorted(CORE.glob("*.cpp")) if (source.stem in RUN_OFTEN) == often]
+        unit.write_text("".join(f'#include "{source}"\n' for source in sources), "utf-8")
+        _compile([*flags, *OF_KIND[compiler_kind()], "-c", str(unit), "-o", f"{unit}.o"])
+        return f"{unit}.o"
 
-    def compile_unit(unit: Path, flags: Sequence[str]) -> None:
-        _compile([*flags, "-c", str(unit), "-o", f"{unit}.o"])
-
-    with ThreadPoolExecutor(UNITS) as pool:
-        list(pool.map(compile_unit, units, flags))
-    _compile(["-shared", "-Wl,-z,defs", *(f"{unit}.o" for unit in units), "-o", str(library)])
-
-
-def _groups() -> list[list[Path]]:
-    """Return the sources of each compilation unit.
-
-    Frequently executed sources form groups of similar size; the last group has the others.
-    """
-    groups: list[list[Path]] = [[] for _ in range(UNITS)]
-    for source in sorted(CORE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path)):
-        often = min(groups[:-1], key=lambda group: sum(path.stat().st_size for path in group))
-        (groups[-1] if source.stem in RUN_SELDOM else often).append(source)
-    return groups
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_unit, ("often", "seldom"), (OFTEN, SELDOM), (True, False)))
+    # of an inline function that both hold, the linker takes the first
+    _compile(["-shared", "-Wl,-z,defs", *objects, "-o", str(library)])
 
 
 def _compile(arguments: Sequence[str]) -> None:

@@ -55,6 +55,7 @@ NEEDED = {
     "mufu_interval": Origin(GUIDE),
     "uniform_interval": Origin(REPEATED),
     "hmma_interval": Origin(WHITEPAPER),  # m16n8k16 of halfs, accumulated in FP32
+    "hmma_fp16_interval": Origin(WHITEPAPER),  # the same accumulated in FP16, and m16n8k32 of bytes
     "memory_interval": Origin(REPEATED),
     "sm_memory_interval": Origin(REPEATED),  # of the whole SM
     "memory_queue": Origin(REPEATED),  # clocks of work that may wait before memory instructions stop issuing
@@ -123,7 +124,7 @@ class Chip:
 
     @property
     def l2_kept_bytes(self) -> float:
-        """of what passes through the L2: what is still there when as much has come"""
+        """Return the bytes of recent L2 traffic that are still there after as much has passed through."""
         return self.rates["l2_mb"] * 2**20 * self.rates["l2_kept_share"]
 
     @property
@@ -132,12 +133,12 @@ class Chip:
 
     @property
     def peak_flops(self) -> float:
-        """FLOP/s of the tensor cores on the data sheet"""
+        """Return the FLOP/s of the tensor cores by the data sheet."""
         return self.gpu.tensor_tflops * 1e12
 
     @property
     def dram(self) -> float:
-        """bytes/s on the data sheet"""
+        """Return the DRAM bandwidth in bytes/s by the data sheet."""
         return self.gpu.memory_gbs * 1e9
 
     def ghz(self, clock: Clock, tensor_use: float) -> float:

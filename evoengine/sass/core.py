@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
@@ -17,6 +18,7 @@ from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
 from evoengine.sass.structures import SassLaunch
 
+_PRODUCT = re.compile(r"\b[DHI]MMA\.[\w.]+")
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096
@@ -38,6 +40,8 @@ class Program:
         self._finalizer = weakref.finalize(self, core.sass_free, self.handle)
         self.entry = entry
         self.unknown = self._unknown()
+        self.products = frozenset(_PRODUCT.findall(listing))
+        """opcodes of mma.sync in the listing, with modifiers"""
 
     def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
         """Return what reads or overwrites registers too early on some path, and pairs of units of unknown latency.
@@ -67,9 +71,7 @@ def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    status = library().sass_run(
-        program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message)
-    )  # fmt: skip
+    status = library().sass_run(program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message))
     check(status, message)
     count = c_uint64()
     visits = library().sass_visits(ctypes.byref(count))
@@ -88,9 +90,17 @@ def run_blocks(
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     pages = np.ascontiguousarray(pool)
     status = library().sass_run_blocks(
-        program.handle, launch.reference(), numbers, limits, len(blocks), pages.ctypes.data, len(pages), limit,
-        message, len(message),
-    )  # fmt: skip
+        program.handle,
+        launch.reference(),
+        numbers,
+        limits,
+        len(blocks),
+        pages.ctypes.data,
+        len(pages),
+        limit,
+        message,
+        len(message),
+    )
     check(status, message)
     size = c_uint64()
     traces = library().sass_traces(ctypes.byref(size))
@@ -128,12 +138,26 @@ def library() -> ctypes.CDLL:
     core.sass_hazards.argtypes = (c_void_p, c_int, c_int, c_char_p, c_int)
     core.sass_latencies.argtypes = (c_void_p, c_int, c_char_p, c_int)
     core.sass_run.argtypes = (
-        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
-    )  # fmt: skip
+        c_void_p,
+        POINTER(SassLaunch),
+        POINTER(c_uint64),
+        c_int,
+        c_uint64,
+        c_char_p,
+        c_int,
+    )
     core.sass_run_blocks.argtypes = (
-        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), POINTER(c_uint64), c_int, c_void_p, c_uint64, c_uint64,
-        c_char_p, c_int,
-    )  # fmt: skip
+        c_void_p,
+        POINTER(SassLaunch),
+        POINTER(c_uint64),
+        POINTER(c_uint64),
+        c_int,
+        c_void_p,
+        c_uint64,
+        c_uint64,
+        c_char_p,
+        c_int,
+    )
     core.sass_traces.argtypes = (POINTER(c_uint64),)
     core.sass_traces.restype = c_void_p
     core.sass_visits.argtypes = (POINTER(c_uint64),)

@@ -50,7 +50,7 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """along y and z"""
+        """Return the number of clusters along y and z."""
         return self.size[1] * self.size[2]
 
     @property
@@ -59,7 +59,7 @@ class Grid:
 
     @property
     def together(self) -> int:
-        """blocks of a cluster"""
+        """Return the number of blocks of a cluster."""
         return math.prod(self.width)
 
     @property

@@ -153,7 +153,7 @@ class Launch:
 
     @property
     def allocation_bytes(self) -> list[int]:
-        """By address."""
+        """Return the sizes of allocations in bytes, in order of address."""
         return [allocation.bytes for allocation in self.allocations]
 
     @property

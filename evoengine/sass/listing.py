@@ -35,6 +35,7 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _LABEL_OR_ADDRESS = re.compile(r"^(?:(?P<label>\.L_\w+):|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)", re.MULTILINE)
+_NEXT_SECTION = "\n//--"
 _FRAME_OR_ADDRESS = re.compile(
     r'^(?:\s*//## File "(?P<file>[^"\n]*)", line (?P<line>\d+)|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)', re.MULTILINE
 )
@@ -171,14 +172,14 @@ def instruction_mix(listing: str) -> dict[str, int]:
 
 def instructions(listing: str, entry: str) -> list[ListedInstruction]:
     """Return the instructions of the kernel `entry`, in order. Raises UsageError where it is not listed."""
-    return [_instruction(match) for match in _LINE.finditer(_section(listing, entry))]
+    return [_instruction(match) for match in _LINE.finditer(section(listing, entry))]
 
 
 def labels(listing: str, entry: str) -> dict[str, int]:
     """Return the branch targets of the kernel: label → address of the next instruction. Raises as `instructions`."""
     found: dict[str, int] = {}
     waiting: list[str] = []
-    for match in _LABEL_OR_ADDRESS.finditer(_section(listing, entry)):
+    for match in _LABEL_OR_ADDRESS.finditer(section(listing, entry)):
         if match["label"]:
             waiting.append(match["label"])
             continue
@@ -187,11 +188,12 @@ def labels(listing: str, entry: str) -> dict[str, int]:
     return found
 
 
-def _section(listing: str, entry: str) -> str:
-    found = re.search(rf"^\.text\.{re.escape(entry)}:$(.*?)(?=^//-+ |\Z)", listing, re.MULTILINE | re.DOTALL)
-    if found is None:
+def section(listing: str, entry: str) -> str:
+    """Return what a listing has of the kernel `entry`; UsageError where it has none."""
+    _, heading, behind = f"\n{listing}".partition(f"\n.text.{entry}:\n")
+    if not heading:
         raise UsageError(f"the listing has no kernel {entry}")
-    return found[1]
+    return behind.partition(_NEXT_SECTION)[0]
 
 
 def _instruction(match: re.Match[str]) -> ListedInstruction:

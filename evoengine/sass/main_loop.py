@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from evoengine.sass.listing import ListedInstruction, instructions, labels
 
-MIN_BESIDE = 0.2
-"""of a step's row maxima: so many at least stand before the wait for a product that runs beside them. The six binaries
-of FlashAttention-3 have 26 to 100 %; where the compiler moves the wait there are none"""
+MIN_OVERLAPPED_MAXIMA = 0.2
+"""minimum share of a step's row maxima that must precede the wait for an overlapping product. The six binaries of
+FlashAttention-3 have 26 to 100 %; where the compiler moves the wait there are none"""
 MAX_MOVED = 0.75
-"""R2UR of a step for each HGMMA: above it, addresses of operands are moved from vector registers at every step"""
+"""limit of a step's R2UR per HGMMA, beyond which operand addresses are moved from vector registers at every step"""
 WIDE_FENCES = ("MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "MEMBAR.ALL.SYS", "MEMBAR.SC.SYS", "MEMBAR.SC.VC", "MEMBAR.ALL.VC")
 
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
@@ -40,14 +40,14 @@ class MainLoop:
 
     @property
     def fences(self) -> Sequence[ListedInstruction]:
-        """Those that wait for all memory accesses of the thread to be seen beyond its block."""
+        """Return the instructions that wait until the thread's memory accesses are visible beyond its block."""
         return [i for i in self.step if i.opcode.startswith(WIDE_FENCES)]
 
     @property
-    def maxima_beside(self) -> tuple[int, int] | None:
-        """How many row maxima (FMNMX, VIMNMX) stand before the wait for a product left under way, of how many in all.
+    def overlapped_maxima(self) -> tuple[int, int] | None:
+        """Return the number of row maxima (FMNMX, VIMNMX) before the wait for a product in flight, and of all.
 
-        None where no product is left under way, or where there are no maxima: no softmax.
+        None where no product is left in flight, or where there are no maxima, and so no softmax.
         """
         maxima = [n for n, i in enumerate(self.step) if i.opcode.startswith(("FMNMX", "VIMNMX"))]
         left = next((n for n, i in enumerate(self.step) if _products_left(i)), None)
@@ -80,11 +80,11 @@ def why_slow(listing: str, entry: str) -> str | None:
                 f"{loop.fences[0].opcode} in the main loop: each step waits until the whole GPU sees the warp's memory "
                 "accesses; an mbarrier in another block of the cluster takes a plain arrive"
             )
-        beside = loop.maxima_beside
-        if beside is not None and beside[0] < MIN_BESIDE * beside[1]:
+        overlapped = loop.overlapped_maxima
+        if overlapped is not None and overlapped[0] < MIN_OVERLAPPED_MAXIMA * overlapped[1]:
             return (
-                f"the compiler waits for a product left under way before {beside[1] - beside[0]} of the {beside[1]} "
-                "row maxima that were to run beside it; a branch or a loop before the wait keeps it in its place"
+                f"the compiler waits for a product in flight before {overlapped[1] - overlapped[0]} of the "
+                f"{overlapped[1]} row maxima that should overlap it; a branch or a loop before the wait holds it there"
             )
         if loop.count("R2UR") > MAX_MOVED * loop.count("HGMMA"):
             return (

@@ -18,8 +18,8 @@ from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
 """warp instructions, over all clusters, within which their beginnings are surveyed"""
-MOST = 128
-"""number of surveyed clusters, adjacent in launch order"""
+FEWEST = 128
+"""number of surveyed clusters, adjacent in launch order; more of them where whole ones fit into SURVEYED"""
 WHOLE = 100_000
 """warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
@@ -35,7 +35,7 @@ def traffic_of(
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
     wave = max(1, min(at_once, grid.clusters))
-    surveyed = min(MOST, wave)
+    surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
     first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
@@ -61,20 +61,24 @@ def traffic_of(
     longest = min(work.mean, WHOLE)  # what the one that is run longer executes
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 
-    def found_again(share: np.ndarray, instructions: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def found_again(
+        share: np.ndarray, instructions: float, sweeps: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
 
-        The third result is the probability that they are still in the L2 afterwards.
+        The third result is the probability that they are still in the L2 afterwards, or, with `sweeps`, after as many
+        waves as load all of the allocation once.
         """
         loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
         between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
-        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(between, chip.l2_kept_bytes))
+        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.ones(sizes.shape)
+        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
 
     _, _, hit = found_again(kept, longest)
     share = hit * kept + (1 - hit) * beside
-    loads, stores, hit = found_again(share, work.mean)
+    loads, stores, hit = found_again(share, work.mean, sweeps=True)
     again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
     together = t["loaded_together"] / _at_least(t["loaded"])
     return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
@@ -83,9 +87,8 @@ def traffic_of(
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
-    The share of the surveyed blocks that do counts that block, too. The number grows with the wave as far as what its
-    blocks touch does not: where all read one row of B, all of a wave do; a stencil's blocks have as many neighbours in
-    any wave.
+    The share of the surveyed blocks that do counts that block, too. Of more blocks, more load the same as far as they
+    do not load more: where all read one row of B, all of a wave do; a stencil's have as many neighbors as before.
     """
     others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1)
     half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
@@ -108,15 +111,15 @@ def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
 def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
     """Return the share of local memory's traffic behind the L1 that the L2 cannot hold."""
     threads = chip.sms * resident * math.prod(launch.threads) * math.prod(launch.cluster)
-    return 1 - _hit(float(threads * launch.local_bytes), chip.l2_kept_bytes)
+    return 1 - float(_hit(np.array(threads * launch.local_bytes, float), chip.l2_kept_bytes))
 
 
-def _hit(between: float, capacity: float) -> float:
+def _hit(between: np.ndarray, capacity: float) -> np.ndarray:
     """Return the probability that the L2 still has data after `between` other bytes passed through it.
 
     Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
     """
-    return min(1.0, max(0.0, 2 * capacity / max(1.0, between) - 1))
+    return np.asarray(np.clip(2 * capacity / np.maximum(1.0, between) - 1, 0.0, 1.0))
 
 
 def _at_least(values: np.ndarray) -> np.ndarray:
@@ -130,7 +133,7 @@ def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return the power, 0…1, by which touched bytes grow with the blocks; 1 where half of them touch none."""
+    """Return by which power, 0…1, touched bytes grow with the number of blocks; 1 where half of them touch none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 

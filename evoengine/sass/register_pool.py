@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from evoengine.records import Binary, Source
-from evoengine.sass.listing import instructions
+from evoengine.sass.listing import section
 
 WARPGROUP = 128
 """threads"""
@@ -14,8 +14,8 @@ _ASKED = re.compile(r"USETMAXREG\.(?P<way>DEALLOC|TRY_ALLOC)\.CTAPOOL (?:UP\w+, 
 
 def why_stuck(binary: Binary, source: Source, producers: int) -> str | None:
     """Return why a block would wait for registers for ever, or None."""
-    asked = [_ASKED.search(i.text) for i in instructions(binary.listing, source.entry)]
-    counts = {way: [int(m["count"], 16) for m in asked if m and m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
+    asked = list(_ASKED.finditer(section(binary.listing, source.entry)))
+    counts = {way: [int(m["count"], 16) for m in asked if m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
     warpgroups, launched = source.launch.threads // WARPGROUP, -(-binary.registers // 8) * 8
     if not counts["TRY_ALLOC"] or not 0 < producers < warpgroups:
         return None

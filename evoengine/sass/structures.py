@@ -13,7 +13,7 @@ class SassAllocation(Structure):
     _fields_ = (
         ("address", c_uint64), ("bytes", c_uint64), ("data", c_void_p), ("period", c_uint64),
         ("writable", c_uint32), ("sparse", c_uint16), ("argument", c_uint16), ("name", c_char_p), ("written", c_void_p),
-    )  # fmt: skip
+    )  # fmt: skip # a table
 
 
 class SassLaunch(Structure):
@@ -23,4 +23,4 @@ class SassLaunch(Structure):
         ("arch", c_uint32), ("barriers", c_uint32), ("mbarriers", c_uint32),
         ("bank_count", c_uint32), ("allocation_count", c_uint32),
         ("banks", POINTER(SassBank)), ("allocations", POINTER(SassAllocation)), ("seed", c_uint64),
-    )  # fmt: skip
+    )  # fmt: skip # a table

@@ -51,7 +51,7 @@ def class_of(counts: Mapping[str, float], shares: Mapping[str, float]) -> str:
         return "wgmma with softmax" if counts["mufu"] > counts["tensor"] else "wgmma"
     if shares["dram"] > MEMORY_BOUND:
         return "memory"
-    return "mma.sync" if counts["hmma"] else "scalar"
+    return "mma.sync" if counts["hmma"] + counts["hmma_fp16"] else "scalar"
 
 
 @cache

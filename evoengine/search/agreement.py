@@ -71,7 +71,7 @@ def of_one_model(pairs: Sequence[Pair]) -> list[Pair]:
     return predicted or list(pairs)
 
 
-def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
+def rank_agreement(pairs: Sequence[tuple[float, float]]) -> Agreement:
     """Compute the agreement of (estimated, measured) pairs in which greater is faster."""
     if not pairs:
         return Agreement(0, None, None)

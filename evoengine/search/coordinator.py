@@ -20,7 +20,7 @@ from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind,
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.failures import Failures
-from evoengine.search.finals import FINALISTS, hold_finals, record_finals
+from evoengine.search.finals import FINALISTS, record_finals, submit_finals
 from evoengine.search.finishing import DISPLAYED_RANKS, Finisher, Lead
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
@@ -158,7 +158,7 @@ class Coordinator:
                 self._other_searches.poll()
                 awaited = self._in_flight() | (self._lookahead.in_flight if self._lookahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
-                with self.ledger.together():
+                with self.ledger.database.together():
                     for future in finished:
                         self._advance(future)
                 self._report_ended()
@@ -168,7 +168,7 @@ class Coordinator:
             if not self._stop:
                 self._finish_gate()
             if not self._stop:
-                self._hold_finals()
+                self._submit_finals()
             if self._stop and not self.progress.correct:
                 self._judge_lead_of_stopped()
         finally:
@@ -259,10 +259,10 @@ class Coordinator:
     def _fill(self) -> bool:
         """Start candidates while workers are free; return whether any may still be started."""
         while some := self._render_some():
-            with self.ledger.together():
+            with self.ledger.database.together():
                 begun = [self._begin(proposal, rendered) for proposal, rendered in some]
             # commit the rows first: a killed search must leave one for each candidate in flight
-            with self.ledger.together():
+            with self.ledger.database.together():
                 for claimed in filter(None, begun):
                     self._dispatch(*claimed)
             self._report_ended()
@@ -470,10 +470,10 @@ class Coordinator:
             self.progress.outcomes[before.outcome] -= 1
             self.progress.outcomes[outcome] += 1
 
-    def _hold_finals(self) -> None:
+    def _submit_finals(self) -> None:
         """Time the best candidates of the ledger against each other, if the evaluator times them."""
         s = self.setting
-        future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
+        future = submit_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
             return
         self.progress.stage = "timing the best against each other"

@@ -117,13 +117,13 @@ def end_of(result: Evaluation | Rejection) -> End:
         assert wrong.outcome is not None  # it refutes
         return End(wrong.outcome, judged.why_wrong, wrong.device, result.verdicts)
     if figure is None:
-        outcome, said = Outcome.UNRANKED, [NO_COST, result.unread, judged.alone]
+        outcome, said = Outcome.UNRANKED, [NO_COST, result.model_error, judged.alone]
     elif figure.suspect:
         outcome, said = Outcome.SUSPECT, [figure.suspect]
     elif not result.whole:
         outcome, said = Outcome.UNFINISHED, [NOT_FINISHED]
     else:
-        outcome, said = Outcome(str(figure.kind)), [result.unread, judged.alone, why_dropped(figure)]
+        outcome, said = Outcome(str(figure.kind)), [result.model_error, judged.alone, why_dropped(figure)]
     return End(outcome, "; ".join(filter(None, said)) or None, device, result.verdicts, figure)
 
 
@@ -214,12 +214,12 @@ class CpuEvaluator(Evaluator):
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
 
-        def whole_when_built() -> bool:
+        def whole_after_build() -> bool:
             if self._build:
                 self._build.wait()
             return whole
 
-        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_when_built))
+        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_after_build))
         return workers.submit(
             tasks.estimate_task,
             *arguments,
@@ -251,7 +251,7 @@ def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArgu
     return retry
 
 
-def one_runner(limits: WorkerLimits) -> Workers:
+def single_worker(limits: WorkerLimits) -> Workers:
     return WorkerPool(1, limits)
 
 
@@ -269,7 +269,7 @@ class GpuEvaluator(Evaluator):
         tasks: ModuleType = tasks,
         seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-        runners: Callable[[WorkerLimits], Workers] = one_runner,
+        runners: Callable[[WorkerLimits], Workers] = single_worker,
     ) -> None:
         """Create an evaluator that times on GPUs.
 
@@ -376,7 +376,7 @@ def make_evaluator(
     device: GpuDevice | None,
     seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-    runners: Callable[[WorkerLimits], Workers] = one_runner,
+    runners: Callable[[WorkerLimits], Workers] = single_worker,
     build: FirstBuild | None = None,
 ) -> Evaluator:
     """Return the evaluator for the GPU if there is one to time on.

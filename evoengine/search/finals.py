@@ -16,7 +16,7 @@ from evoengine.stages.statistics import SAME_WITHIN
 FINALISTS = 8
 
 
-def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future[Finals | Rejection] | None:
+def submit_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future[Finals | Rejection] | None:
     """Return a future of the finals among the ledger's best measured candidates; None if the evaluator times none."""
     best = ledger.best(problem, gpu, top=FINALISTS)
     measured = [c.trial for c in best if c.ranked_by.kind is Kind.MEASURED]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ POLL_SECONDS = 0.1
 
 def is_whole(verdicts: Sequence[Verdict]) -> bool:
     """Return whether both judges, of this gate's version, have judged a candidate to the end and none abstained."""
-    return len(_of_this_gate(verdicts)) == 2
+    return len(_current_verdicts(verdicts)) == 2
 
 
 def is_judged(verdicts: Sequence[Verdict]) -> bool:
@@ -56,13 +56,13 @@ def is_judged(verdicts: Sequence[Verdict]) -> bool:
     return judged.whole and judged.correct and any(not v.abstained for v in judged.verdicts)
 
 
-def _of_this_gate(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
+def _current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
     """Map each judge without a GPU to its last whole verdict."""
     own = (v for v in verdicts if v.device in (EXECUTOR, EMULATOR) and v.gate_version == GATE_VERSION)
     return {v.device: v for v in own if v.whole and not v.abstained}
 
 
-def judge_to_end(
+def judge_all_checks(
     judge: Evaluator,
     workers: Workers,
     target: Target,
@@ -78,7 +78,7 @@ def judge_to_end(
     return judge.finish(target, job, own, workers)
 
 
-def record_judged(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
+def record_verdicts(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
     """Record what the judges found, and return the outcome that the candidate has then.
 
     A candidate that they refute, or cannot judge, leaves the ranking.
@@ -146,7 +146,8 @@ class Finisher:
         alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
         said += dict.fromkeys(f"only one judge could run: {why}" for why in alone if why)
         if unjudged:
-            said.append(f"{unjudged} candidates are not ranked, as the gate was not finished for them in time")
+            who = "1 candidate is" if unjudged == 1 else f"{unjudged} candidates are"
+            said.append(f"{who} not ranked, as the gate was not finished in time")
         return said
 
     def finish_finalists(self, count: int) -> list[str]:
@@ -159,9 +160,11 @@ class Finisher:
         """Judge the trials of `wanted`, called again after each result; return results, and how many are left over."""
         judged: dict[int, Judged | Rejection] = {}
         in_flight: dict[Future[Judged | Rejection], Candidate] = {}
+        asked_after, left = -1, list[int]()
         while True:
-            begun = {candidate.trial for candidate in in_flight.values()}
-            left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
+            if asked_after != len(judged):  # reading the ledger takes as much as a poll's tenth of a second
+                begun = {candidate.trial for candidate in in_flight.values()}
+                asked_after, left = len(judged), [t for t in wanted() if self._is_open(t, judged, begun)]
             while left and len(in_flight) < self.workers.size and self.may_continue():
                 trial = left.pop(0)
                 begun_now = self.begin(trial)
@@ -178,8 +181,8 @@ class Finisher:
                 judged[candidate.trial] = future.result()
                 self.end(candidate, judged[candidate.trial])
 
-    def _is_whole(self, trial: int) -> bool:
-        return is_whole(self.ledger.verdicts(trial))
+    def _is_open(self, trial: int, judged: Container[int], begun: Container[int]) -> bool:
+        return trial not in judged and trial not in begun and not is_whole(self.ledger.verdicts(trial))
 
     def begin(self, trial: int) -> tuple[Future[Judged | Rejection], Candidate] | Rejection:
         """Submit what earlier verdicts leave open of a trial; a Rejection where there is no kernel to judge."""
@@ -192,7 +195,7 @@ class Finisher:
 
     def end(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """Record the result of a candidate that `begin` submitted."""
-        self.on_judged(candidate, record_judged(self.ledger, candidate, result))
+        self.on_judged(candidate, record_verdicts(self.ledger, candidate, result))
 
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
         seed = seed_for(self.seed, self.run, candidate.trial)
@@ -201,7 +204,7 @@ class Finisher:
         if space is None:
             self.spaces |= spaces_of(self.ledger, [candidate], self.target)
             space = self.spaces[candidate.run]
-        return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
+        return judge_all_checks(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
 
     def _displayed(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""
@@ -231,7 +234,7 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
     build_judges()  # before the judges' time limit starts
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
+        return judge_all_checks(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
     finally:
         workers.close()
 
@@ -251,5 +254,5 @@ def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
     if isinstance(result, Rejection):
         raise MachineError(f"trial {candidate.trial} cannot be judged here: {result.reason}")
     if candidate.imported_from is None or not result.correct:
-        record_judged(ledger, candidate, result)
+        record_verdicts(ledger, candidate, result)
     return result

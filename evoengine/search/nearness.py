@@ -22,7 +22,7 @@ def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> 
     """
     kernel = problem.partition(":")[0]
     alike = [other for other in others if other[0].partition(":")[0] == kernel]
-    return sorted(alike, key=lambda other: distance(problem, other[0]) + _between(gpu, other[1]))
+    return sorted(alike, key=lambda other: distance(problem, other[0]) + _gpu_distance(gpu, other[1]))
 
 
 def distance(problem: str, other: str) -> float:
@@ -36,10 +36,10 @@ def distance(problem: str, other: str) -> float:
     ours, theirs = one.variables(), two.variables()
     if ours.keys() != theirs.keys():
         return math.inf
-    return sum(_apart(ours[name], theirs[name]) for name in ours)
+    return sum(_size_distance(ours[name], theirs[name]) for name in ours)
 
 
-def _apart(one: object, two: object) -> float:
+def _size_distance(one: object, two: object) -> float:
     if one == two:
         return 0.0
     ours, theirs = _size(one), _size(two)
@@ -53,7 +53,7 @@ def _size(value: object) -> float | None:
     return float(value) if value > 0 else None
 
 
-def _between(gpu: Gpu, other: str) -> float:
+def _gpu_distance(gpu: Gpu, other: str) -> float:
     if other == gpu.key:
         return 0.0
     known = known_gpus().get(other)

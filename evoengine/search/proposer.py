@@ -140,7 +140,7 @@ class Proposer:
             proposal = self._ask()
             if self._accept(proposal):
                 return proposal
-        unseen = self._unseen()
+        unseen = self._untried_config()
         if unseen is None:
             return None
         self._enqueue([unseen], "random")
@@ -197,7 +197,7 @@ class Proposer:
         knob = next(k for k in self.space.knobs if k.name == name)
         return knob.values.index(value) if self._ordinal and knob.ordinal else value
 
-    def _unseen(self) -> Config | None:
+    def _untried_config(self) -> Config | None:
         for config in self.space.sample(self._rng, 32):
             if config_key(config) not in self._known:
                 return config

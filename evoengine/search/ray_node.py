@@ -19,8 +19,10 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, lock_device
 from evoengine.errors import EvoengineError
 from evoengine.records import Outcome
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
+from evoengine.stages.tasks import JUDGING
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,16 @@ class ActorActivity:
 
 
 class NodeWorker:
-    """A worker on a node; with `find_gpu` it holds that GPU exclusively, by a lock on its UUID."""
+    """A worker on a node; with `find_gpu` it holds that GPU exclusively, by a lock on its UUID.
+
+    Without, it begins to build the judges as it starts, if its node has none; tasks that need them wait for that, and
+    their time limits begin afterwards.
+    """
 
     def __init__(self, limits: WorkerLimits, find_gpu: Callable[[], GpuDevice] | None, label: str) -> None:
         self._limits, self._find_gpu, self._label = limits, find_gpu, label
         self._pool: WorkerPool | None = None
+        self._build: FirstBuild | None = None
         self._ready: ActorInfo | None = None
         self._lock = ExitStack()
         self._task: str | None = None
@@ -89,6 +96,8 @@ class NodeWorker:
             device = self._find_gpu()
             self._lock.enter_context(lock_device(device, print))
             limits = replace(limits, environment={**limits.environment, "CUDA_VISIBLE_DEVICES": device.uuid})
+        else:
+            self._build = FirstBuild(emulated=True)
         self._pool = WorkerPool(1, limits)
         self._ready = ActorInfo(ray.get_runtime_context().get_node_id(), platform.node(), __version__, device)
         return self._pool
@@ -100,6 +109,8 @@ class NodeWorker:
         self._task, self._since = getattr(task, "__name__", str(task)), time.monotonic()
         try:
             pool = self._start()
+            if self._build and task in JUDGING:
+                self._build.wait()
             before = pool.seconds_busy, pool.seconds_starting
             answer = self._answer(pool, task, on_crash, returns, seconds, args)
         except EvoengineError as error:

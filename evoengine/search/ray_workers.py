@@ -268,7 +268,7 @@ class RayWorkers:
                 continue
             if worker is None:
                 self._idle.put(None)
-                raise MachineError(self._why_none())
+                raise MachineError(self._why_no_worker())
             if worker.ready is None or worker.ready.node not in self._excluded:
                 return worker
             self._drop(worker, None)
@@ -283,7 +283,7 @@ class RayWorkers:
                 f"no worker of the cluster is up: its nodes have no room for one, or are starting it{gpus}; waiting"
             )
 
-    def _why_none(self) -> str:
+    def _why_no_worker(self) -> str:
         whys = list(dict.fromkeys(self._excluded.values()))
         return f"no node of the cluster is left to run on: {'; '.join(whys)}" if whys else "the workers are closed"
 

@@ -80,24 +80,24 @@ class RecordedSpace:
 
     def time(self, config: Config) -> float | None:
         """Return the time in ms; None if the configuration failed. Raises UsageError if it was not recorded."""
-        time = self.times[self._place(config)]
+        time = self.times[self._row_index(config)]
         return None if math.isnan(time) else float(time)
 
     def samples_of(self, config: Config) -> np.ndarray:
         """Return the samples behind `time`: float64 [m], ms, in the order of the file; empty if it has none."""
-        place = self._place(config)
+        place = self._row_index(config)
         return self.samples[self.ends[place - 1] if place else 0 : self.ends[place]]
 
     def reason(self, config: Config) -> str | None:
         """Return why a configuration failed; None if it did not."""
-        return self.reasons.get(self._place(config))
+        return self.reasons.get(self._row_index(config))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def contains(self, config: Config) -> bool:
         positions = [knob.index(config[knob.name]) if knob.name in config else -1 for knob in self.knobs]
-        return config.keys() <= self._conditional.keys() and tuple(positions) in self._places
+        return config.keys() <= self._conditional.keys() and tuple(positions) in self._row_indices
 
     def is_active(self, knob: Knob, config: Config) -> bool:
         """Return whether the recorded configurations that agree in all knobs before this one have the knob."""
@@ -139,11 +139,11 @@ class RecordedSpace:
         return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, conditional, strict=True)}
 
     @cached_property
-    def _places(self) -> dict[tuple[int, ...], int]:
+    def _row_indices(self) -> dict[tuple[int, ...], int]:
         return {tuple(row): i for i, row in enumerate(self.rows.tolist())}
 
-    def _place(self, config: Config) -> int:
-        place = self._places.get(tuple(self.encode(config).tolist()))
+    def _row_index(self, config: Config) -> int:
+        place = self._row_indices.get(tuple(self.encode(config).tolist()))
         if place is None:
             raise UsageError(f"{self.path}: {dict(config)} was not recorded; ask for a configuration of this space")
         return place

@@ -10,7 +10,7 @@ from pathlib import Path
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
-from evoengine.search.finals import FINALISTS, hold_finals, record_finals
+from evoengine.search.finals import FINALISTS, record_finals, submit_finals
 from evoengine.search.finishing import Finisher
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.recompile import with_machine_code
@@ -23,7 +23,7 @@ from evoengine.workloads.base import Target
 POLL_SECONDS = 0.1
 
 
-def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
+def unmeasured_candidates(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
     """Return the candidates of the last run's kernel that no GPU has timed and nothing refuted, each source once.
 
     The best prediction comes first, then estimates by formula, those without either last.
@@ -122,5 +122,5 @@ class Remeasurer:
             workers.close()
 
     def _finals(self) -> list[str]:
-        future = hold_finals(self._ledger, self._judge, str(self._target.problem), self._target.gpu.key)
+        future = submit_finals(self._ledger, self._judge, str(self._target.problem), self._target.gpu.key)
         return record_finals(self._ledger, self._run, future.result()) if future else []

@@ -185,7 +185,7 @@ class _Worker:
                 return pickle.loads(future.result(POLL_SECONDS))
             except TimeoutError:
                 if time.monotonic() > deadline:
-                    return self._too_late(seconds)
+                    return self._timeout_failure(seconds)
                 before, ended = ended, self._processes.ended
                 if before and not future.done():  # Pebble does not report a process that ended with exit code 0
                     how = self._processes.how_ended()
@@ -200,7 +200,7 @@ class _Worker:
             except Exception as error:
                 return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
 
-    def _too_late(self, seconds: float) -> Failure:
+    def _timeout_failure(self, seconds: float) -> Failure:
         """Return the failure for a task beyond its time limit.
 
         A process that was stopped by a signal did not reach the limit itself.
@@ -257,7 +257,7 @@ class WorkerPool:
         self._all.add(worker)
         return worker
 
-    def _new_with_patience(self) -> _Worker:
+    def _start_with_retries(self) -> _Worker:
         """Start a worker with retries, so that a short shortage of processes does not end a long search.
 
         Raises MachineError.
@@ -358,7 +358,7 @@ class WorkerPool:
                     raise UsageError(
                         "the main module of this program calls evoengine as it is imported, and each worker imports "
                         'it: put the call below `if __name__ == "__main__":`'
-                    ) from error
+                    ) from None
             time.sleep((1 + starts) * PAUSE_SECONDS if starts else 0.0)
             worker = self._replace(worker)
         unfit = why_unfit() or f"something on this machine kills them ({STARTS} in a row)"
@@ -382,9 +382,9 @@ class WorkerPool:
             if self._closed:
                 return worker
             self.replaced += 1
-            fresh, self._spare = self._spare or self._new_with_patience(), None
+            fresh, self._spare = self._spare or self._start_with_retries(), None
             if self._limits.spare:
-                self._spare = self._new_with_patience()
+                self._spare = self._start_with_retries()
         self.seconds_starting += time.monotonic() - start
         return fresh
 

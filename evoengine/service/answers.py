@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from evoengine.errors import NothingFound
-from evoengine.ledger.models import CandidateRow, MeasurementRow, RunRow, VerdictRow
+from evoengine.ledger.tables import CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.records import Outcome
 from evoengine.search.nearness import nearest_first
 from evoengine.search.targets import stored_gpu

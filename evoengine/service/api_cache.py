@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_models import CacheRow
+from evoengine.ledger.service_tables import CacheRow
 from evoengine.service.access import require
 from evoengine.service.lanes import turn
 from evoengine.service.state import state_of

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.ledger.models import CandidateRow
+from evoengine.ledger.tables import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
 from evoengine.sass.chip import why_unmodelled

@@ -87,9 +87,11 @@ class Client:
     environment names, by EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty one stands for none."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{printable(url)!r} is no address of a service; write http://HOST:PORT or https://HOST")
+            raise UsageError(
+                f"{printable(str(url))!r} is no address of a service; write http://HOST:PORT or https://HOST"
+            )
         if parts.username or parts.password:
             raise UsageError("the address of a service holds no login; a token goes into EVOENGINE_TOKEN")
         token = stated_token() if token is None else token

@@ -16,14 +16,14 @@ class Database(Ledger):
 
     def writing(self) -> AbstractContextManager[Session]:
         """Return a transaction that is committed at the end. Raises as a Ledger does."""
-        return self._writing()
+        return self.database.writing()
 
     def reading(self) -> AbstractContextManager[Session]:
-        return self._reading()
+        return self.database.reading()
 
     def twin(self) -> Database:
         """Return the same database with connections of its own, to be closed too."""
-        return Database(self._url, make_engine(self._url))
+        return Database(self.database.url, make_engine(self.database.url))
 
 
 def open_service(database: str | None, *, create: bool) -> Database:

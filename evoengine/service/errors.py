@@ -12,7 +12,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import did_you_mean
 from evoengine.service.jobs import TooMany
+from evoengine.service.requests import JobRequest
 from evoengine.untrusted import one_line
 
 RETRY_SECONDS = 10
@@ -60,4 +62,6 @@ def answer_errors(app: FastAPI) -> None:
 def sentence(found: Mapping[str, Any]) -> str:
     """Return an error of pydantic's in a line: the field, and what is wrong with it."""
     place = ".".join(str(part) for part in found["loc"] if part not in ("body", "query", "path"))
+    if found["type"] == "extra_forbidden":
+        return one_line(f"{place!r} is not a field of this request{did_you_mean(place, JobRequest.model_fields)}")
     return one_line(f"{place or 'the request'}: {found['msg']}")

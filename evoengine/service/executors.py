@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.gpu import known_gpus
 from evoengine.ledger.heartbeat import database_time, mark_killed
-from evoengine.ledger.models import HeartbeatRow
-from evoengine.ledger.service_models import ExecutorRow, JobRow
+from evoengine.ledger.service_tables import ExecutorRow, JobRow
+from evoengine.ledger.tables import HeartbeatRow
 from evoengine.service.database import Database
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_models import JobEventRow, JobRow
+from evoengine.ledger.service_tables import JobEventRow, JobRow
 from evoengine.service.database import Database
 
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_models import TokenRow
+from evoengine.ledger.service_tables import TokenRow
 from evoengine.service.database import Database
 
 PREFIX = "evo_"

@@ -26,7 +26,7 @@ class Knob:
 
     @cached_property
     def ordinal(self) -> bool:
-        """Whether the values are numbers in ascending order, so that neighbours in the list are neighbours in size."""
+        """Return whether the values are ascending numbers, so that neighbours in the list are neighbours in size."""
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
         return numbers and list(self.values) == sorted(self.values)
 
@@ -63,7 +63,7 @@ class LaunchRule:
 
     @property
     def kernels(self) -> tuple[LaunchRule, ...]:
-        """The rules of all kernels, in order."""
+        """Return the rules of all kernels, in order."""
         return self, *(rule for _, rule in self.then)
 
     @property

@@ -101,7 +101,7 @@ class _Reader:
     def read(self) -> Definition:
         for key in self.tables:
             if key not in _TABLES:
-                self._unknown(self._at("", key), key, _TABLES)
+                self._raise_unknown_key(self._at("", key), key, _TABLES)
         kernel = self.tables.get("kernel")
         if not isinstance(kernel, str) or not kernel:
             raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "NAME"')
@@ -143,7 +143,7 @@ class _Reader:
             raise UsageError(f"{self._at('', key)}: {key} must be written [[{key}]], once for each")
         return entries
 
-    def _unknown(self, where: str, key: str, known: Iterable[str]) -> None:
+    def _raise_unknown_key(self, where: str, key: str, known: Iterable[str]) -> None:
         raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{did_you_mean(key, known)}")
 
     # --- knobs
@@ -169,7 +169,7 @@ class _Reader:
         if isinstance(entry, dict):
             for key in entry:
                 if key not in ("values", "when", "default"):
-                    self._unknown(where, key, ("values", "when", "default"))
+                    self._raise_unknown_key(where, key, ("values", "when", "default"))
             if "when" in entry:
                 when = self._expression(entry["when"], where)
             default = entry.get("default")
@@ -260,7 +260,7 @@ class _Reader:
                     raise UsageError(f"{where}: let {name} has the name of {other}; rename one of the two")
                 lets[family][name] = self._expression(value, where)
         for family in self.families:
-            _refuse_circles(lets[""] | lets[family])
+            _check_acyclic(lets[""] | lets[family])
         return lets
 
     def _family(self, key: str, table: str) -> str:
@@ -279,7 +279,7 @@ class _Reader:
             where = self._at("constraint", "", i)
             for key in entry:
                 if key not in ("expr", "when", "why"):
-                    self._unknown(self._at("constraint", key, i), key, ("expr", "when", "why"))
+                    self._raise_unknown_key(self._at("constraint", key, i), key, ("expr", "when", "why"))
             if "expr" not in entry:
                 raise UsageError(f"{where}: the constraint has no expr; say what must hold")
             why = entry.get("why")
@@ -329,7 +329,7 @@ class _Reader:
     def _launch_rule(self, rule: Mapping[str, Any], header: str) -> LaunchRule:
         for key in rule:
             if key not in ("threads", "grid", "shared"):
-                self._unknown(self._at(header, key), key, ("threads", "grid", "shared"))
+                self._raise_unknown_key(self._at(header, key), key, ("threads", "grid", "shared"))
         for key in ("threads", "grid", "shared"):
             if key not in rule:
                 raise UsageError(f"{self._at(header)}: [{header}] has no {key}; it needs threads, grid and shared")
@@ -383,7 +383,7 @@ class _Reader:
         return tuple(starts)
 
 
-def _refuse_circles(lets: Mapping[str, Expression]) -> None:
+def _check_acyclic(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
         if name in dependencies(let, lets):
             raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")

@@ -181,7 +181,7 @@ class Enumerator:
         if knob.when is None:
             return np.ones(length, bool)
         active = np.zeros(length, bool)
-        active[self._where_holds(knob.when, rows, np.arange(length))] = True
+        active[self._rows_where_true(knob.when, rows, np.arange(length))] = True
         return active
 
     def _constrained(self, rows: Rows, level: int) -> Rows:
@@ -189,8 +189,8 @@ class Enumerator:
         for constraint in self.constraints_by_level[level]:
             applies = np.flatnonzero(keep)
             if constraint.when:
-                applies = self._where_holds(constraint.when, rows, applies)
-            applies = self._where_named(constraint.expr, rows, applies)
+                applies = self._rows_where_true(constraint.when, rows, applies)
+            applies = self._rows_with_active_knobs(constraint.expr, rows, applies)
             if not len(applies):
                 continue
             first, which = self._distinct_settings(constraint.expr, rows, applies)
@@ -202,14 +202,14 @@ class Enumerator:
                 keep[broken] = False
         return rows if keep.all() else _take_rows(rows, np.flatnonzero(keep))
 
-    def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
+    def _rows_with_active_knobs(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         """Return those of the rows `among` in which every knob named in the expression is active."""
         for name in sorted(self.family.knobs_in(expression) - {"family"}):
             column = rows[name]
             among = among[column[among] >= 0]
         return among
 
-    def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
+    def _rows_where_true(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         # by the same code as `contains`
         reached = self.family.knob_dependencies(when) - {"family"}
         knobs = [k for k in self.knobs if k.name in reached]

@@ -75,7 +75,7 @@ class SearchSpace:
         self.valid = int(self._ends[-1])
         self.empty_families = {n: _main_reason(e)[1] for n, e in self._enumerations.items() if not len(e)}
         if not self.valid:
-            raise UsageError(self._nothing_left())
+            raise UsageError(self._why_empty())
         self._check_rules()
         self.starts, self.dropped_starts = self._sorted_starts()
 
@@ -118,7 +118,7 @@ class SearchSpace:
             if points and family not in started:
                 places = rng.choice(len(enumeration), min(each, len(enumeration)), replace=False)
                 points += [(self._at(enumeration, int(i)), "random") for i in places]
-        return _in_turn(points)
+        return _round_robin(points)
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
         """Yield every valid configuration once, in the order of knobs and values."""
@@ -224,7 +224,7 @@ class SearchSpace:
             left = best if isinstance(left, slice) else left[best]
         return self._at(enumeration, int(left[0])) if isinstance(left, np.ndarray) else None
 
-    def _nothing_left(self) -> str:
+    def _why_empty(self) -> str:
         enumerations = self._enumerations.values()
         where, why = max((_main_reason(e) for e in enumerations), key=lambda reason: reason[2])[:2]
         return f"{where}: the constraints leave nothing for this problem and GPU; the one that removes the most: {why}"
@@ -256,7 +256,7 @@ class SearchSpace:
         return tuple(valid), tuple(dropped)
 
 
-def _in_turn(points: Sequence[tuple[Config, str]]) -> list[tuple[Config, str]]:
+def _round_robin(points: Sequence[tuple[Config, str]]) -> list[tuple[Config, str]]:
     """Reorder points to the first of each family, then the second of each, and so on.
 
     Thus even a short search tries every family.

@@ -30,7 +30,7 @@ class Where:
 
     @property
     def names(self) -> frozenset[str]:
-        """The knobs that it reads."""
+        """Return the names that the expression reads."""
         return self._expression.names
 
     def matches(self, config: Config) -> bool:

@@ -18,7 +18,7 @@ from evoengine.devices.base import (
     TensorArgument,
     TensorParameter,
     Tensors,
-)  # fmt: skip
+)
 from evoengine.records import Launch
 from evoengine.workloads.base import AnyWorkload, Inputs, Outputs, taken
 from evoengine.workloads.dtypes import TORCH_DTYPES
@@ -54,7 +54,7 @@ def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
 
 _NUMPY = {
     "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
-}  # fmt: skip
+}  # fmt: skip # a table
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:

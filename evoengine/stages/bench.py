@@ -18,7 +18,7 @@ from evoengine.devices.base import (
     TensorMapArgument,
     TensorParameter,
     launch_seconds,
-)  # fmt: skip
+)
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu

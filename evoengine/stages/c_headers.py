@@ -29,7 +29,7 @@ _MATH = (INCLUDE / "math.h").read_text("utf-8")
 _BY_C_NAME = {
     "assert": "", "float": _FLOATS, "limits": _LIMITS, "math": _MATH, "stdbool": "", "stddef": "",
     "stdint": _INTEGERS, "stdio": "", "stdlib": "", "string": "",
-}  # fmt: skip
+}  # fmt: skip # a table
 
 C_HEADERS = {f"{name}.h": text for name, text in _BY_C_NAME.items()} | {
     f"c{name}": text for name, text in _BY_C_NAME.items()

@@ -170,6 +170,8 @@ class Prepared:
         """
         found = run_sustained(
             lambda count: self._clock.queue_block(self._calls, count, self._name, self._batch),
-            estimate_us * self._batch, self._clock.read_sensors, gpu().now,
-        )  # fmt: skip
+            estimate_us * self._batch,
+            self._clock.read_sensors,
+            gpu().now,
+        )
         return replace(found, samples_us=tuple(us / self._batch for us in found.samples_us))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import numpy as np
 
@@ -79,3 +79,16 @@ def joined(first: Coverage | None, second: Coverage | None) -> Coverage | None:
     left = Counter(cell.partition(": ")[0] for cell in both)
     missing = tuple(cell for cell in first.missing if cell in both)
     return Coverage(first.cells, {kind: count - left[kind] for kind, count in first.cells.items()}, missing)
+
+
+def without_missing(coverage: Coverage | None, cells: Set[Cell]) -> Coverage | None:
+    """Return the coverage without those of its missing cells that are among `cells`."""
+    if coverage is None:
+        return None
+    names = set(map(str, cells)) & set(coverage.missing)
+    counts = Counter(name.partition(": ")[0] for name in names)
+    return Coverage(
+        {kind: count - counts[kind] for kind, count in coverage.cells.items()},
+        coverage.visited,
+        tuple(cell for cell in coverage.missing if cell not in names),
+    )

@@ -83,17 +83,25 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
     tflops = subject.target.flops / median / 1e6
     terms = {"peak_tflops_percent": 100 * tflops / subject.target.gpu.tensor_tflops, **_observed(found.readings)}
     return Measurement(
-        Kind.MEASURED, cuda_api.device_name(), tflops, median, found.samples_us, terms=terms,
-        suspect=above_roofline(tflops, 0.0, subject.target.gpu), policy=sustained_policy(subject.baseline.policy),
-    )  # fmt: skip
+        Kind.MEASURED,
+        cuda_api.device_name(),
+        tflops,
+        median,
+        found.samples_us,
+        terms=terms,
+        suspect=above_roofline(tflops, 0.0, subject.target.gpu),
+        policy=sustained_policy(subject.baseline.policy),
+    )
 
 
 def _why_dropped(rounds: Rounds, samples: list[float], incumbent: CompiledCandidate) -> dict[str, float]:
     """Return the terms that record why a candidate was clearly slower than the incumbent."""
     ratio = statistics.median(samples) / statistics.median(rounds.samples["incumbent"])
     return {
-        "dropped_after": float(len(samples)), "incumbent": float(incumbent.trial), "times_incumbent": ratio,
-    }  # fmt: skip
+        "dropped_after": float(len(samples)),
+        "incumbent": float(incumbent.trial),
+        "times_incumbent": ratio,
+    }
 
 
 def _observed(readings: list[Reading] | tuple[Reading, ...]) -> dict[str, float]:

@@ -3,9 +3,9 @@
 The executor runs its machine code, with the registers, addresses and descriptors that the compiler chose; the emulator
 runs its source text. Both name source lines. The executor comes first, for every candidate of an architecture that it
 can read. A candidate is judged in two steps: the short cases by one judge, and, where it may rank, the rest by both:
-long cases, and blocks of the problem itself. Those are run as machine code, which is the cheaper road, and by the
-emulator where the executor cannot judge. What is ranked near the top has passed both judges; where one cannot judge,
-the other judges alone, and the verdict says so.
+long cases, and blocks of the problem itself. The blocks, and cases that one judge suffices for, are run as machine
+code, which is the cheaper road, and by the emulator where the executor cannot judge. What is ranked near the top has
+passed both judges; where one cannot judge, the other judges alone, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from evoengine.devices.base import Executed, KernelFailure, Round, RunRounds
+import numpy as np
+
+from evoengine.devices.base import VISIT, Executed, KernelFailure, Round, RunRounds
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run_blocks, run_rounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
@@ -33,7 +35,7 @@ from evoengine.sass import core, rounds
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import require_arch
 from evoengine.sass.listing import listing_of
-from evoengine.stages.coverage import joined
+from evoengine.stages.coverage import joined, without_missing
 from evoengine.stages.full_size import RunBlocks, verify_blocks
 from evoengine.stages.source_lines import name_source_lines
 from evoengine.stages.verify import verify
@@ -136,6 +138,18 @@ def judge_rest(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, sho
     return verify_blocks(both, workload, plans.full, judge.run_blocks, seed + 2)
 
 
+def judge_second(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, short: Verdict) -> Verdict:
+    """Judge as `judge_rest` does what another judge has passed: without the cases that one judge suffices for.
+
+    The cells that only those visit are none of this verdict's.
+    """
+    once = [(case, launch) for case, launch in plans.long if case.once]
+    rest = Plans(plans.short, [(case, launch) for case, launch in plans.long if not case.once])
+    found = judge_rest(judge, workload, rest, seed, short)
+    elsewhere = {cell for case, launch in once for cell in workload.visited(case, launch, np.empty(0, VISIT))}
+    return replace(found, coverage=without_missing(found.coverage, elsewhere))
+
+
 def judge_whole(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int) -> Verdict:
     return judge_rest(judge, workload, plans, seed, judge_short(judge, workload, plans, seed))
 
@@ -178,19 +192,21 @@ class Judges:
         found: list[Verdict] = []
         for device in (EXECUTOR, EMULATOR):
             earlier = next((v for v in reversed(known) if v.device == device), None)
-            left = self._plans._replace(full=[]) if any(not v.abstained for v in found) else self._plans
-            found.append(earlier if earlier is not None and earlier.whole else self._to_the_end(device, earlier, left))
+            first = all(v.abstained for v in found)
+            found.append(earlier if earlier is not None and earlier.whole else self._to_the_end(device, earlier, first))
             if not found[-1].correct:
                 break
         return _judged(found)
 
-    def _to_the_end(self, device: str, earlier: Verdict | None, plans: Plans) -> Verdict:
+    def _to_the_end(self, device: str, earlier: Verdict | None, first: bool) -> Verdict:
         try:
             judge = self._prepare(device)
         except CannotJudge as error:
             return _abstention(device, error)
         short = earlier or self._short(judge)
-        return judge_rest(judge, self._workload, plans, self._seed, short)
+        if first:
+            return judge_rest(judge, self._workload, self._plans, self._seed, short)
+        return judge_second(judge, self._workload, self._plans, self._seed, short)
 
     def _prepare(self, device: str) -> Judge:
         if device == EMULATOR:

@@ -150,9 +150,12 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
     prepared = {name: _unless_failed(name, partial(bench.baseline, name, policy)) for name in estimates}
     timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
     rounds = run_rounds(
-        timed, np.random.default_rng(seed), lambda samples: _all_stopped(samples, policy), bench.clock.last_reading,
+        timed,
+        np.random.default_rng(seed),
+        lambda samples: _all_stopped(samples, policy),
+        bench.clock.last_reading,
         sleep=torch_gpu().rest,
-    )  # fmt: skip
+    )
     return make_baselines(target, policy, rounds)
 
 
@@ -181,16 +184,20 @@ def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, b
     try:
         prepared, timed, wrong = _finalists(bench, contenders, baseline.policy, seed)
         rounds = run_finals(
-            {**timed, **_beside(bench, baseline)}, list(timed), np.random.default_rng(seed), bench.clock.last_reading,
+            {**timed, **_beside(bench, baseline)},
+            list(timed),
+            np.random.default_rng(seed),
+            bench.clock.last_reading,
             torch_gpu().rest,
-        )  # fmt: skip
+        )
         wrong |= {int(name): reason for name, reason in rounds.wrong.items()}
         subject = Subject(target, baseline)
         figures = {int(n): make_figure(subject, rounds, n) for n in timed if n in rounds.samples}
         sustained = {
-            trial: found for trial, figure in figures.items()
+            trial: found
+            for trial, figure in figures.items()
             if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us)))
-        }  # fmt: skip
+        }
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error
     except CUDA_ERRORS as error:

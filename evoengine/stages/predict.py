@@ -43,15 +43,15 @@ class Estimated(NamedTuple):
 
     figure: Measurement | None
     """None where the model of the chip cannot read the binary and its family states no cost"""
-    unread: str | None = None
+    model_error: str | None = None
     """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
     @property
     def by_model(self) -> bool:
-        return self.figure is not None and self.unread is None
+        return self.figure is not None and self.model_error is None
 
 
-def why_unread(gpu: Gpu) -> str | None:
+def why_no_model(gpu: Gpu) -> str | None:
     """Return what is missing beside the executor for predictions on the GPU for any kernel; None if nothing is."""
     if unmodelled := why_unmodelled(gpu):
         return unmodelled
@@ -95,7 +95,7 @@ def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = Tr
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
     gpu = target.gpu
-    if missing := why_unread(gpu) or _why_unbuilt():
+    if missing := why_no_model(gpu) or _why_unbuilt():
         raise Unpredictable(missing)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
@@ -124,9 +124,13 @@ def _in_stream_order(predictions: Sequence[Prediction], roofline_us: float) -> P
         return max(roofline_us, sum(float(getattr(p, name)) for p in predictions))
 
     return replace(
-        max(predictions, key=lambda p: p.time_us), time_us=total("time_us"), low_us=total("low_us"),
-        high_us=total("high_us"), clocks=sum(p.clocks for p in predictions), roofline_us=roofline_us,
-    )  # fmt: skip
+        max(predictions, key=lambda p: p.time_us),
+        time_us=total("time_us"),
+        low_us=total("low_us"),
+        high_us=total("high_us"),
+        clocks=sum(p.clocks for p in predictions),
+        roofline_us=roofline_us,
+    )
 
 
 def _drawn(parameter: Parameter) -> DrawnArgument | Argument:

@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
     verdicts: tuple[Verdict, ...]
     figure: Measurement | None
     """None where a verdict refutes the candidate, or nothing tells how fast it is"""
-    unread: str | None = None
+    model_error: str | None = None
     """why its figure is the formula's and no prediction"""
     whole: bool = True
     """whether the gate was finished"""
@@ -72,9 +72,14 @@ def build_judges_task(emulated: bool) -> str:
 
 
 def estimate_task(
-    target: Target, contender: CompiledCandidate, plans: Plans, seed: int, cost: Mapping[str, float],
-    whole: bool, failed: str | None = None,
-) -> Evaluation | Rejection:  # fmt: skip
+    target: Target,
+    contender: CompiledCandidate,
+    plans: Plans,
+    seed: int,
+    cost: Mapping[str, float],
+    whole: bool,
+    failed: str | None = None,
+) -> Evaluation | Rejection:
     """Judge the short cases and predict the time; judge to the end where that is to be `whole`.
 
     Without a figure, and with one so near the ceiling of the chip that work may have been skipped, the candidate is
@@ -94,7 +99,7 @@ def estimate_task(
             judged = judges.judge_rest(judged.verdicts)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
-    return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.unread, judged.whole)
+    return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.model_error, judged.whole)
 
 
 def _near_ceiling(figure: Measurement) -> bool:
@@ -103,9 +108,13 @@ def _near_ceiling(figure: Measurement) -> bool:
 
 
 def finish_task(
-    workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, known: tuple[Verdict, ...],
+    workload: AnyWorkload,
+    contender: CompiledCandidate,
+    plans: Plans,
+    seed: int,
+    known: tuple[Verdict, ...],
     failed: str | None = None,
-) -> Judged | Rejection:  # fmt: skip
+) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open."""
     from evoengine.stages.gate import CannotJudge, Judges
 
@@ -122,6 +131,10 @@ def predict_task(
     if failed:
         return Estimated(figure_by_formula(target, contender, cost), f"the model failed: {failed}")
     return predict_figure(target, contender, cost)
+
+
+JUDGING = (estimate_task, finish_task, predict_task)
+"""tasks that need the executor, and some of them the emulator"""
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from evoengine.devices.base import (
     TensorArgument,
     TensorParameter,
     Tensors,
-)  # fmt: skip
+)
 from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
 from evoengine.stages.arguments import make_arguments, make_round, read_outputs
 from evoengine.stages.coverage import CoverageLog

@@ -17,6 +17,7 @@ from evoengine.search.identity import kernel_identity
 from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.setup import register_kernel, require_name
+from evoengine.workloads import stored_problem
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -65,7 +66,7 @@ def find_best(
     workload = register_kernel(Path(kernel)) if kernel is not None else None
     if workload is not None and problem is None:
         gpu, problem = ledger.last_target_of(workload.name, gpu)
-    gpu, problem = ledger.last_target(gpu, problem)
+    gpu, problem = ledger.last_target(gpu, None if problem is None else stored_problem(problem))
     if workload is not None:
         require_name(workload, problem)
     identity = None if workload is None else kernel_identity(workload)

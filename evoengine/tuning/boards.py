@@ -109,11 +109,11 @@ def _detect() -> Choice:
 
 def _nearest_board(device: GpuDevice) -> Choice:
     """Return the board of the same architecture with the nearest number of SMs; the default if there is none."""
-    here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
+    here = f"{device.name} (sm_{device.capability}) is here and gpus.toml does not list it"
     remedy = "--gpu-file describes it"
     alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]
     if not alike:
-        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor one of its architecture; {remedy}")
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor a GPU of its architecture; {remedy}")
     sms = device.limits.get("sms", 0)
     nearest = min(alike, key=lambda gpu: abs(gpu.sms - sms))
     why = f"{here}; peaks are those of this one, of the same architecture; {remedy}"

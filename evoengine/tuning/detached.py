@@ -81,9 +81,9 @@ class DetachedSearch:
                     f"the node {platform.node()} has no EVOENGINE_DB, which names the ledger of a detached search: set "
                     "it where Ray is started"
                 )
-            self._search = FleetSearch(self._options, self._say, finder=self._finder)
+            self._search = FleetSearch(self._options, self._report_line, finder=self._finder)
             for result in self._search.run_all(self._change):
-                self._say(_ended(result))
+                self._report_line(_ended(result))
         except EvoengineError as error:
             self._error = error
             self._begun.set()
@@ -91,7 +91,7 @@ class DetachedSearch:
             ray = import_ray()
             ray.kill(ray.get_actor(self._name, namespace=NAMESPACE))
 
-    def _say(self, line: str) -> None:
+    def _report_line(self, line: str) -> None:
         self._last = line
         print(line, flush=True)  # into Ray's log of the actor
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from evoengine.errors import NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
+from evoengine.ledger.maintenance import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
@@ -65,7 +66,7 @@ def export_trial(
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
     on_stage("reading the ledger")
-    ledger.require_proven(trial)
+    require_proven(ledger, trial)
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):
         why = f"it was imported, and its source does not compile here: {winner.reason}"
@@ -91,7 +92,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     Raises NothingFound if the trial is not known to be correct, if its machine code was refuted, or if it was imported
     and nothing here verified it.
     """
-    ledger.require_proven(trial)
+    require_proven(ledger, trial)
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
         ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))

@@ -16,6 +16,7 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
 from evoengine.ledger.runs import Device
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import Workers
 from evoengine.tuning.boards import Choice, choose_gpu
@@ -115,6 +116,10 @@ class Fleet:
             raise found
         device, described = found
         return device, described
+
+    def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
+        """Return None: the workers of each node build their judges as they start."""
+        return None
 
     def default_jobs(self, timed: bool) -> int:
         """Return one job per CPU, less one for each GPU that times."""

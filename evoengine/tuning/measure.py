@@ -14,9 +14,9 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
-from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
+from evoengine.search.agreement import Agreement, Pair, measured_pairs, of_one_model, rank_agreement
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.remeasure import Remeasurer, left_to_measure
+from evoengine.search.remeasure import Remeasurer, unmeasured_candidates
 from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
 from evoengine.tuning.boards import custom_definition
@@ -67,7 +67,7 @@ class MeasureRun:
         with open_ledger(self._db, create=False) as ledger:
             gpu, problem = ledger.last_target(self._gpu, self._problem)
             target = stored_target(ledger, problem, stored_gpu(ledger, gpu))
-            left = left_to_measure(ledger, problem, gpu)
+            left = unmeasured_candidates(ledger, problem, gpu)
             if not left:
                 raise NothingFound(
                     f"the ledger holds no correct candidate of {target} that is still to be measured: "
@@ -109,7 +109,7 @@ class MeasureRun:
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}
         pairs = [p for p in measured_pairs(ledger, problem, named.key) if (p.device, p.policy) in like]
-        agreement = agree([p.figures for p in of_one_model(pairs)])
+        agreement = rank_agreement([p.figures for p in of_one_model(pairs)])
         return MeasureResult(run, tuple(ledger.baselines(run)), tuple(best), tuple(pairs), agreement, tuple(notes))
 
 

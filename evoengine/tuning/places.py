@@ -10,11 +10,12 @@ from typing import Protocol
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
-from evoengine.search.evaluators import one_runner
+from evoengine.search.evaluators import single_worker
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import Workers
 from evoengine.tuning.boards import Choice, choose_gpu
-from evoengine.tuning.setup import Echo, choose_device, default_jobs, ledger_device, lock_gpu
+from evoengine.tuning.setup import Echo, begin_build, choose_device, default_jobs, ledger_device, lock_gpu
 
 
 class Place(Protocol):
@@ -23,6 +24,9 @@ class Place(Protocol):
 
     def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
         """Return the GPU that times, as setup.choose_device does."""
+
+    def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
+        """Begin to build the judges as setup.begin_build does; None if the workers do so themselves."""
 
     def default_jobs(self, timed: bool) -> int:
         """Return how many tasks run at once, not counting those on GPUs."""
@@ -47,6 +51,9 @@ class ThisMachine:
     def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
         return choose_device(requested, gpu, echo)
 
+    def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
+        return begin_build(emulated, echo)
+
     def default_jobs(self, timed: bool) -> int:
         return default_jobs(timed)
 
@@ -57,7 +64,7 @@ class ThisMachine:
         return ledger_device(timing)
 
     def runners(self, limits: WorkerLimits) -> Workers:
-        return one_runner(limits)
+        return single_worker(limits)
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
         return None

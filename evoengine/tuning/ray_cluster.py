@@ -144,7 +144,7 @@ def connected(address: str) -> Iterator[None]:
             ray.init(address, **given)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         raise MachineError(_why_not_connected(address, error)) from error
-    _be_quiet()
+    _silence_ray()
     try:
         with _watched_raylet():
             yield
@@ -242,7 +242,7 @@ def _why_not_connected(address: str, error: Exception) -> str:
     return f"the Ray cluster at {address} cannot be reached: {said}"
 
 
-def _be_quiet() -> None:
+def _silence_ray() -> None:
     """Suppress Ray's messages on nodes and actors.
 
     They go to stdout, which is for results; a search reports them itself.

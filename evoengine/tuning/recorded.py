@@ -71,11 +71,11 @@ class RecordedSearch:
         asked = SearchRequest(
             problem, gpu, named.name, digest, sampler, REPLAY_OBJECTIVE.name, trials, seconds, o.seed, conditions={}
         )
-        ledger.patience = Patience(echo)
+        ledger.database.patience = Patience(echo)
         begun = begin(ledger, asked, o.resume, echo, device=Device(f"recorded {gpu}"), space=named, seed=self._seed)
         run = self.number = begun.run
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {begun.seed}")
-        echo_left_out(space, echo)
+        echo_estimated_alone(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
         storage = optuna_storage(ledger.url)
@@ -102,6 +102,6 @@ class RecordedSearch:
         )
 
 
-def echo_left_out(space: RecordedSpace, echo: Echo) -> None:
+def echo_estimated_alone(space: RecordedSpace, echo: Echo) -> None:
     if space.estimated:
         echo(f"{space.estimated:,} more have an estimated time alone, and were left out")

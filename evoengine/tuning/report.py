@@ -16,6 +16,7 @@ from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.tuning.setup import Echo, silent
+from evoengine.workloads import stored_problem
 
 
 def write_report(
@@ -42,8 +43,8 @@ def write_report(
 def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent) -> tuple[Overview, str]:
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
-    gpu, problem = ledger.last_target(gpu, problem)
-    overview = ledger.overview(problem, gpu)
+    gpu, problem = ledger.last_target(gpu, None if problem is None else stored_problem(problem))
+    overview = ledger.lists.overview(problem, gpu)
     if not overview.total:
         raise NothingFound(
             f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"

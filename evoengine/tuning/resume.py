@@ -134,12 +134,10 @@ def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
         return
     done, spent = ledger.done(run.id), ledger.seconds_spent(run.id)
     if done >= asked.trials:
-        raise UsageError(
-            f"run {run.id} has done the {done} trials that it was asked for: --trials {2 * done} has it do {done} more"
-        )
+        raise UsageError(f"run {run.id} has completed its {done} trials: --trials {2 * done} runs {done} more")
     if asked.seconds is not None and spent >= asked.seconds:
-        more = f"--minutes {2 * spent / 60:.3g} gives it as much again"
-        raise UsageError(f"run {run.id} has taken the {spent / 60:.3g} minutes that it may: {more}")
+        more = f"--minutes {2 * spent / 60:.3g} gives it as long again"
+        raise UsageError(f"run {run.id} has used its {spent / 60:.3g} minutes: {more}")
 
 
 def begin(

@@ -39,7 +39,6 @@ from evoengine.tuning.places import Place, ThisMachine
 from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
-    begin_build,
     first_of_each_family,
     make_target,
     prepare_space,
@@ -186,7 +185,7 @@ class Search:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
         require_compilers(target.gpu, emulated=self._timing is None)
-        self._build = begin_build(self._timing is None, echo)
+        self._build = place.begin_build(self._timing is None, echo)
         self._renderer = Renderer()
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)
@@ -195,8 +194,7 @@ class Search:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
-            self._build.close()
-            self._renderer.close()
+            self._close()
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
         self._spent = 0.0
@@ -224,15 +222,19 @@ class Search:
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
-                ledger.patience = Patience(self._echo)
+                ledger.database.patience = Patience(self._echo)
                 # a search on a GPU needs no judge, and waits for the build only to know whether it can predict
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
                 with recording_failure(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._build:
             self._build.close()
-            self._renderer.close()
+        self._renderer.close()
 
     def _begin(self, ledger: Ledger, predicted: bool) -> int:
         """Return the number of the run, new or continued. `predicted` states whether the model supports the GPU."""

@@ -166,14 +166,14 @@ def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
 
 def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
     """Return what is missing for predictions on the GPU, after waiting for `build` if it is given."""
-    from evoengine.stages.predict import why_unread
+    from evoengine.stages.predict import why_no_model
 
     try:
         if build:
             build.wait()
     except MachineError as error:
         return str(error)
-    return why_unread(gpu)
+    return why_no_model(gpu)
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:

@@ -43,7 +43,9 @@ class Verified:
     """the result of the judges without a GPU, where they were asked for and there is a binary"""
 
     def __repr__(self) -> str:
-        return f"Verified({'correct' if self.correct else self.why_not!r}, seed {self.seed}: {self.candidate!r})"
+        c, ended = self.candidate, "correct" if self.correct else self.why_not
+        time = f", {c.measurement.kind} {c.measurement.compared_us:.4g} µs" if c.measurement else ""
+        return f"Verified({ended}{time}, seed {self.seed}: {c.problem} on {c.gpu}, {dict(c.config)})"
 
     @property
     def correct(self) -> bool:

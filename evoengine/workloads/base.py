@@ -67,6 +67,8 @@ class Case(Generic[P]):
     """the part of the problem's own extent that it covers, where all of it would take too long"""
     whole: P | None = None
     """the problem that is tuned, where its cells are known"""
+    once: bool = False
+    """whether one of the judges without a GPU suffices, as the text and the machine code made of it fail it alike"""
 
 
 AnyCase = Case[Any]

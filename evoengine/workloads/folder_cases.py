@@ -22,7 +22,7 @@ from evoengine.workloads.folder_extents import (
     part_of,
     with_equalities,
     work,
-)  # fmt: skip
+)
 from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
 MOST_SIZES = 8

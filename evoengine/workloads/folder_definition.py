@@ -109,7 +109,7 @@ class Definition:
 
     @property
     def all_parameters(self) -> tuple[str, ...]:
-        """Those of all kernels, each once, the first kernel's first."""
+        """Return the parameters of all kernels, each once, those of the first kernel first."""
         return tuple(dict.fromkeys(name for own in (self.parameters, *self.then.values()) for name in own))
 
     @property

@@ -23,7 +23,7 @@ from evoengine.workloads.folder_extents import (
     operations,
     part_of,
     small_problem,
-)  # fmt: skip
+)
 from evoengine.workloads.folder_space import size_rules
 
 LaunchOf = Callable[[FolderProblem], Launch]

@@ -17,7 +17,7 @@ from evoengine.devices.base import (
     ScratchParameter,
     TensorArgument,
     TensorParameter,
-)  # fmt: skip
+)
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.records import Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, Workload, WrittenPart, WrongBlock

@@ -27,12 +27,12 @@ from evoengine.workloads.folder_definition import (
     Item,
     NamedCase,
     Scratch,
-)  # fmt: skip
+)
 
 DTYPES = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int64", "int32": "int32",
     "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
-}  # fmt: skip
+}  # fmt: skip # a table
 """a dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are taken too"""
 _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     "uint8": (0, 255),
@@ -49,11 +49,11 @@ _KEYS = (
     "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "scratch", "reference",
     "workloads", "entry", "parameters", "kernels", "constants", "compile_time", "tolerance", "cases", "flops", "bytes",
     "space",
-)  # fmt: skip
+)  # fmt: skip # a table
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
     "uniform": ("low", "high"), "integers": ("low", "high"),
-}  # fmt: skip
+}  # fmt: skip # a table
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
 

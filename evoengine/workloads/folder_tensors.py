@@ -18,7 +18,7 @@ from evoengine.workloads.folder_reference import (
     run_as_is,
     run_in_float64,
     uses_numpy,
-)  # fmt: skip
+)
 
 BASELINE = "reference"
 MOST_INTEGER = 128

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import instant, torture
-from evoengine.ledger.models import CandidateRow, MeasurementRow
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import CandidateRow, MeasurementRow
 from evoengine.records import Outcome
 
 SIZE = 20
@@ -85,7 +85,7 @@ def test_nothing_is_wrong_with_a_run_that_was_cut_short_and_went_on(copied, tmp_
 
 
 def change(ledger, table, wanted, **values):
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         row = session.query(table).filter_by(**wanted).order_by(table.id.desc()).first()
         for name, value in values.items():
             setattr(row, name, value)

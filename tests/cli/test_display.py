@@ -16,7 +16,7 @@ from evoengine.cli.display import best_line, stdout
 from evoengine.cli.doctor import Finding, doctor_table
 from evoengine.cli.tables import Column, Table
 from evoengine.lineage import step
-from evoengine.records import Candidate, Kind, Outcome
+from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, Kind, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
 LONG = [f"{letter}_long_knob" for letter in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta")]
@@ -151,6 +151,13 @@ def test_pages_and_lineages_fit_the_terminal_too(lines, width):
     made = step(replace(SECOND, parents=(1234,)), {1234: RANKED})
     for shown in (candidate_page(RANKED), lineage([made]), cases(a_verdict(Outcome.INCORRECT))):
         assert max(map(cell_len, lines(shown, width))) <= width
+
+
+def test_what_was_judged_of_a_large_problem_is_said(lines):
+    case = CaseResult("full grid", "demo:rows=9", 1, True, 1e-4, 1e-5, 1e-3, part="33 of 2,048 blocks")
+    verdict = replace(a_verdict(), device=EXECUTOR, cases=(case,))
+    assert any("ok: 33 of 2,048 blocks" in line for line in lines(cases(verdict), 120))
+    assert str(Judged((verdict,))).endswith("on 1 cases; judged in part: full grid (33 of 2,048 blocks)")
 
 
 def test_wide_characters_keep_columns_in_line(lines):

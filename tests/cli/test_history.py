@@ -17,8 +17,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger import lists as history
 from evoengine.ledger.lists import Last, Wanted
-from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import CandidateRow
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
@@ -130,7 +130,7 @@ def many(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("many") / "evo.db"
     with open_ledger(str(file), create=True) as ledger:
         run = start_run(ledger)
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             for n in range(1, 121):
                 config = {"family": "mma" if n % 40 == 0 else "wmma", "n": n, "late": n} if n > 1 else {"first": True}
                 session.add(
@@ -175,10 +175,10 @@ def test_the_last_that_match_are_found_without_reading_the_others(many, monkeypa
     configs = history._configs
     monkeypatch.setattr(history, "_configs", lambda rows: read.append(len(rows)) or configs(rows))
     with open_ledger(str(many), create=False) as ledger:
-        last = ledger.last_matching(Wanted(condition=Where("family == 'wmma'")), 12)
+        last = ledger.lists.last_matching(Wanted(condition=Where("family == 'wmma'")), 12)
         assert last.trials == list(range(108, 120)) and last.earlier is None
         assert read == [10, 10]
-        assert ledger.last_matching(Wanted(condition=Where("n < 3")), 12) == Last([2], 0)
+        assert ledger.lists.last_matching(Wanted(condition=Where("n < 3")), 12) == Last([2], 0)
         assert sum(read) == 20 + 120
 
 

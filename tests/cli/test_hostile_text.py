@@ -19,10 +19,10 @@ from evoengine.cli.main import COMMANDS
 from evoengine.cli.show import show
 from evoengine.cli.tables import Column, Table
 from evoengine.ledger import chains
-from evoengine.ledger.models import Base
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base
 from evoengine.lineage import effects
 from evoengine.records import Profile
 from evoengine.text import markdown, plain, plain_lines
@@ -118,14 +118,14 @@ def hostile(tmp_path_factory) -> Path:
         add_ranked(ledger, run, a_figure(50.0), CONFIG | {"tile_m": 128}, FORGED, parents=(1,))
         add_ranked(ledger, start_run(ledger), a_figure(30.0), name="other")
         ledger.record_profile(2, Profile("tool", "device", {}, ()))
-        with ledger._engine.begin() as connection:
+        with ledger.database.engine.begin() as connection:
             for table in Base.metadata.sorted_tables:
                 own = {c.name: _hostile_value(c) for c in table.columns if _is_text(c) and table.name not in OF_SERVICE}
                 if own:
                     connection.execute(update(table).values(own))
             vouch(connection)
             chains.begin_all(connection, chains.WRITTEN)
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             rebuild(session)
     return file
 

@@ -25,6 +25,7 @@ from benchmarks import instant, torture
 from evoengine import kept_process
 from evoengine.errors import EvoengineError
 from evoengine.ledger import heartbeat
+from evoengine.ledger.maintenance import find_faults
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
@@ -117,7 +118,7 @@ def check_coordinator(folder: Path) -> Said:
             torture.check_run(ledger, run.id, NUMBERS, found)
         torture.check_evaluations(ledger, folder / "evaluated", found)
         torture.check_studies(ledger, found)
-        found.wrong += [fault.what for fault in ledger.faults(lambda stage: None)]
+        found.wrong += [fault.what for fault in find_faults(ledger, lambda stage: None)]
     torture.check_file(Path(database), found)
     return found.wrong
 

@@ -16,8 +16,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.database import back_up
-from evoengine.ledger.models import Base, Checked
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.tables import Base, Checked
 from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile
 from evoengine.text import spans
 from tests.support.exhaustive import each_nth

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import MachineError
 from evoengine.ledger import chains
+from evoengine.ledger.maintenance import find_faults, prune
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Baseline, Outcome, Profile
 from tests.ledger.frozen.freeze import FOLDER, thaw
@@ -41,7 +42,7 @@ def fill(ledger: Ledger) -> int:
 
 def faults(place: Path | str) -> list[str]:
     with open_ledger(str(place), create=False) as ledger:
-        return [fault.what for fault in ledger.faults(lambda stage: None)]
+        return [fault.what for fault in find_faults(ledger, lambda stage: None)]
 
 
 def change(path: Path, *statements: str) -> None:
@@ -57,7 +58,7 @@ def path(new_file) -> Path:
     path: Path = new_file("chained.db")
     with open_ledger(str(path), create=False) as ledger:
         fill(ledger)
-        assert [fault.what for fault in ledger.faults(lambda stage: None)] == []
+        assert [fault.what for fault in find_faults(ledger, lambda stage: None)] == []
     return path
 
 
@@ -138,7 +139,7 @@ def test_a_removal_is_noted(path):
 
 def test_a_prune_is_noted(path):
     with open_ledger(str(path), create=False) as ledger:
-        ledger.prune(0, None)
+        prune(ledger, 0, None)
     assert (faults(path), notes(path)) == ([], ["pruned"])
 
 
@@ -166,7 +167,7 @@ def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
     with open_ledger(str(path), create=False):
         pass
     assert set(notes(path)) == {chains.UPGRADED}
-    with open_ledger(str(path), create=False) as ledger, ledger._reading() as session:
+    with open_ledger(str(path), create=False) as ledger, ledger.database.reading() as session:
         assert list(chains.broken(session)) == []
     change(path, "DELETE FROM standings", "DELETE FROM measurements WHERE id = (SELECT max(id) FROM measurements)")
     assert "of the table measurements is not there any more: the chain of run" in found_by_opening(path)
@@ -175,7 +176,7 @@ def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
 def test_a_ledger_that_was_frozen_with_chains_keeps_them(tmp_path):
     path = tmp_path / "old.db"
     thaw(FOLDER / f"{WITH_CHAINS[0]}.sql.gz", path)
-    with open_ledger(str(path), create=False) as ledger, ledger._reading() as session:
+    with open_ledger(str(path), create=False) as ledger, ledger.database.reading() as session:
         assert list(chains.broken(session)) == []
     assert chains.UPGRADED not in notes(path)
 

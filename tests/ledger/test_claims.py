@@ -10,6 +10,7 @@ import pytest
 from evoengine.cli.main import main
 from evoengine.ledger import heartbeat
 from evoengine.ledger.claims import Claim
+from evoengine.ledger.maintenance import find_faults, mend
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from tests.ledger.test_processes import stand_still
@@ -162,7 +163,7 @@ def test_nor_is_that_of_one_that_was_under_way_when_its_search_was_killed_three_
     for _ in range(3):
         run = start_run(ledger)
         again, _ = ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), again, KEY, False)
-        ledger._fences.clear()
+        ledger.database._fences.clear()
         stand_still(ledger.place, run)
         ledger.look_for_killed()
     assert ledger.candidate(again).outcome is Outcome.CRASHED
@@ -182,12 +183,12 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
     )
     assert claim == Claim(first, True)
     ledger.take_over(other, first, second, timed=False)
-    (fault,) = ledger.faults(lambda stage: None)
+    (fault,) = find_faults(ledger, lambda stage: None)
     assert (fault.what, fault.mended) == (
         f"trials {first} to {second}: rejected because one process died, whoever had ended it", True,
     )  # fmt: skip
-    ledger.mend(lambda line: None)
-    assert ledger.faults(lambda stage: None) == []
+    mend(ledger, lambda line: None)
+    assert find_faults(ledger, lambda stage: None) == []
     assert [ledger.candidate(t).outcome for t in (first, second)] == [Outcome.KILLED] * 2
     assert ledger.candidate(first).reason == f"{DIED}: it did not die twice with nothing beside it"
     assert ledger.candidate(sound).outcome is Outcome.ESTIMATED

@@ -14,9 +14,9 @@ from alembic.script import ScriptDirectory
 from click.testing import CliRunner, Result
 
 from evoengine.cli.main import evoengine
-from evoengine.ledger.models import Base
 from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base
 from evoengine.records import Kind, Outcome
 from tests.ledger.frozen.freeze import FOLDER, GPU, INCORRECT, MEASURED, SLOWER, UNFINISHED, thaw
 from tests.support.exhaustive import more

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from evoengine.errors import MachineError
 from evoengine.ledger.check import INVARIANTS, violated
+from evoengine.ledger.maintenance import require_proven
 from evoengine.ledger.store import Ledger
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
@@ -52,7 +53,7 @@ def sound(ledger: Ledger) -> Ledger:
     ledger.record_source(double, a_source("kernel"))
     ledger.finish(double, Outcome.DUPLICATE, "renders the same source as trial 1", None, None)
     add_ranked(ledger, run, a_figure(10.0), name="kernel")
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.execute(text("UPDATE candidates SET taken_from = 1 WHERE id = 5"))
         vouch(session.connection())
     add_ranked(ledger, start_run(ledger), a_figure(9.0), name="third")
@@ -61,7 +62,7 @@ def sound(ledger: Ledger) -> Ledger:
 
 
 def broken(ledger: Ledger, trial: int | None = None) -> list[str]:
-    with ledger._reading() as session:
+    with ledger.database.reading() as session:
         return list(violated(session, trial))
 
 
@@ -73,7 +74,7 @@ def test_each_invariant_is_broken_here():
     ("holds", "change"), [(holds, change) for holds, changes in BREAKS.items() for change in changes]
 )
 def test_a_trial_that_breaks_it_is_named_and_not_exported(sound, holds, change):
-    with sound._writing() as session:
+    with sound.database.writing() as session:
         assert session.execute(text(change)).rowcount == 1
         vouch(session.connection())
     found = [said for said in broken(sound) if said.endswith(holds)]
@@ -81,11 +82,11 @@ def test_a_trial_that_breaks_it_is_named_and_not_exported(sound, holds, change):
     trial = int(found[0].split()[1])
     assert broken(sound, trial) != []
     with pytest.raises(MachineError, match=f"trial {trial} breaks what must hold"):
-        sound.require_proven(trial)
+        require_proven(sound, trial)
 
 
 def test_a_trial_whose_origin_is_not_there_is_named_unless_evoengine_removed_it(sound):
-    with sound._writing() as session:
+    with sound.database.writing() as session:
         session.execute(text("UPDATE candidates SET taken_from = 77 WHERE id = 5"))
         vouch(session.connection())
     assert broken(sound) == ["trial 5 took over the end of trial 77, which is not there and was not removed"]
@@ -94,7 +95,7 @@ def test_a_trial_whose_origin_is_not_there_is_named_unless_evoengine_removed_it(
 def test_a_removed_origin_is_no_fault(sound):
     later = start_run(sound)
     taken = add_ranked(sound, later, a_figure(10.0), name="kernel")
-    with sound._writing() as session:
+    with sound.database.writing() as session:
         session.execute(text(f"UPDATE candidates SET taken_from = 1 WHERE id = {taken}"))
         vouch(session.connection())
     for run in (1, 2, later):

@@ -17,10 +17,11 @@ from sqlalchemy import text
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.models import Base, CandidateRow, HeartbeatRow
+from evoengine.ledger.maintenance import prune
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.tables import Base, CandidateRow, HeartbeatRow
 from evoengine.records import Kind, Outcome
 from tests.ledger.frozen.freeze import FOLDER, thaw
 from tests.support.exhaustive import more
@@ -200,8 +201,8 @@ def test_what_follows_from_the_rest_is_repaired(searched, change, named):
 def test_a_run_whose_process_is_gone_is_marked_as_killed(searched):
     run = start_run(searched)
     assert call(searched.place, "check")[0] == 0  # it lives
-    searched._heart.stop()
-    with searched._writing() as session:
+    searched.database._heart.stop()
+    with searched.database.writing() as session:
         session.get_one(HeartbeatRow, run).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 5)
     code, said = call(searched.place, "check", "--repair")
     assert (code, f"run {run} is said to be running" in said) == (0, True), said
@@ -270,7 +271,7 @@ def test_losers_lose_sources_and_machine_code_and_nothing_else(searched):
 
 def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched):
     key = (a_source("kernel1").sha256, a_binary().options, a_binary().arch, a_binary().compiler)
-    searched.prune(1, None)
+    prune(searched, 1, None)
     assert searched.find_binary(*key) is None
     trial = searched.add_candidate(start_run(searched), PROBLEM, GPU, CONFIG, (), None)
     searched.record_source(trial, a_source("kernel1"))
@@ -280,7 +281,7 @@ def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched
 
 
 def test_runs_that_go_on_and_recent_trials_keep_theirs(searched):
-    with searched._writing() as session:
+    with searched.database.writing() as session:
         session.execute(text("UPDATE candidates SET finished_at = datetime(finished_at, '-9 days') WHERE id = 1"))
         vouch(session.connection(), CandidateRow)
     assert "took out 1 sources" in call(searched.place, "prune", "--keep", "1", "--older-than", "7", "--yes")[1]

@@ -12,10 +12,10 @@ from alembic import command
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 from evoengine.ledger.database import make_engine, parse_url
-from evoengine.ledger.models import Base
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.schema import alembic_config, upgrade
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base
 from evoengine.records import UNKNOWN_POLICY, Kind
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
 from tests.support.ledger_schema import made_both_ways, schema

@@ -77,7 +77,7 @@ def test_a_new_ledger_is_made_by_path_or_url(tmp_path):
 
 
 def test_a_ledger_runs_in_wal_mode_with_foreign_keys(ledger):
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() for pragma in pragmas]
     assert found == ["wal", 1, 1, 200]

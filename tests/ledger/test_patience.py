@@ -51,7 +51,7 @@ def test_a_search_waits_for_who_locked_the_file_and_says_so_once(busy):
         said.append(line)
         let_go.set()
 
-    ledger.patience = Patience(note)
+    ledger.database.patience = Patience(note)
     ledger.finish(trial, Outcome.ESTIMATED, None, 0.25, "emulator", (a_verdict(),), a_figure(4.0))
     assert ledger.measurements(trial) == [a_figure(4.0)]
     waits, goes_on = said
@@ -62,7 +62,7 @@ def test_a_search_waits_for_who_locked_the_file_and_says_so_once(busy):
 def test_it_does_not_wait_for_ever(busy, monkeypatch):
     ledger, trial, _ = busy
     monkeypatch.setattr(patience, "WAIT_SECONDS", 0.2)
-    ledger.patience = Patience(lambda line: None)
+    ledger.database.patience = Patience(lambda line: None)
     with pytest.raises(Unavailable, match="has been locked by another writer"):
         ledger.record_verdict(trial, a_verdict())
 
@@ -75,7 +75,7 @@ def test_without_patience_who_asks_is_told_at_once(busy):
 
 def test_nobody_waits_for_a_ledger_that_was_deleted(ledger):
     run, said = start_run(ledger), []
-    ledger.patience = Patience(said.append)
+    ledger.database.patience = Patience(said.append)
     os.remove(ledger.place)
     with pytest.raises(MachineError, match="was deleted while it was in use"):
         ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)

@@ -24,10 +24,11 @@ from evoengine.ledger import heartbeat
 from evoengine.ledger import transactions as commits
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.lists import Last, Wanted
-from evoengine.ledger.models import Base, HeartbeatRow
+from evoengine.ledger.maintenance import find_faults
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
@@ -124,7 +125,7 @@ def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(
         trial = paused.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
         start_run(other)
         assert other.candidate(trial).outcome is None  # the first one beats
-        with other._writing() as session:
+        with other.database.writing() as session:
             session.get_one(HeartbeatRow, first).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 1)
         start_run(other)
         assert [r.status for r in other.runs()] == [KILLED, RUNNING, RUNNING]
@@ -136,7 +137,7 @@ def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(
 def test_a_damaged_value_is_named(database):
     with open_ledger(database, create=True) as ledger:
         trial = add_ranked(ledger, start_run(ledger), a_figure(42.0))
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             session.execute(text("UPDATE measurements SET median_us = median_us + 1"))
         for read in (lambda: ledger.candidate(trial), lambda: ledger.best(PROBLEM, GPU, 1)):
             with pytest.raises(MachineError, match="row 1 of the table measurements is not what was"):
@@ -186,26 +187,26 @@ def test_the_last_trials_are_found_by_what_they_are_and_by_their_knobs(database)
         trials = list(ledger.trials())
         matching = [t.trial for t in trials if t.config["family"] == "mma" and t.outcome is None]
         wanted = Wanted(gpu=GPU, outcomes=(PENDING,), families=("mma",))
-        assert ledger.matching(wanted) == matching != []
-        last = ledger.last_matching(Wanted(condition=Where("vector >= 2")), 3)
+        assert ledger.lists.matching(wanted) == matching != []
+        last = ledger.lists.last_matching(Wanted(condition=Where("vector >= 2")), 3)
         assert last == Last([t.trial for t in trials if t.config["vector"] >= 2][-3:], None)
-        assert ledger.last_matching(Wanted(), 5).earlier == len(trials) - 5
-        assert ledger.missing_knobs(Wanted(), ("vector", "vectr")) == (["vectr"], ["family", "n", "vector"])
-        outcomes, families = ledger.endings(Wanted())
+        assert ledger.lists.last_matching(Wanted(), 5).earlier == len(trials) - 5
+        assert ledger.lists.missing_knobs(Wanted(), ("vector", "vectr")) == (["vectr"], ["family", "n", "vector"])
+        outcomes, families = ledger.lists.endings(Wanted())
         assert (sum(outcomes.values()), families) == (len(trials), ["mma", "wmma"])
-        assert [t.trial for t in ledger.listed(matching)] == matching
+        assert [t.trial for t in ledger.lists.listed(matching)] == matching
 
 
 def test_runs_are_compared_and_a_page_of_charts_is_written(database, tmp_path):
     with open_ledger(database, create=True) as ledger:
         fill(ledger, 2)
         trials = list(ledger.trials())
-        found = ledger.comparison(1, 2)
+        found = ledger.lists.comparison(1, 2)
         assert sum(found.trials) == len(trials) and found.comparable and found.standings
-        overview = ledger.overview(PROBLEM, GPU)
+        overview = ledger.lists.overview(PROBLEM, GPU)
         assert overview.total == sum(overview.outcomes.values()) == len(trials) == len(overview.trials)
         assert overview.finalists and set(overview.cases) == {"ragged"}
-        assert ledger.effects(PROBLEM, GPU).ranked == sum(bool(t.outcome and t.outcome.ranked) for t in trials)
+        assert ledger.lists.effects(PROBLEM, GPU).ranked == sum(bool(t.outcome and t.outcome.ranked) for t in trials)
     write_report(tmp_path / "report.html", db=database)
     assert "<h2>Finalists</h2>" in (tmp_path / "report.html").read_text()
 
@@ -227,7 +228,7 @@ def test_a_search_waits_for_a_server_that_restarts_and_says_so_once(server, data
     with open_ledger(database, create=True) as ledger:
         run = start_run(ledger)
         first = add_ranked(ledger, run, a_figure(1.0), name="before")
-        ledger.patience = Patience(said.append)
+        ledger.database.patience = Patience(said.append)
         server.stop()
         back = threading.Timer(1.5, server.start)
         back.start()
@@ -254,7 +255,7 @@ def test_who_has_no_patience_is_told_at_once(server, database):
 def test_a_transaction_whose_connection_is_lost_while_it_is_committed_is_made_once(server, database, monkeypatch, made):
     """The connection is lost before or after the server has got the word."""
     with open_ledger(database, create=True) as ledger:
-        ledger.patience = Patience(lambda line: None)
+        ledger.database.patience = Patience(lambda line: None)
         trial = ledger.add_candidate(start_run(ledger), PROBLEM, GPU, CONFIG, (), None)
         commit, lost = PGDialect_psycopg.do_commit, []
 
@@ -318,7 +319,7 @@ def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(dat
     copy_ledger(tmp_path / "made.db", database)
     with open_ledger(str(tmp_path / "made.db"), create=False) as file, open_ledger(database, create=False) as server:
         assert [c.to_json() for c in server.candidates()] == [c.to_json() for c in file.candidates()]
-        assert server.faults(lambda stage: None) == []
+        assert find_faults(server, lambda stage: None) == []
         run = start_run(server)
         assert server.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) == 61
 
@@ -333,12 +334,12 @@ def ledger(database):
 
 
 def noted(ledger, own):
-    with ledger._engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         return own.note(connection)
 
 
 def asked(ledger, mark):
-    with ledger._engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         return was_made(connection, mark)
 
 
@@ -346,7 +347,7 @@ def test_one_that_was_committed_was_made_and_one_that_was_taken_back_was_not(led
     own = Commits()
     first = noted(ledger, own)
     assert asked(ledger, first)
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         second = own.note(connection)
         connection.rollback()
     assert asked(ledger, second) is False and asked(ledger, first)
@@ -356,10 +357,10 @@ def test_one_that_was_committed_was_made_and_one_that_was_taken_back_was_not(led
 
 def test_one_that_was_lost_was_not_made_whatever_others_commit_after_it(ledger):
     own, other = Commits(), Commits()
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         mark = own.note(connection)
         process = connection.scalar(text("SELECT pg_backend_pid()"))
-        with ledger._engine.connect() as killer:
+        with ledger.database.engine.connect() as killer:
             killer.execute(text("SELECT pg_terminate_backend(:process)"), {"process": process})
         connection.invalidate()
     for _ in range(3):
@@ -370,30 +371,30 @@ def test_one_that_was_lost_was_not_made_whatever_others_commit_after_it(ledger):
 def test_one_that_is_still_under_way_is_neither_yet_and_a_search_waits_for_it(ledger, monkeypatch):
     monkeypatch.setattr(commits, "_WAIT", text("SET LOCAL lock_timeout = '200ms'"))
     own = Commits()
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         mark = own.note(connection)
         assert asked(ledger, mark) is None
         with pytest.raises(Unavailable, match="is still at the last transaction"):
-            ledger._was_made(mark)()
+            ledger.database._was_made(mark)()
         connection.commit()
-    assert ledger._was_made(mark)() is True
+    assert ledger.database._was_made(mark)() is True
 
 
 def test_marks_of_a_week_ago_go_when_another_writer_comes(ledger):
     old, new = Commits(), Commits()
     noted(ledger, old)
-    with ledger._engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         connection.execute(text("UPDATE commits SET at = at - INTERVAL '8 days'"))
     mark = noted(ledger, new)
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         assert connection.scalars(text("SELECT writer FROM commits")).all() == [mark[0]]
 
 
 def test_a_deleted_row_is_named(database):
     with open_ledger(database, create=True) as ledger:
         add_ranked(ledger, start_run(ledger), a_figure(42.0))
-        assert ledger.faults(lambda stage: None) == []
-        with ledger._writing() as session:
+        assert find_faults(ledger, lambda stage: None) == []
+        with ledger.database.writing() as session:
             session.execute(text("DELETE FROM verdicts"))
-        fault, *_ = ledger.faults(lambda stage: None)
+        fault, *_ = find_faults(ledger, lambda stage: None)
         assert fault.what == "row 1 of the table verdicts is not there any more: the chain of run 1 notes it"

@@ -21,10 +21,10 @@ from filelock import FileLock
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS, RETRIES, WHY_CRASHED, WHY_KILLED
-from evoengine.ledger.models import HeartbeatRow, RunRow
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import HeartbeatRow, RunRow
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_source, start_run
 from tests.support.waiting import wait_for
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_for
 WRITER = """
 import sys
 from datetime import UTC, datetime
-from evoengine.ledger.models import VerdictRow
+from evoengine.ledger.tables import VerdictRow
 from evoengine.ledger.rows import verdict_values
 from evoengine.ledger.store import open_ledger
 from tests.support.ledger_examples import *
@@ -60,7 +60,7 @@ trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation")
 ledger.record_source(trial, a_source("second"))
 ledger.record_binary(trial, a_source("second"), a_binary())
 print("committed", flush=True)
-with ledger._writing() as session:
+with ledger.database.writing() as session:
     session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **verdict_values(a_verdict())))
     session.flush()
     print("under way", flush=True)
@@ -163,14 +163,14 @@ def finished_as_others_see_it(path: Path) -> int:
 
 def test_a_write_holds_others_off_from_its_beginning(ledger):
     """SQLite would refuse it at once, whatever the busy timeout, had another written after its first read."""
-    with ledger._writing() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
+    with ledger.database.writing() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
         session.connection()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("DELETE FROM devices")
 
 
 def test_reading_holds_nobody_off(ledger):
-    with ledger._reading() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
+    with ledger.database.reading() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
         session.connection()
         other.execute("DELETE FROM devices")
         other.rollback()
@@ -213,7 +213,7 @@ def test_what_was_tried_again_is_not_left(killed):
 
 def kill(ledger, run):
     """As if the process had ended without a word."""
-    ledger._fences.clear()
+    ledger.database._fences.clear()
     stand_still(ledger.place, run)
     ledger.look_for_killed()
 
@@ -251,7 +251,7 @@ def test_only_one_of_two_processes_goes_on_with_a_run(ledger):
 
 def test_the_time_that_a_runs_processes_took_adds_up(ledger):
     run = start_run(ledger)
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.get_one(HeartbeatRow, run).began_at -= timedelta(seconds=40)
     ledger.finish_run(run, "interrupted")
     assert 40 <= ledger.resume_run(run, 60, None) < 100
@@ -302,7 +302,7 @@ def test_a_running_search_beats_until_it_ends(ledger, monkeypatch):
 def test_a_run_lives_by_its_beats_whatever_its_host_and_process_are_called(ledger, at_once):
     """In containers the host has another name, or process 1 of both is a search."""
     run = start_run(ledger)
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         row = session.get_one(RunRow, run)
         row.host, row.pid = "another.host", 2**22 + 1
     start_run(ledger)
@@ -343,7 +343,7 @@ def test_a_run_that_beats_again_while_somebody_looks_is_not_killed(ledger, monke
     stand_still(ledger.place, run)
     with closing(open_ledger(ledger.place, create=False)) as other:
         assert other.look_for_killed() == [run]
-        ledger._beat()
+        ledger.database._beat()
         monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
         assert other.look_for_killed() == []
         assert other.runs()[0].status == RUNNING

@@ -67,7 +67,7 @@ def write(ledger: Ledger, figures: list[Figure]) -> None:
 
 def order(ledger: Ledger, run: int | None = None) -> list[int]:
     """Return the ranking as it was kept up to date, which has to be the one that is made anew."""
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         check_standings(session)
         kept = read_order(session, PROBLEM, GPU, 99, run)
         rebuild(session)
@@ -247,7 +247,7 @@ def test_a_standing_that_does_not_follow_from_the_figures_is_named(ledger, monke
     for tflops in (1.0, 2.0):
         add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), name=f"kernel{tflops}")
     add_ranked(ledger, run, a_figure(3.0))
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.execute(text(change))
     with pytest.raises(MachineError, match="is damaged: [a-z_]* of row . of the table standings"):
         open_ledger(ledger.place, create=False)
@@ -263,11 +263,11 @@ def test_a_large_ledger_is_looked_through_where_its_rows_are_read(ledger, monkey
         "candidates SET config_key = 'other' WHERE id = 2": "row 2 of the table candidates",
     }
     for change, named in changes.items():
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             session.execute(text(f"UPDATE {change}"))
         with open_ledger(ledger.place, create=False) as opened, pytest.raises(MachineError, match=named):
             opened.best(PROBLEM, GPU, 2)
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             session.execute(text("UPDATE measurements SET median_us = 25300.0 * 42.5 WHERE candidate_id = 1"))
             session.execute(text("UPDATE candidates SET config_key = (SELECT config_key FROM candidates WHERE id = 1)"))
             rebuild(session)

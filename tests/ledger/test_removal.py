@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import UsageError
-from evoengine.ledger.models import Base
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.tables import Base
 from evoengine.records import Baseline, Kind, Profile
 from tests.support.ledger_examples import DOMAINS, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
 
@@ -18,7 +18,7 @@ OURS = [table for table in Base.metadata.tables if table not in OF_NO_RUN]
 
 
 def rows(ledger: Ledger, *tables: str) -> dict[str, int]:
-    with ledger._reading() as session:
+    with ledger.database.reading() as session:
         return {name: session.scalar(text(f"SELECT count(*) FROM {name}")) for name in tables}
 
 
@@ -53,7 +53,7 @@ def test_what_another_run_uses_stays(ledger):
         "sources": 2, "binaries": 2, "runs": 1, "baselines": 1,
     }  # fmt: skip
     assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == kept[::-1]
-    with ledger._reading() as session:
+    with ledger.database.reading() as session:
         assert session.execute(text("PRAGMA foreign_key_check")).all() == []
 
 

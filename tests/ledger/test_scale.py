@@ -108,7 +108,9 @@ def test_candidates_that_are_loaded_whole_are_seen(files):
 def heavy(ledger: Ledger, read: Callable[[], object]) -> list[str]:
     """Which columns that no list shows are selected."""
     asked: list[str] = []
-    event.listen(ledger._engine, "before_cursor_execute", lambda c, cursor, statement, *_: asked.append(statement))
+    event.listen(
+        ledger.database.engine, "before_cursor_execute", lambda c, cursor, statement, *_: asked.append(statement)
+    )
     read()
     return [column for column in HEAVY if any(column in statement for statement in asked)]
 
@@ -151,7 +153,7 @@ def test_the_last_trials_are_read_without_those_before(files, monkeypatch):
     with open_ledger(str(files[FEW]), create=False) as ledger:
         assert [t.trial for t in ledger.trials(newest_first=True)] == list(range(FEW, 0, -1))
         read: list[int] = []
-        event.listen(ledger._engine, "before_cursor_execute", lambda *args: read.append(1))
+        event.listen(ledger.database.engine, "before_cursor_execute", lambda *args: read.append(1))
         assert [t.trial for t in islice(ledger.trials(newest_first=True), 7)] == list(range(FEW, FEW - 7, -1))
         assert len(read) < 5
 
@@ -174,7 +176,7 @@ def test_a_trial_that_was_given_another_ones_binary_is_damaged(new_file):
     with open_ledger(str(new_file("swapped.db")), create=False) as ledger:
         run = start_run(ledger)
         first, second = (add_ranked(ledger, run, a_figure(1.0), name=name) for name in ("one", "two"))
-        with ledger._writing() as session:
+        with ledger.database.writing() as session:
             session.execute(text(f"UPDATE candidates SET binary_id = 1 WHERE id = {second}"))
         with pytest.raises(MachineError, match=f"row {second} of the table candidates"):
             list(ledger.trials(resources=True))
@@ -201,12 +203,12 @@ def test_effects_from_listed_trials_are_those_from_candidates(ledger):
 def test_effects_of_a_part_are_those_of_its_steps_from_parents_before_it_too(ledger):
     candidates = [c for c in ledger.candidates() if c.outcome.ranked]
     last = candidates[-40:]
-    found = read_effects(ledger._reading, BENCHMARK_PROBLEM, GPU, most=40)
+    found = read_effects(ledger.database.reading, BENCHMARK_PROBLEM, GPU, most=40)
     assert (found.trials, found.ranked, str(found)) == (
         40, len(candidates), f"from the last 40 of {len(candidates)} ranked trials",
     )  # fmt: skip
     assert found.effects == effects(last, candidates) != effects(last)
-    whole = ledger.effects(BENCHMARK_PROBLEM, GPU)
+    whole = ledger.lists.effects(BENCHMARK_PROBLEM, GPU)
     assert whole.effects == effects(candidates) and str(whole) == f"from {len(candidates)} ranked trials"
 
 

@@ -365,7 +365,7 @@ def test_the_last_target_is_the_last_run_that_agrees_with_what_is_given(ledger):
 def test_reading_many_candidates_takes_no_more_queries_than_reading_few(ledger, monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 600.0)  # whose queries are none of these
     queries = []
-    event.listen(ledger._engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
+    event.listen(ledger.database.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
     counts = []
     for _ in range(2):
         for i in range(20):
@@ -391,7 +391,7 @@ def test_plain_sql_reads_the_ledger(ledger):
 
 def test_what_is_written_of_a_candidate_later_does_not_hide_damage(ledger):
     trial = ledger.add_candidate(start_run(ledger), PROBLEM, GPU, CONFIG, (), "sampler", a_source())
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.execute(text("UPDATE candidates SET threads = threads + 1"))
     for write in (
         lambda: ledger.record_binary(trial, a_source(), a_binary()),

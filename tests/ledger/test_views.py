@@ -73,8 +73,8 @@ def test_the_documented_queries_have_answers(ledger):
 
 def test_every_view_is_documented_with_all_its_columns(ledger):
     page = (ROOT / "docs" / "ledger.md").read_text()
-    views = inspect(ledger._engine).get_view_names()
-    held = {view: {c["name"] for c in inspect(ledger._engine).get_columns(view)} for view in views}
+    views = inspect(ledger.database.engine).get_view_names()
+    held = {view: {c["name"] for c in inspect(ledger.database.engine).get_columns(view)} for view in views}
     documented = {
         row.split("`")[1]: set(re.findall("`([a-z_0-9]+)`", re.sub(r"\([^)]*\)", "", row.split("|")[3])))
         for row in page.splitlines()

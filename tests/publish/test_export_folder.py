@@ -14,7 +14,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.publish import folder as folders
-from evoengine.publish.folder import CHECKSUMS, write_folder
+from evoengine.publish.folder import CHECKSUMS, require_writable, write_folder
 
 FIRST = {"kernel.json": json.dumps({"provenance": {"evoengine": "1"}}).encode(), "kernel.cu": b"// one"}
 SECOND = FIRST | {"kernel.cu": b"// two", "trace.json": b"{}"}
@@ -112,12 +112,19 @@ def test_a_folder_of_other_things_keeps_them(tmp_path):
     assert contents(tmp_path) == {"kernel.cu": b"// somebody's own"}
 
 
+def test_a_place_that_nobody_may_write_to_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # the tests may run as root
+    with pytest.raises(UsageError, match=f"cannot write to .*out: {tmp_path} may not be written to"):
+        require_writable(tmp_path / "deep" / "out")
+    assert not os.listdir(tmp_path)
+
+
 def test_a_file_is_no_folder_and_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("")
     with pytest.raises(UsageError, match="cannot write to .*taken: it is a file"):
         write_folder(tmp_path / "taken", FIRST)
-    with pytest.raises(UsageError, match="cannot write to .*out: File exists"):
-        write_folder(tmp_path / "taken" / "out", FIRST)
+    with pytest.raises(UsageError, match="cannot write to .*out: .*/taken is a file"):
+        require_writable(tmp_path / "taken" / "deep" / "out")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UsageError, match="it is the current folder, which would be replaced: name a folder within it"):

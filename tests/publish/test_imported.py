@@ -38,7 +38,7 @@ def exported() -> dict:
 
 
 def rows(ledger, query: str) -> list:
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         return connection.execute(text(query)).fetchall()
 
 
@@ -153,7 +153,7 @@ def test_a_kernel_of_an_imported_space_that_cannot_be_read_is_the_files_fault(le
 )
 def test_what_was_changed_in_a_ledger_is_never_loaded(ledger, change, named):
     trial = add_ranked(ledger, start_run(ledger), a_figure(9.0))
-    with ledger._engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         connection.execute(text(change))
     with pytest.raises(MachineError, match=f"damaged: {named}"):
         ledger.candidate(trial, with_cubin=True)

@@ -92,6 +92,12 @@ HOSTILE = (
 )  # fmt: skip
 
 
+def test_of_a_case_that_judged_a_part_the_page_says_which(tmp_path):
+    case = replace(CASE, name="full grid", part="33 of 2,048 blocks")
+    text = page(replace(FOUND, binary_verdict=replace(FOUND.binary_verdict, cases=(case,))), tmp_path)
+    assert "`full grid` on `attention:b1,h1,s1,d64,fp16`, `33 of 2,048 blocks`, seed 5: passed" in text
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_what_comes_from_outside_is_shown_as_text(tmp_path, text):
     case = replace(CASE, name=text, problem=text)

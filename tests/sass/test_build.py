@@ -121,8 +121,8 @@ def test_only_so_many_libraries_are_kept(core, monkeypatch, tmp_path):
     assert {p.name for p in folder.iterdir()} == {f"core-{i:02}.so" for i in range(7, 20)} | {newest.name}
 
 
-def test_the_sources_named_as_run_seldom_are_there():
-    assert {path.stem for path in builder.CORE.glob("*.cpp")} >= builder.RUN_SELDOM
+def test_the_sources_named_as_run_often_are_there():
+    assert {path.stem for path in builder.CORE.glob("*.cpp")} > builder.RUN_OFTEN
 
 
 @pytest.mark.exhaustive

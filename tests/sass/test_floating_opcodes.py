@@ -315,3 +315,22 @@ def test_products_times_a_power_of_two_are_rounded_once(expression, arch):
     with np.errstate(all="ignore"):
         exact = a.astype(np.longdouble) * b.astype(np.longdouble) * factor
         np.testing.assert_array_equal(got, exact.astype(np.float32))
+
+
+def test_pairs_of_halves_become_bytes_as_their_floats_do():
+    text = f"""{HALVES}
+extern "C" __global__ void {ENTRY}(const __half2* a, unsigned short* out) {{
+  const __half2 x = a[threadIdx.x];
+  const unsigned pair = *reinterpret_cast<const unsigned*>(&x);
+  const float low = __low2float(x), high = __high2float(x);
+  unsigned short* own = out + 4 * threadIdx.x;
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(own[0]) : "r"(pair));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(own[1]) : "f"(high), "f"(low));
+  asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(own[2]) : "r"(pair));
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(own[3]) : "f"(high), "f"(low));
+}}"""
+    a = floats(5, np.float16)
+    out = execute(text, "sm_90a", {"a": a}, {"out": (np.uint16, (N // 2, 4))}, N // 2)["out"]
+    np.testing.assert_array_equal(out[:, 0], out[:, 1])
+    np.testing.assert_array_equal(out[:, 2], out[:, 3])
+    assert len(np.unique(out)) > N // 4

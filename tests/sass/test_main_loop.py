@@ -56,7 +56,7 @@ def test_the_main_loop_is_the_one_around_products_and_softmax():
     assert loop.count("MUFU") == 64 + 2
     assert loop.count("R2UR") == 0
     assert not loop.fences
-    beside, maxima = loop.maxima_beside
+    beside, maxima = loop.overlapped_maxima
     assert beside == maxima == 64 + 4
     # both ways at a branch are in a step, and the shorter one, which masks nothing, is the path
     assert loop.count("FSEL") == 64
@@ -71,7 +71,7 @@ def test_the_main_loop_is_the_one_around_products_and_softmax():
 
 def test_a_wait_before_the_softmax_is_found():
     moved = (WAIT, WAIT.replace("        wait_for<0>(o);\n", "")), (UPDATE, "        wait_for<0>(o);\n" + UPDATE)
-    assert "waits for a product left under way before 66 of the 68 row maxima" in rejected(BESIDE, *moved)
+    assert "waits for a product in flight before 66 of the 68 row maxima" in rejected(BESIDE, *moved)
 
 
 @pytest.mark.exhaustive  # the test above shows that such a wait is found, whoever puts it there
@@ -84,7 +84,7 @@ def test_a_wait_that_the_compiler_moves_before_the_softmax_is_found():
     )
     found = rejected(BESIDE, elsewhere, first)
     assert found is not None
-    assert "waits for a product left under way" in found
+    assert "waits for a product in flight" in found
 
 
 def test_a_fence_over_the_whole_gpu_at_each_step_is_found():

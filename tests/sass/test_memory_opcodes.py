@@ -165,6 +165,24 @@ def test_atomics(arch):
     np.testing.assert_array_equal(got["halves"], [n, 2 * n])
 
 
+def test_atomic_sums_of_floats_side_by_side():
+    text = """
+extern "C" __global__ void kernel(const float4* a, float4* old, float4* four, float2* two) {
+  const int i = threadIdx.x;
+  if (i == 0) four[0] = make_float4(0, 1, 2, 3), two[0] = make_float2(4, 5);
+  __syncthreads();
+  old[i] = atomicAdd(four, a[i]);
+  if (i % 3) atomicAdd(two, make_float2(a[i].x, a[i].w));
+}"""
+    a = np.random.default_rng(0).integers(-9, 9, (32, 4)).astype(np.float32)
+    shapes = {"old": (32, 4), "four": (4,), "two": (2,)}
+    found = execute(text, "sm_90a", {"a": a}, {name: (np.float32, shape) for name, shape in shapes.items()})
+    before = np.arange(4) + np.vstack([np.zeros(4), a.cumsum(0)[:-1]])
+    np.testing.assert_array_equal(found["old"], before)  # one lane after the other
+    np.testing.assert_array_equal(found["four"], np.arange(4) + a.sum(0))
+    np.testing.assert_array_equal(found["two"], np.array([4, 5]) + a[np.arange(32) % 3 != 0][:, [0, 3]].sum(0))
+
+
 OUTSIDE = {
     "out[threadIdx.x + 33] = 1": "outside all tensors; 132 bytes into out, which has 128",
     "out[0] = a[1 << 20]": "outside all tensors",

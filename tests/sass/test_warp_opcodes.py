@@ -201,6 +201,33 @@ def test_functions_are_called(arch):
 
 
 @every_arch
+@pytest.mark.parametrize("threads", [32, 80])
+def test_barriers_that_reduce(arch, threads):
+    text = (
+        KERNEL
+        + """(const int* a, int* out) {
+      int i = threadIdx.x, x = a[i];
+      for (int k = 0; k < 3; ++k) {
+        out[(3 * k) * blockDim.x + i] = __syncthreads_count(x > k);
+        out[(3 * k + 1) * blockDim.x + i] = __syncthreads_and(x > k - 2);
+        out[(3 * k + 2) * blockDim.x + i] = __syncthreads_or(x > k + 1);
+      }
+      if (i >= 32) return;
+      int one;  // of one warp, by a barrier of its own
+      asm volatile("{.reg .pred p; setp.gt.s32 p, %1, 1; bar.red.popc.u32 %0, 3, 32, p;}" : "=r"(one) : "r"(x));
+      if (i < 32) out[9 * blockDim.x + i] = one;
+    }"""
+    )
+    a = drawn(threads, low=0, high=4)
+    out = execute(text, arch, {"a": a}, {"out": (np.int32, (10, threads))}, threads)["out"]
+    for k in range(3):
+        np.testing.assert_array_equal(out[3 * k], np.full(threads, (a > k).sum()))
+        np.testing.assert_array_equal(out[3 * k + 1] != 0, np.full(threads, (a > k - 2).all()))
+        np.testing.assert_array_equal(out[3 * k + 2] != 0, np.full(threads, (a > k + 1).any()))
+    np.testing.assert_array_equal(out[9, :32], np.full(32, (a[:32] > 1).sum()))
+
+
+@every_arch
 def test_special_registers(arch):
     text = (
         KERNEL

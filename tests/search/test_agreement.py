@@ -7,7 +7,7 @@ import pytest
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.sass.build import build
-from evoengine.search.agreement import agree, measured_pairs
+from evoengine.search.agreement import measured_pairs, rank_agreement
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 from tests.support.numbered_search import GPU as SEARCHED_GPU
 from tests.support.numbered_search import PROBLEM as SEARCHED
@@ -24,7 +24,7 @@ from tests.support.numbered_search import PROBLEM as SEARCHED
     ],
 )
 def test_agreement_is_rank_correlation_and_what_a_short_list_would_have_missed(pairs, spearman, regret):
-    found = agree(pairs)
+    found = rank_agreement(pairs)
     assert found.candidates == len(pairs)
     assert found.spearman == (None if spearman is None else pytest.approx(spearman))
     assert found.regret == (None if regret is None else pytest.approx(regret))

@@ -123,7 +123,7 @@ def test_where_time_is_up_what_is_left_is_said_and_stays_unranked(ledger, space,
     run = started(ledger, space)
     trial = add(ledger, run, space, 70.0)
     said = finisher(ledger, run, space, workers, may_go_on=lambda: False).finish_ranking()
-    assert said == ["1 candidates are not ranked, as the gate was not finished for them in time"]
+    assert said == ["1 candidate is not ranked, as the gate was not finished in time"]
     assert ledger.candidate(trial).outcome is Outcome.UNFINISHED
 
 

@@ -8,8 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -17,8 +19,11 @@ from filelock import FileLock
 from evoengine.devices.emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.host_compiler import find_compiler, identity, native_flags
+from evoengine.records import Judged, Outcome
 from evoengine.sass import build as executor
 from evoengine.search.first_build import FirstBuild
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.stages.tasks import finish_task
 from tests.support.machine_code import require_compiler
 from tests.support.waiting import wait_for
 
@@ -114,6 +119,49 @@ def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, 
     with pytest.raises(MachineError, match="no C.. compiler found"):
         build.wait()
     build.close()
+
+
+def test_a_worker_of_a_node_builds_as_it_starts_and_its_time_limits_begin_afterwards(monkeypatch, tmp_path):
+    """The actor of a Ray cluster, in this process: what needs no judge runs beside the build."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
+    from evoengine.search.ray_node import NodeWorker
+
+    core, runtime = executor.build(), emulator.build_runtime()
+    cache = tmp_path / "cache" / "evoengine"
+    (cache / "sass").mkdir(parents=True)
+    shutil.copytree(runtime.parent, cache / "emulator", ignore=lambda _, names: set(names) - {runtime.name})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    executor.build.cache_clear()
+    node, given = NodeWorker(WorkerLimits(forked=False), None, ""), (None, None, None, 0, ())
+    with ThreadPoolExecutor(1) as beside:
+        with FileLock(cache / "sass.lock"):  # as where another process builds
+            assert node.ready().node == "node"
+            assert node._build.is_running
+            assert isinstance(node.run(os.getpid, Outcome.CRASHED, int, 60.0).answer, int)
+            judged = beside.submit(node.run, finish_task, Outcome.CRASHED, Judged, 60.0, *given)
+            wait_for(lambda: node.activity().task == "finish_task")
+            attempts = []
+            monkeypatch.setattr(node._pool, "attempt", lambda *args: attempts.append(node._build.is_running))
+            shutil.copy(core, cache / "sass")
+        judged.result()
+    assert attempts == [False]
+    node._pool.close()
+    node._build.close()
+
+
+def test_a_node_that_cannot_build_runs_what_needs_no_judge(monkeypatch, tmp_path):
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
+    from evoengine.search.ray_node import NodeWorker
+
+    use(monkeypatch, tmp_path, "echo 'core.cpp:1: error: no such language' >&2; exit 1")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    node = NodeWorker(WorkerLimits(forked=False), None, "")
+    assert isinstance(node.run(os.getpid, Outcome.CRASHED, int, 60.0).answer, int)
+    failed = node.run(finish_task, Outcome.CRASHED, Judged, 60.0, None, None, None, 0, ()).answer
+    assert isinstance(failed, MachineError) and "no such language" in str(failed)
+    node._pool.close()
+    node._build.close()
 
 
 def test_nothing_is_started_where_both_are_built():

@@ -65,7 +65,7 @@ class Run:
         return self.ledger.add_candidate(*target, self.configs[number], (), "random", None, retry_of)
 
     def kill(self) -> None:
-        self.ledger._fences.clear()
+        self.ledger.database._fences.clear()
         stand_still(self.path, self.begun.run)
         self.ledger.look_for_killed()
 
@@ -133,7 +133,7 @@ def test_a_number_that_its_search_was_killed_over_three_times_is_not_tried_a_fou
 
 
 def test_trials_and_minutes_of_before_count(run):
-    with run.ledger._writing() as session:
+    with run.ledger.database.writing() as session:
         session.get_one(heartbeat.HeartbeatRow, run.begun.run).began_at -= timedelta(seconds=100)
     run.ledger.finish_run(run.begun.run, "interrupted")
     progress = run.goes_on(seconds=90.0)

@@ -13,7 +13,7 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound
 from evoengine.records import Kind, Measurement, Outcome, Verdict
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.remeasure import left_to_measure
+from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.render import render
 from evoengine.tuning import measure as measuring
 from evoengine.tuning import setup
@@ -66,7 +66,7 @@ def measure(estimated, monkeypatch):
 
 
 def test_the_best_estimates_come_first_and_only_what_is_correct(estimated):
-    left = left_to_measure(estimated.ledger, str(PROBLEM), GPU.key)
+    left = unmeasured_candidates(estimated.ledger, str(PROBLEM), GPU.key)
     assert [c.measurement.tflops for c in left] == sorted(ESTIMATES, reverse=True)
 
 
@@ -93,7 +93,7 @@ def test_top_takes_the_best_estimates_and_the_next_call_goes_on_with_the_rest(es
     measured = {c.config["number"] for c in estimated.candidates() if c.outcome is Outcome.MEASURED}
     assert measured == {0, 3}
     assert measure("--all").exception is None
-    assert left_to_measure(estimated.ledger, str(PROBLEM), GPU.key) == []
+    assert unmeasured_candidates(estimated.ledger, str(PROBLEM), GPU.key) == []
     assert isinstance(measure("--all").exception, NothingFound)
 
 
@@ -101,7 +101,7 @@ def test_what_was_measured_is_not_timed_again_for_a_later_search(estimated, meas
     """Number 2 crashed, and another start might bring it through."""
     assert measure("--all").exception is None
     search_without_gpu(estimated)
-    left = left_to_measure(estimated.ledger, str(PROBLEM), GPU.key)
+    left = unmeasured_candidates(estimated.ledger, str(PROBLEM), GPU.key)
     assert [c.config["number"] for c in left] == [2]
 
 

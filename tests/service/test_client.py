@@ -80,6 +80,12 @@ def test_the_nearest_answer_says_what_was_asked_and_that_it_is_another(served, d
         parts.client.best(GPU, "gemm:m64,n64,k64,fp16", nearest=True)
 
 
+@pytest.mark.parametrize("url", ["localhost:8787", "", "ftp://x", None, 5])
+def test_what_is_no_address_is_refused_in_a_sentence(url):
+    with pytest.raises(UsageError, match="is no address of a service; write http://HOST:PORT"):
+        Client(url)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

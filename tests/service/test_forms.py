@@ -45,7 +45,7 @@ def test_a_job_is_submitted_as_it_was_filled_in_and_is_shown(service):
         ({"gpu": "h1000"}, "did you mean h100"),
         ({"problems": "gemm:m0"}, "has m 0; it must be from 1"),
         ({"problems": ""}, "a job names problems"),
-        ({"nonsense": "x"}, "Extra inputs are not permitted"),
+        ({"nonsense": "x"}, "'nonsense' is not a field of this request"),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from html import escape
 
 import pytest
 
-from evoengine.ledger.service_models import JobRow
+from evoengine.ledger.service_tables import JobRow
 from evoengine.records import Kind
 from evoengine.service.page import FOLDER
 from tests.support.browser import Browser, needs_browser, opened

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from evoengine.ledger.models import CandidateRow
-from evoengine.ledger.service_models import JobRow
+from evoengine.ledger.service_tables import JobRow
+from evoengine.ledger.tables import CandidateRow
 from evoengine.publish.folder import write_folder
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.service.client import unpacked

@@ -8,9 +8,9 @@ import pytest
 
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
-from evoengine.ledger.models import HeartbeatRow
 from evoengine.ledger.runs import KILLED
-from evoengine.ledger.service_models import ExecutorRow, JobRow
+from evoengine.ledger.service_tables import ExecutorRow, JobRow
+from evoengine.ledger.tables import HeartbeatRow
 from evoengine.records import Outcome
 from evoengine.service.executors import MOST_DEATHS, Executors, Slot, offered
 from evoengine.service.jobs import CANCELLED, DONE, FAILED, QUEUED, RUNNING, WAITING, Fenced, Jobs
@@ -97,7 +97,7 @@ def test_the_runs_of_a_job_that_was_taken_over_are_taken_too(jobs, server, datab
     quick.claim(CPU)
     with pytest.raises(MachineError, match=f"took run {run} for killed"):
         database.finish(trial, Outcome.CRASHED, "late", None, None)
-    database._fences.clear()  # as in the other server, which did not start the run
+    database.database._fences.clear()  # as in the other server, which did not start the run
     assert database.runs()[0].status == KILLED
     assert database.candidate(trial).outcome is Outcome.KILLED
     with database.reading() as session:

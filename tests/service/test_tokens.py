@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import UsageError
-from evoengine.ledger.models import Base
-from evoengine.ledger.service_models import TokenRow
+from evoengine.ledger.service_tables import TokenRow
+from evoengine.ledger.tables import Base
 from evoengine.service import tokens as tokens_module
 from evoengine.service.settings import Settings
 from evoengine.service.tokens import SCOPES, Tokens, digest

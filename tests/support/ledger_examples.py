@@ -119,7 +119,7 @@ def differences(ledger, models: MetaData) -> list:
         found.extend(compare_metadata(context, models))
         return []
 
-    with ledger._engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         config = alembic_config(connection)
         with EnvironmentContext(config, ScriptDirectory.from_config(config), fn=compare) as environment:
             environment.script.run_env()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, MetaData, inspect
 
 from evoengine.ledger.database import make_engine, parse_url
-from evoengine.ledger.models import VERSION_TABLE
 from evoengine.ledger.schema import drop_views, known_revisions, migrate, upgrade
+from evoengine.ledger.tables import VERSION_TABLE
 
 
 def schema(connection: Connection) -> dict[str, object]:

@@ -11,7 +11,7 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.evaluators import GpuEvaluator, one_runner
+from evoengine.search.evaluators import GpuEvaluator, single_worker
 from evoengine.search.identity import Identity
 from evoengine.search.setting import Setting
 from evoengine.search.worker_process import WorkerLimits
@@ -101,7 +101,7 @@ class NumberedSearch:
 
     def coordinator(
         self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None,
-        compiler=faulty_device.compile_task, predictor=predict_task, runners=one_runner, workers=None, known=False,
+        compiler=faulty_device.compile_task, predictor=predict_task, runners=single_worker, workers=None, known=False,
         **options,
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)

@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import text
 
-from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.runs import PENDING
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.tables import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.records import EXECUTOR, Outcome
 from evoengine.terms import model_of
 from tests.support.documents import ROOT, blocks
@@ -30,7 +30,7 @@ def fill(ledger: Ledger, seed: int, trials: int = 60) -> None:
     draw = random.Random(seed)
     runs = [start_run(ledger), start_run(ledger)]
     kinds = draw.sample(KINDS, draw.choice((1, 1, 2)))
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         for number in range(1, trials + 1):
             run = draw.choice(runs)
             outcome = draw.choice([*kinds, *kinds, *kinds, "incorrect", "unranked", None])
@@ -79,7 +79,7 @@ def _figure(draw: random.Random, kind: str) -> dict[str, Any]:
 
 
 def rows(ledger: Ledger, query: str) -> list[dict[str, Any]]:
-    with ledger._reading() as session:
+    with ledger.database.reading() as session:
         return [dict(row._mapping) for row in session.execute(text(query.replace(":", r"\:")))]
 
 
@@ -143,7 +143,7 @@ def check_figures_and_cases(ledger: Ledger) -> None:
     assert sorted((f["kind"], f["device"], f["median_us"], f["suspect"] or "") for f in figures) == sorted(
         (m.kind, m.device, m.median_us, m.suspect or "") for m in own
     )
-    with ledger._reading() as session:
+    with ledger.database.reading() as session:
         cases = [(v.candidate_id, case) for v in session.query(VerdictRow) for case in v.cases]
     seen = rows(ledger, "SELECT * FROM gate_cases ORDER BY verdict")
     assert [(r["trial"], bool(r["correct"])) for r in seen] == [(trial, case["correct"]) for trial, case in cases]

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, create_engine, select, update
 from evoengine.ledger import chains
 from evoengine.ledger.check import CHECKED
 from evoengine.ledger.checksums import checked_columns, row_checksum
-from evoengine.ledger.models import Base
+from evoengine.ledger.tables import Base
 
 
 def vouch(connection: Connection, *rows: type[Base]) -> None:

@@ -65,7 +65,7 @@ def test_products_run_beside_the_maxima_and_addresses_stay_in_uniform_registers(
         for loop in main_loops(disassemble(binary.cubin), source.entry):
             assert not loop.fences, config
             assert loop.count("R2UR") <= 1, config
-            beside = loop.maxima_beside
+            beside = loop.overlapped_maxima
             maxima = config["tile_n"] // 2  # over a thread's own scores
             assert (beside is not None and beside[0] >= maxima) if config["overlap"] else beside is None, config
 

@@ -43,13 +43,13 @@ def test_auto_is_the_first_gpu_that_is_known(chosen):
 def test_auto_takes_the_nearest_board_of_its_architecture_for_an_unknown_gpu_and_says_so(chosen):
     key, line = chosen(("13.0", [device("NVIDIA H20", 90, 110)]))
     assert key == "h100-pcie"
-    assert "NVIDIA H20 (sm_90) is here, which evoengine has no board of; peaks are those of this one" in line
+    assert "NVIDIA H20 (sm_90) is here and gpus.toml does not list it; peaks are those of this one" in line
     assert line.endswith("--gpu-file describes it")
 
 
 def test_auto_is_the_h100_for_a_gpu_of_an_unknown_architecture(chosen):
     key, line = chosen(("13.0", [device("NVIDIA B300", 103, 148)]))
-    assert key == "h100" and "NVIDIA B300 (sm_103) is here" in line and "nor one of its architecture" in line
+    assert key == "h100" and "NVIDIA B300 (sm_103) is here" in line and "nor a GPU of its architecture" in line
 
 
 def test_auto_is_the_h100_where_there_is_no_gpu(chosen):

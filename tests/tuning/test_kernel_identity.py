@@ -14,7 +14,7 @@ from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome
 from evoengine.search.finishing import judge_export
 from evoengine.search.identity import kernel_identity
-from evoengine.search.remeasure import left_to_measure
+from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.tuning.best import find_best
@@ -62,7 +62,19 @@ def test_a_changed_kernel_is_ranked_apart_and_that_is_said(ledger, tmp_path, cha
     [apart] = found.apart
     assert (apart.candidates, apart.last_run) == (1, ledger.candidate(first).run)
     assert "another text, definition or reference" in str(apart)
-    assert not ledger.comparison(1, 2).comparable
+    assert not ledger.lists.comparison(1, 2).comparable
+
+
+def test_of_a_changed_kernel_without_a_correct_candidate_it_is_said_too(ledger, tmp_path):
+    first = searched(ledger, saxpy(tmp_path), 1.0)
+    last = searched(ledger, saxpy(tmp_path, reference=OTHER_REFERENCE), 1.0)
+    ledger.finish(last, Outcome.INCORRECT, "wrong", 0.5, "emulator")
+    found = find_best(ledger, "saxpy:n=4096", GPU, None)
+    assert [c.trial for c in found.candidates] == [first]
+    [apart] = map(str, found.apart)
+    assert (
+        apart == "run 2 searched another text, definition or reference of the kernel, of which no candidate is ranked"
+    )
 
 
 def test_a_changed_space_is_the_same_kernel(tmp_path):
@@ -110,7 +122,7 @@ def test_an_export_is_judged_by_the_reference_that_its_run_had(ledger, tmp_path)
 def test_only_the_last_runs_kernel_is_left_to_measure(ledger, tmp_path):
     searched(ledger, saxpy(tmp_path), 1.0)
     second = searched(ledger, saxpy(tmp_path, kernel=SUBTRACTS, reference=OTHER_REFERENCE), 2.0)
-    assert [c.trial for c in left_to_measure(ledger, "saxpy:n=4096", GPU)] == [second]
+    assert [c.trial for c in unmeasured_candidates(ledger, "saxpy:n=4096", GPU)] == [second]
 
 
 def test_a_definition_says_all_that_identifies_it(tmp_path):

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.models import RunRow
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.tables import RunRow
 from evoengine.records import Outcome
 from evoengine.tuning.resume import SearchRequest, begin
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, SPACE, a_figure, add_ranked, start_run
@@ -110,7 +110,7 @@ def test_a_run_that_is_named_goes_on_whatever_came_after_it_and_with_another_bud
 def test_a_budget_that_is_used_up_is_said_with_how_to_ask_for_more(ledger):
     asked = replace(ASKED, trials=2)
     run = ended(ledger, "all trials done", asked, trials=2)
-    with pytest.raises(UsageError, match="has done the 2 trials that it was asked for: --trials 4 has it do 2 more"):
+    with pytest.raises(UsageError, match="has completed its 2 trials: --trials 4 runs 2 more"):
         go(ledger, asked, resume=run)
     assert go(ledger, replace(ASKED, trials=4), resume=run).run == run
 
@@ -133,7 +133,7 @@ def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
     with pytest.raises(UsageError, match=f"run {old} cannot be resumed .it is of an older evoengine"):
         go(ledger, resume=old)
     imported = ended(ledger)
-    with ledger._writing() as session:
+    with ledger.database.writing() as session:
         session.get_one(RunRow, imported).imported_from = "run.json"
     with pytest.raises(UsageError, match=f"run {imported} was imported"):
         go(ledger, resume=imported)
@@ -181,7 +181,7 @@ def refused(result) -> str:
 def test_a_replay_goes_on_with_the_trials_that_are_left(recorded, call, tmp_path):
     device = f"recorded:{recorded}"
     assert call("--device", device, "--trials", 12).exit_code == 0
-    assert "--trials 24 has it do 12 more" in refused(call("--device", device, "--resume"))
+    assert "--trials 24 runs 12 more" in refused(call("--device", device, "--resume"))
     done = call("--device", device, "--resume", 1, "--trials", 20)
     assert done.exit_code == 0, (done.output, done.exception)
     with open_ledger(str(tmp_path / "evo.db"), create=False) as ledger:

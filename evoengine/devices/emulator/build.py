@@ -21,7 +21,7 @@ from evoengine.devices.emulator import includes
 from evoengine.devices.emulator.declarations import mask
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.kernels import find_kernels, shares_memory
-from evoengine.devices.emulator.macros import host_macros, into_kernel, out_of_kernel
+from evoengine.devices.emulator.macros import device_macros, host_macros, restore_host_macros
 from evoengine.devices.emulator.translate import constant_names, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import (
@@ -96,7 +96,7 @@ def build(source: Source, arch: str) -> Path:
         key = hashlib.sha256("\0".join((_version(), arch, source.entry, source.text)).encode()).hexdigest()
         executable = cache_folder("emulator") / f"kernel-{key[:32]}"
         if not _touch(executable):
-            _build_or_blame(source, arch, executable)
+            _build_and_classify(source, arch, executable)
             prune(cache_folder("emulator"), "kernel-*", MAX_EXECUTABLES)
     except OSError as error:
         raise machine_error(error) from error
@@ -111,7 +111,7 @@ def _touch(executable: Path) -> bool:
     return True
 
 
-def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
+def _build_and_classify(source: Source, arch: str, executable: Path) -> None:
     """Build a kernel, and tell a fault of the kernel from one of the machine.
 
     If it fails, an empty kernel is built to find out whether the machine is at fault; if that succeeds, the kernel is
@@ -174,7 +174,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
     includes_host = includes.host_headers(text)
     host = _host_macros(includes_host)
     if includes_host:
-        text = includes.in_host_environment(text, out_of_kernel(host, arch), into_kernel(host, arch, keep=True))
+        text = includes.in_host_environment(text, restore_host_macros(host, arch), device_macros(host, arch, keep=True))
     constants = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
     described = any(kernel.name == source.entry for kernel in find_kernels(mask(source.text)))
     entry = f"EVO_EMU_REQUIRE({source.entry})" if described else f"EVO_EMU_ENTRY({source.entry}, 1, 1, 0)"
@@ -183,7 +183,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
         f"{'#include <evo_emu/ptx_memory.h>' if _ACCESS_OF_PTX.search(text) else ''}\n"
         f"{_CHECKED_PRELUDE if checked else ''}\n"
         f"extern const bool evo_emu::checked = {checked:d};\n"
-        f'{into_kernel(host, arch, keep=includes_host)}#line 1 "kernel.cu"\n{text}\n'
+        f'{device_macros(host, arch, keep=includes_host)}#line 1 "kernel.cu"\n{text}\n'
         f'#line 1 "entry"\n{entry}\n'
         f"extern const evo_emu::Constant evo_emu::constants[] = {{{constants}{{nullptr, nullptr, 0}}}};\n"
     )

@@ -41,7 +41,7 @@ _NUMBERS = {"limits": "c_limits.h", "float": "c_float.h", "stdint": "c_stdint.h"
 """C header → what defines its limits again, in numbers"""
 
 
-def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
+def in_host_environment(text: str, restore_host_macros: str, device_macros: str) -> str:
     """Return the text with directives around each include of a host header; line numbers are kept."""
 
     def wrap(line: re.Match[str]) -> str:
@@ -51,8 +51,8 @@ def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
         numbers = _NUMBERS.get(name.removesuffix(".h").removeprefix("c"))
         more = f"#include <evo_emu/{numbers}>\n" if numbers else ""
         number = text.count("\n", 0, line.start()) + 1
-        before = f'{out_of_kernel}#line {number} "kernel.cu"\n'
-        return f'{before}{line[0]}\n{into_kernel}{more}#line {number + 1} "kernel.cu"'
+        before = f'{restore_host_macros}#line {number} "kernel.cu"\n'
+        return f'{before}{line[0]}\n{device_macros}{more}#line {number + 1} "kernel.cu"'
 
     return LINE.sub(wrap, text)
 

@@ -83,7 +83,7 @@ def find_device_variables(masked: str) -> list[DeviceVariables]:
             continue
         end = match.end()
         while match[2] != ";" and end < len(plain) and plain[end - 1] != ";":
-            end = closing(plain, end) + 1 if plain[end] in "([{" else end + 1
+            end = closing_bracket(plain, end) + 1 if plain[end] in "([{" else end + 1
         found.append(DeviceVariables([name for name, _ in declared[1]], end))
     return found
 
@@ -112,13 +112,13 @@ def _definition(code: str, at: int) -> KernelDefinition | None:
     for name, opening in _calls(code, at):
         if name in _ATTRIBUTES:
             continue
-        behind = re.compile(r"\s*\{").match(code, closing(code, opening) + 1)
+        behind = re.compile(r"\s*\{").match(code, closing_bracket(code, opening) + 1)
         if not behind:
             return None
         declaration = code[start:opening]
         body = behind.end() - 1
         return KernelDefinition(
-            name, _least_blocks(declaration), _cluster(code, declaration, start), body, closing(code, body) + 1
+            name, _least_blocks(declaration), _cluster(code, declaration, start), body, closing_bracket(code, body) + 1
         )
     return None
 
@@ -127,14 +127,14 @@ def _calls(code: str, at: int) -> Iterator[tuple[str, int]]:
     """Name and opening bracket of whatever looks like a call from there on, at the outermost level."""
     while (match := _WORD_AND_BRACKET.search(code, at)) and not _BOUNDARY.search(code, at, match.start()):
         yield match[1], match.end() - 1
-        at = closing(code, match.end() - 1) + 1
+        at = closing_bracket(code, match.end() - 1) + 1
 
 
 def _least_blocks(declaration: str) -> str:
     match = _LAUNCH_BOUNDS.search(declaration)
     if not match:
         return "1"
-    bounds = split_declarators(declaration[match.end() : closing(declaration, match.end() - 1)])
+    bounds = split_declarators(declaration[match.end() : closing_bracket(declaration, match.end() - 1)])
     return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
 
 
@@ -149,7 +149,7 @@ def _cluster(code: str, declaration: str, start: int) -> int:
     return int(x)
 
 
-def closing(masked: str, opening: int) -> int:
+def closing_bracket(masked: str, opening: int) -> int:
     """Return the position of the bracket that closes the one at `opening`. Raises KernelUnbuildable if none does."""
     depth = 0
     for i in range(opening, len(masked)):

@@ -88,10 +88,10 @@ def host_macros(flags: Sequence[str], headers: Iterable[str] = ()) -> list[str]:
     return sorted(set(_DEFINED.findall(dump)) - own)
 
 
-def into_kernel(host: Iterable[str], arch: str, keep: bool = False) -> str:
+def device_macros(host: Iterable[str], arch: str, keep: bool = False) -> str:
     """Return directives that replace the host's macros by NVRTC's.
 
-    With `keep`, `out_of_kernel` can restore the host's.
+    With `keep`, `restore_host_macros` can restore the host's.
     """
     nvrtc = nvrtc_macros(arch)
     lines = [f'#pragma push_macro("{name}")' for name in _all(host, nvrtc)] if keep else []
@@ -100,8 +100,8 @@ def into_kernel(host: Iterable[str], arch: str, keep: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def out_of_kernel(host: Iterable[str], arch: str) -> str:
-    """Return directives that undo those of `into_kernel`."""
+def restore_host_macros(host: Iterable[str], arch: str) -> str:
+    """Return directives that undo those of `device_macros`."""
     return "\n".join(f'#pragma pop_macro("{name}")' for name in _all(host, nvrtc_macros(arch))) + "\n"
 
 

@@ -17,7 +17,7 @@ from evoengine.devices.emulator.includes import for_host
 from evoengine.devices.emulator.kernels import (
     DeviceVariables,
     KernelDefinition,
-    closing,
+    closing_bracket,
     find_device_variables,
     find_kernels,
 )
@@ -85,7 +85,7 @@ def _line(text: str, position: int) -> int:
 
 
 def _asm_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
-    end = closing(masked, match.end() - 1)
+    end = closing_bracket(masked, match.end() - 1)
     code = inline_ptx.to_cpp(text[match.end() : end], masked[match.end() : end], _line(text, match.start()))
     return _Edit(match.start(), end + 1, code)
 
@@ -130,7 +130,7 @@ def _shared_edit(text: str, masked: str, match: re.Match[str], owner: int) -> _E
 def _shared_class_edits(text: str, masked: str, match: re.Match[str], owner: int) -> list[_Edit]:
     """Translate `__shared__ union { … } name;` to the union followed by a variable of it."""
     line = _line(text, match.start())
-    end = closing(masked, match.end() - 1)
+    end = closing_bracket(masked, match.end() - 1)
     declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
     if not declared:
         raise KernelUnbuildable(f"line {line}: the emulator wants one name behind __shared__ {match[1]} {{…}}")

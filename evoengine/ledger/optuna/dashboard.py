@@ -1,5 +1,7 @@
-"""A summary of each large Optuna study, for optuna-dashboard: its page reads and draws all trials of a study at once,
-which takes many seconds and some 70 MB for 10,000."""
+"""A summary of each large Optuna study, for optuna-dashboard.
+
+Its page reads and draws all trials of a study at once, which takes many seconds and some 70 MB for 10,000.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,11 @@ def summarise_large_studies(storage: RDBStorage, ledger: Ledger, most: int = MOS
 
 
 def choose(ranked: Sequence[Trial], finished: Sequence[int], most: int = MOST) -> list[int]:
-    """Return at most `most` of the `finished` trials in their order: the fastest, those that were the fastest when they
-    ended, the parents of both, and of the rest one in so many."""
+    """Return at most `most` of the `finished` trials in their order.
+
+    They are the fastest, those that were the fastest when they ended, the parents of both, and of the rest one in so
+    many.
+    """
     matter = {t.trial: t for t in [*sorted(ranked, key=_time)[: most // 2], *_leading(ranked)[-(most // 4) :]]}
     parents = {parent for t in matter.values() for parent in t.parents} & set(finished)
     kept = {*matter, *sorted(parents - matter.keys())[: most - len(matter)]}

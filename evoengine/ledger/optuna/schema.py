@@ -1,5 +1,8 @@
-"""Optuna's tables in a ledger's database: which they are, whether the Optuna installed can use them, and many trials
-written at once, for which Optuna has no call: the only place that knows its private schema."""
+"""Optuna's tables in a ledger's database: the only place that knows Optuna's private schema.
+
+It tells which tables they are and whether the Optuna installed can use them, and writes many trials at once, for which
+Optuna has no call.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def holds_studies(tables: Set[str]) -> bool:
 
 
 def require_schema(tables: Set[str], revision: str | None, url: str) -> None:
-    """Raises UsageError where Optuna's tables are there, and are those of an older or newer Optuna than the installed.
+    """Raise UsageError where Optuna's tables are there, and are those of another Optuna than the installed.
 
     `revision` is what `VERSION_TABLE` says; `url` names the database, without its password.
     """
@@ -95,8 +98,7 @@ def _installed_revisions() -> list[str]:
 
 
 def declared_tables() -> list[Table]:
-    """Return the tables with the columns and indexes that a new storage of the installed Optuna has, `VERSION_TABLE`
-    left out."""
+    """Return the tables that a new storage of the installed Optuna has, without `VERSION_TABLE`."""
     # slow to import, and a database without studies does without
     from optuna.storages._rdb import models
 
@@ -110,7 +112,7 @@ def study_prefix(run: int) -> str:
 
 
 def delete_studies(connection: Connection, run: int) -> None:
-    """Takes the studies of a run and their trials out of Optuna's tables, in the transaction that is under way."""
+    """Take the studies of a run and their trials out of Optuna's tables, in the present transaction."""
     _delete(connection, _STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
 
 

@@ -81,7 +81,7 @@ def optuna_storage(database: str) -> RDBStorage:
 
 
 def artifact_store(database: str) -> FileSystemArtifactStore:
-    """The folder `artifacts` beside the SQLite file; beside the default one for a server's database."""
+    """Return the folder `artifacts` beside the SQLite file; beside the default one for a server's database."""
     url = parse_url(database)
     beside = url if url.drivername == "sqlite" else parse_url(default_database())
     folder = Path(beside.database or "").parent / "artifacts"
@@ -129,7 +129,7 @@ class Projection:
         self._run_ended = False
         self._failed: str | None = None
         """why nothing more is written: each further trial would wait for the same failure"""
-        ledger.watch(storage.engine)
+        ledger.database.watch(storage.engine)
         with _explained(parse_url(ledger.url)), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study = optuna.create_study(
@@ -140,18 +140,20 @@ class Projection:
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
-        """Has a finished candidate written, with others that finish within BATCH_SECONDS; what goes wrong is kept in
-        `missed`."""
+        """Have a finished candidate written, with others that finish within BATCH_SECONDS.
+
+        What goes wrong is kept in `missed`.
+        """
         self._waiting.append(trial)
         self.write_due()
 
     def write_due(self) -> None:
-        """Writes what waits, unless something was written a moment ago."""
+        """Write what waits, unless something was written a moment ago."""
         if self._waiting and time.monotonic() - self._written_at >= BATCH_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """Writes what waits; what goes wrong is kept in `missed`."""
+        """Write what waits; what goes wrong is kept in `missed`."""
         trials, self._waiting = self._waiting, []
         for begin in range(0, len(trials), BATCH):
             some = trials[begin : begin + BATCH]
@@ -206,7 +208,7 @@ class Projection:
         self.write()
 
     def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
-        """Writes finished candidates at once, numbered in their order; what goes wrong is raised.
+        """Write finished candidates at once, numbered in their order; what goes wrong is raised.
 
         `on_done` is told how many are written.
         """
@@ -232,7 +234,7 @@ class Projection:
         return places
 
     def summarise(self) -> None:
-        """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
+        """Write the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
         if self._failed is not None:
             return
         try:
@@ -257,7 +259,7 @@ class Projection:
         return frozen
 
     def _keep_source(self, shown: StudyTrial) -> dict[str, str]:
-        """The source as an artifact, named by its sha256 so that it is kept once; and the attribute that links it.
+        """Keep the source as an artifact, once, by its SHA-256; return the attribute that links it.
 
         Optuna's own `upload_artifact` cannot link to a trial that is written finished.
         """
@@ -279,7 +281,7 @@ def rebuild(
     storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
     on_done: Callable[[int], None] = lambda done: None,
 ) -> Projection:  # fmt: skip
-    """The study of a run made again, from the ledger alone; an old one goes, with what was typed into its notes."""
+    """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes."""
     name = study_name(ledger, run, kind)
     with storage.engine.begin() as connection:
         delete_study(connection, name)
@@ -290,8 +292,9 @@ def rebuild(
 
 
 def add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
-    """Adds to the studies of ended searches the finished trials that they miss, as a killed one leaves; trial → reason
-    of those that still cannot be added.
+    """Add to the studies of ended searches the finished trials that they miss, as a killed one leaves.
+
+    Return trial → reason of those that still cannot be added.
 
     Studies of imported runs are the import's. Few queries where nothing is missing. What goes wrong is logged.
     """
@@ -392,8 +395,10 @@ _NAMES = text("SELECT study_name FROM studies")
 
 
 def study_faults(storage: RDBStorage, ledger: Ledger) -> list[Fault]:
-    """Studies of ended runs that have not each finished trial once. Figures that were taken later, as in finals, are
-    the ledger's alone."""
+    """Return the studies of ended runs that have not each finished trial once.
+
+    Figures that were taken later, as in finals, are the ledger's alone.
+    """
     return [
         Fault(f"the study of run {run} ({kind}) has {has:,} trials, {right:,} of the {finished:,} that ended", True)
         for run, kind, has, right, finished in _differing(storage, ledger)

@@ -86,7 +86,7 @@ def effects(overview: Overview) -> Section:
 def pairs(overview: Overview) -> Section:
     name, title = "pairs", "Pairs of knobs"
     by_sort = sorted_times(overview)
-    sort = _leading(overview, by_sort)
+    sort = _ranking_key(overview, by_sort)
     if sort is None:
         return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
     configs = {t.trial: t.config for t in overview.trials}
@@ -111,12 +111,12 @@ def pairs(overview: Overview) -> Section:
     made["layout"]["margin"]["t"] = 70
     text = (
         f"How much longer than the best the best trial with both values takes, in %, by {kind_name(sort)} figures "
-        f"({device_and_policy(sort)}). White was not tried. The knobs are those whose values tell most of the time."
+        f"({device_and_policy(sort)}). White cells were not tried. The knobs shown are those that affect the time most."
     )
     return Section(name, title, text, made)
 
 
-def _leading(overview: Overview, by_sort: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
+def _ranking_key(overview: Overview, by_sort: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
     """Return the sort of figures by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
     own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
@@ -138,14 +138,14 @@ def _most_influential(tried: Sequence[tuple[Config, float]]) -> list[str]:
         for knob, value in config.items():
             logs[knob][_value(value)].append(math.log(us))
     shares = {
-        knob: _explained(values) * sum(map(len, values.values())) / len(tried)
+        knob: _explained_variance(values) * sum(map(len, values.values())) / len(tried)
         for knob, values in logs.items()
         if 2 <= len(values) <= MAX_VALUES
     }
     return sorted(shares, key=lambda knob: (-shares[knob], knob))[:MAX_KNOBS]
 
 
-def _explained(groups: Mapping[str, Sequence[float]]) -> float:
+def _explained_variance(groups: Mapping[str, Sequence[float]]) -> float:
     everything = [value for group in groups.values() for value in group]
     mean = statistics.fmean(everything)
     total = sum((value - mean) ** 2 for value in everything)
@@ -243,11 +243,11 @@ def lineage(overview: Overview) -> Section:
             "y": [m.compared_us for _, m in known],
             "hoverinfo": "text",
             "showlegend": False,
-            "text": [_gain(s).strip() for s, _ in known],
+            "text": [_gain_text(s).strip() for s, _ in known],
             "textposition": "top center",
             "line": {"color": "#999999"},
             "hovertext": [
-                f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain(s)}<br>{escape_text(_changed(s))}"
+                f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain_text(s)}<br>{escape_text(_changed(s))}"
                 for s, m in known
             ],
             "marker": {"size": 9, "color": [_colour(m) for _, m in known], "symbol": [_symbol(m) for _, m in known]},
@@ -265,11 +265,11 @@ def _row(step: Step) -> list[str]:
         plain(_changed(step)),
         str(figure.kind) if figure else "",
         f"{figure.compared_us:,.4g}" if figure else "",
-        _gain(step).strip() or "–",
+        _gain_text(step).strip() or "–",
     ]
 
 
-def _gain(step: Step) -> str:
+def _gain_text(step: Step) -> str:
     return "" if step.gain is None else f" {step.gain - 1:+.1%}"
 
 

@@ -150,6 +150,36 @@ Step atomic(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// Sums of floats that lie side by side. a = ADD, b = F32_TYPE, c = operands before the address, d = how many
+Step add_vectors(Context& c, const Instruction& i) {
+  const u32 bytes = u32(4 * i.d);
+  const Operand& memory = i.operands[i.c];
+  note_access(c, Access::Space::Global, int(bytes), true, false);
+  c.access.atomic = true;
+  u64 at[LANES];
+  addresses(c, memory, is_pair(i, memory), at);
+  std::memcpy(c.access.addresses, at, sizeof at);
+  for (int k = 0; k < i.d; ++k) {
+    Operand value = i.operands[i.c + 1], to = i.operands[0];
+    if (value.index != RZ) value.index += k;
+    Lanes s, old{};
+    const Lanes& x = integer(c, value, s);
+    for (u32 rest = c.lanes; rest; rest &= rest - 1) {
+      const int l = __builtin_ctz(rest);
+      check_alignment(at[l], bytes, l);
+      const u64 address = at[l] + u64(4 * k);
+      if (Order* order = order_of(c)) order_atomic(*order, c, i, false, address, 4, l);
+      old[l] = u32(exchange(c, i, nullptr, address, x[l], 0, 4));
+    }
+    for (int n = 0; n < i.c; ++n) {
+      to = i.operands[n];
+      if (is_predicate(to)) write_predicate(c, to, ALL);
+      else if (to.index != RZ) write(c, to, old, k);
+    }
+  }
+  return Step::Done;
+}
+
 int take_type(Modifiers& m) {
   if (m.take("F32")) return F32_TYPE;
   if (m.take("F64")) return F64_TYPE;
@@ -168,13 +198,18 @@ Execute prepare_atomic(Instruction& i) {
   if (m.take("POPC")) i.a = m.take("INC") ? POPC_INC : -1;
   else if (m.take("SAFEADD")) i.a = ADD;
   else i.a = take_one(m, OPERATIONS);
-  i.b = take_type(m);
+  const int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
+  i.b = side_by_side ? F32_TYPE : take_type(m);
   m.take("FTZ"), m.take("RN");
   take_caching(m);
   i.d = SPACE;
   i.c = 0;
   while (i.c < int(i.operands.size()) && i.operands[i.c].kind != Kind::Memory) ++i.c;
   const int values = int(i.operands.size()) - i.c - 1;
+  if (side_by_side) {
+    i.d = side_by_side;
+    return i.a == ADD && SPACE != 2 && m.none_left() && i.c <= 2 && values == 1 ? add_vectors : nullptr;
+  }
   const int needed = i.a == POPC_INC ? 0 : i.a == CAS || i.a == CAST ? 2 : 1;
   return i.a >= 0 && m.none_left() && i.c <= 2 && values == needed ? atomic : nullptr;
 }

@@ -201,7 +201,7 @@ u32 first_lane(Context& c, const Operand& o) {
   return integer(c, o, scratch)[__builtin_ctz(c.lanes)];
 }
 
-// BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads
+// BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads; BAR.RED barrier[, threads], P. a = waits, b = reduces, c = Reduced
 Step barrier(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (!w.together && w.strict) {
@@ -228,6 +228,10 @@ Step barrier(Context& c, const Instruction& i) {
   b.expected = expected;
   // a warp counts as 32 threads where a number is given, which is one of whole warps
   b.arrived += expected ? LANES : __builtin_popcount(w.alive);
+  if (i.b) {
+    b.true_ones += u32(__builtin_popcount(predicate(c, i.operands.back()) & c.lanes));
+    w.reduced = Reduced(i.c);
+  }
   if (i.a) w.wait = {Wait::Kind::Barrier, index, b.generation};
   if (Order* order = w.block->cluster->order) order->arrive(w, order->barrier(w.block->rank, index));
   check_barrier(*w.block, index);
@@ -238,8 +242,27 @@ Execute prepare_barrier(Instruction& i) {
   Modifiers m(i);
   m.take("DEFER_BLOCKING");
   bool sync = m.take("SYNC"), arrive = m.take("ARV");
-  i.a = sync;
-  return (sync || arrive) && m.none_left() ? barrier : nullptr;
+  i.b = m.take("RED");
+  i.c = int(m.take("AND") ? Reduced::And : m.take("OR") ? Reduced::Or : Reduced::Count);
+  m.take("POPC");
+  i.a = sync || i.b;
+  const bool has_predicate = !i.operands.empty() && i.operands.back().kind == Kind::Predicate;
+  return (i.a || arrive) && i.b == has_predicate && m.none_left() ? barrier : nullptr;
+}
+
+// B2R.RESULT R[, P]: what the warp's last BAR.RED found; the predicate whether that is not zero
+Step barrier_result(Context& c, const Instruction& i) {
+  Lanes out;
+  each(out, [&](int) { return c.warp.reduction; });
+  write(c, i.operands[0], out);
+  if (i.operands.size() > 1) write_predicate(c, i.operands[1], c.warp.reduction ? ALL : 0);
+  return Step::Done;
+}
+
+Execute prepare_barrier_result(Instruction& i) {
+  Modifiers m(i);
+  const bool result = m.take("RESULT");
+  return result && m.none_left() && (i.operands.size() == 1 || i.operands.size() == 2) ? barrier_result : nullptr;
 }
 
 Execute prepare_no_operation(Instruction&) { return nothing; }
@@ -260,6 +283,7 @@ const Opcode CONTROL[] = {
     {"BMOV", Pipe::Branch, prepare_move_convergence},
     {"WARPSYNC", Pipe::Branch, prepare_synchronise_warp},
     {"BAR", Pipe::Branch, prepare_barrier},
+    {"B2R", Pipe::Branch, prepare_barrier_result},
     {"NOP", Pipe::None, prepare_no_operation},
     {"YIELD", Pipe::Branch, prepare_no_operation},
     {"NANOSLEEP", Pipe::Branch, prepare_no_operation},

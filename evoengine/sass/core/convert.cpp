@@ -253,13 +253,23 @@ Step pack_halves(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Two bytes below the low halfword of a third operand. a = 1 E5M2, b = from halves, c = .RELU, d = .SATFINITE
+// Two bytes of two floats, or of a register's halves (b), below the low halfword of the last operand. a = 1 E5M2,
+// c = .RELU, d = .SATFINITE
 Step pack_bytes(Context& c, const Instruction& i) {
+  const FloatFormat format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
+  auto byte = [&](float v) { return to_format(i.c && v < 0 ? 0.0f : v, format, NEAREST, i.d); };
+  if (i.b) {
+    Lanes s, r, out;
+    const Lanes &x = plain(c, i.operands[1], s), &above = plain(c, i.operands[2], r);
+    each(out, [&](int l) {
+      return byte(half_to_float(x[l] & 0xffff)) | byte(half_to_float(x[l] >> 16)) << 8 | above[l] << 16;
+    });
+    write(c, i.operands[0], out);
+    return Step::Done;
+  }
   Lanes s, t, r, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
   const Lanes& above = plain(c, i.operands[3], r);
-  const FloatFormat format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
-  auto byte = [&](float v) { return to_format(i.c && v < 0 ? 0.0f : v, format, NEAREST, i.d); };
   each(out, [&](int l) { return byte(as_float(y[l])) | byte(as_float(x[l])) << 8 | above[l] << 16; });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -294,8 +304,10 @@ Execute prepare_f2fp(Instruction& i) {
   if (e4m3 || e5m2) {
     i.a = e5m2;
     if (m.take("UNPACK_B")) return m.take("F16") && m.none_left() && i.operands.size() == 2 ? unpack_bytes : nullptr;
-    m.take("F32");
-    return m.take("PACK_AB_MERGE_C") && m.none_left() && i.operands.size() == 4 ? pack_bytes : nullptr;
+    i.b = m.take("UNPACK_B_MERGE_C");
+    m.take(i.b ? "F16" : "F32");
+    const bool packs = i.b || m.take("PACK_AB_MERGE_C");
+    return packs && m.none_left() && int(i.operands.size()) == 4 - i.b ? pack_bytes : nullptr;
   }
   i.a = m.take("BF16") ? T_BF16 : T_F16;
   m.take("F16");

@@ -28,7 +28,7 @@ struct Counter : Observer {
       case Pipe::Branch: counts.branch++; break;
       case Pipe::Tensor:
         counts.tensor++;
-        if (i.opcode[1] != 'G') counts.hmma += std::max(1, i.d);
+        if (i.opcode[1] != 'G') (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
         break;
       case Pipe::None: break;
     }

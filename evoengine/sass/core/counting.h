@@ -11,7 +11,8 @@ namespace sass {
 // `of_last_warps`: instructions of the first and last warp of each block.
 #define SASS_COUNTS(X)                                                                                          \
   X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor)         \
-  X(hmma) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores) X(sectors_stored)  \
+  X(hmma) X(hmma_fp16) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores)       \
+  X(sectors_stored)                                                                                               \
   X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded)                        \
   X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(of_first_warps) X(of_last_warps) X(complete)
 

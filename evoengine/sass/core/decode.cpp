@@ -286,10 +286,15 @@ void classify(Instruction& i, string_view base) {
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
+  i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG"});
   i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
                       "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
-  if (const u32 products = products_of(i, base)) i.visit = Visit::Product, i.products = products;
+  if (const u32 products = products_of(i, base)) {
+    i.visit = Visit::Product, i.products = products;
+    i.fp16_sums = base == "IMMA" || (base == "HMMA" && has(i, "F16"));
+    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
+  }
   if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
 }
 

@@ -83,7 +83,7 @@ struct Builder {
     uniforms(to, o.uniform, far || base[0] == 'U' ? 2 : 1);
   }
 
-  int width() const { return has(i, "128") ? 4 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
+  int width() const { return has(i, "128") || has(i, "F32x4") ? 4 : has(i, "F32x2") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
   bool wide(size_t modifier) const {
     if (modifier >= i.modifiers.size()) return false;
     const std::string& m = i.modifiers[modifier];
@@ -134,6 +134,7 @@ struct Builder {
     };
     if (one_of(base, {"ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "PLOP3", "UPLOP3", "SHFL", "ELECT", "QSPC"})) return 2;
     if (one_of(base, {"VOTE", "VOTEU"})) return i.operands.size() - 1;
+    if (base == "B2R") return i.operands.size();
     if (one_of(base, {"MATCH", "R2UR", "LDG", "LD"})) return is_predicate_at(0) ? 2 : 1;
     if (one_of(base, {"LOP3", "ULOP3"})) return is_predicate_at(0) ? 2 : 1;
     if (one_of(base, {"IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD"})) {

@@ -2,7 +2,11 @@
 // work lands.
 //
 // Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
-// between in the rest. Order finds races whatever was drawn; what it cannot see may show in the results.
+// between in the rest. Clusters that may tell each other something lag at drawn places until the others have come as far
+// as they can. Order finds races whatever was drawn; what it cannot see, such as how atomics follow one another, may show
+// in the results.
+//
+// What runs once for a launch or a cluster is `cold`: a third of this file's compilation would go into making it fast.
 #include "functional.h"
 
 #include <algorithm>
@@ -29,6 +33,11 @@ struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorando
 
 constexpr u32 LONGEST_TURN = 64;     // instructions of one warp
 constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
+constexpr u32 MANY = 72;              // clusters that run at once in some launches of enough: twice a warp and more
+constexpr u32 MOST_WARPS = 2048;     // of them
+constexpr u32 LATEST_COMER = 4;      // to a place, of the warps there, whose cluster lags
+constexpr u32 MOST_LAG = 4096;       // turns of each warp
+constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
 constexpr u64 IDLE_ROUNDS = 16;      // without an act, after which work lands that nothing asked for
 constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
 constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
@@ -41,6 +50,7 @@ struct Resident {
   std::deque<Completion> pending;  // in the order they began
   u64 left = 0;                    // instructions
   u64 idle = 0;                    // rounds without an act
+  bool lags = false, has_lagged = false;
 };
 
 struct Functional : Machine {
@@ -50,6 +60,8 @@ struct Functional : Machine {
   Observer* observer = nullptr;
   int lone = -1;  // the one warp of a block that runs; -1: all do
   Visits counted;
+  std::vector<u8> lags_at;  // [instruction]: of the comers to it, the number of the one whose cluster lags; 0: none
+  bool lag_often = false;   // more clusters than one may lag at a place
 
   void begin(Completion&& work) override {
     std::deque<Completion>& pending = current->pending;
@@ -72,14 +84,19 @@ struct Functional : Machine {
   bool land_one() {
     const std::deque<Completion>& pending = current->pending;
     u32 count = u32(pending.size());
+    std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
     for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
       u32 chosen = (from + n) % count;
+      const Warp* warp = pending[chosen].warp;
       if (pending[chosen].queue == Completion::Queue::Product) {
-        if (land_product(*pending[chosen].warp)) return true;
+        const Warp* group = warp - warp->number % 4;
+        if (std::find(unready.begin(), unready.end(), group) != unready.end()) continue;
+        if (land_product(*warp)) return true;
+        unready.push_back(group);
         continue;
       }
       for (u32 first = 0; first < chosen; first++)
-        if (pending[first].warp == pending[chosen].warp && pending[first].queue == pending[chosen].queue) chosen = first;
+        if (pending[first].warp == warp && pending[first].queue == pending[chosen].queue) chosen = first;
       land(chosen);
       return true;
     }
@@ -90,15 +107,19 @@ struct Functional : Machine {
   // one warp frees for all four what its product has read.
   bool land_product(const Warp& warp) {
     constexpr u32 missing = ~0u;
-    u32 first[4] = {missing, missing, missing, missing};
-    for (u32 n = u32(current->pending.size()); n-- > 0;) {
-      const Completion& p = current->pending[n];
-      if (p.queue == Completion::Queue::Product && p.warp->block == warp.block && p.warp->number / 4 == warp.number / 4)
-        first[p.warp->number % 4] = n;
+    u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;
+    for (const Completion& p : current->pending) {
+      const Warp& w = *p.warp;
+      u32& own = first[w.number % 4];
+      if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
+        own = n;
+        if (++found == 4) break;
+      }
+      n++;
     }
+    if (found < 4) return false;
     std::sort(first, first + 4);
-    if (first[3] == missing) return false;
-    for (int n = 3; n >= 0; n--) land(first[n]);
+    for (int k = 3; k >= 0; k--) land(first[k]);
     return true;
   }
 
@@ -112,6 +133,7 @@ struct Functional : Machine {
 
 constexpr size_t LONGEST_NAME = 120;  // of a kernel in a message: those of templates fill pages
 
+[[gnu::cold]]
 std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
@@ -134,6 +156,15 @@ bool came_true(Context& c, const Instruction& i) {
   return false;
 }
 
+// Before an access that other clusters may see, or see others by.
+bool begins_to_lag(Functional& machine, const Warp& w, const Instruction& i) {
+  u8& left = machine.lags_at[size_t(w.pc)];
+  Resident& r = *machine.current;
+  if (!left || r.has_lagged || !lanes_to_execute(w, i) || --left) return false;
+  if (machine.lag_often) left = u8(1 + machine.random.below(LATEST_COMER));
+  return r.lags = r.has_lagged = true;
+}
+
 // One turn of a warp; true where it did anything.
 bool turn(Functional& machine, Warp& w, u64& left) {
   Context context{machine, w};
@@ -144,6 +175,7 @@ bool turn(Functional& machine, Warp& w, u64& left) {
     if (is_waiting(machine, w)) break;
     if (next(w) < 0) break;
     const Instruction& instruction = machine.program->code[w.pc];
+    if (!machine.lags_at.empty() && begins_to_lag(machine, w, instruction)) return true;
     if (step(context) == Step::Waiting) break;
     moved = true;
     machine.acts += instruction.acts && context.lanes;
@@ -171,7 +203,8 @@ bool run_round(Functional& machine, Resident& r) {
     const u64 acts = machine.acts;
     bool moved = false;
     for (size_t n = r.warps.size(); n > 1; n--) std::swap(r.warps[n - 1], r.warps[machine.random.below(u32(n))]);
-    for (Warp* w : r.warps) moved |= turn(machine, *(current = w), r.left);
+    for (Warp* w : r.warps)
+      if (!r.lags) moved |= turn(machine, *(current = w), r.left);
     std::erase_if(r.warps, [](Warp* w) { return w->done(); });
     if (r.warps.empty()) {
       while (machine.land_one()) {
@@ -187,6 +220,7 @@ bool run_round(Functional& machine, Resident& r) {
   }
 }
 
+[[gnu::cold]]
 Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   Resident r;
   r.cluster = make_cluster(machine, first);
@@ -215,6 +249,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
+[[gnu::cold]]
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
   const u32 (&grid)[3] = machine.launch.grid;
   for (const auto& [site, count] : machine.counted.counts) {
@@ -226,17 +261,53 @@ void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to
   std::erase_if(machine.counted.counts, [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
 }
 
-// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one
-// more begins: another block may be what they wait for.
+// Where clusters lag: at every place in some launches, else at every second.
+[[gnu::cold]]
+void draw_lags(Functional& machine) {
+  const std::vector<Instruction>& code = machine.program->code;
+  const bool all = machine.random.below(2);
+  machine.lags_at.assign(code.size(), 0);
+  for (size_t n = 0; n < code.size(); n++)
+    if ((code[n].strength == GPU_STRONG || code[n].changes_global) && (all || machine.random.below(2)))
+      machine.lags_at[n] = u8(1 + machine.random.below(1 + machine.random.below(LATEST_COMER)));
+}
+
+// How many clusters run at once: few, or more than a warp looks back at.
+[[gnu::cold]]
+size_t draw_room(Functional& machine, size_t clusters) {
+  const Launch& l = machine.launch;
+  const u32 warps = l.cluster[0] * l.cluster[1] * l.cluster[2] * ((l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES);
+  const size_t few = 2 + machine.random.below(MOST_RESIDENT - 1), many = std::min(MANY, MOST_WARPS / warps);
+  return clusters > LANES && machine.random.below(4) ? std::max(few, many) : few;
+}
+
+[[gnu::cold]]
+bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
+  const size_t count = residents.size(), from = count ? machine.random.below(u32(count)) : 0;
+  for (size_t n = 0; n < count; n++)
+    if (Resident& r = residents[(from + n) % count]; r.lags) return r.lags = false, true;
+  return false;
+}
+
+// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one that
+// lags goes on; where none does, more begin: another block may be what they wait for.
+[[gnu::cold]]
 void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
   std::vector<Resident> residents;
-  size_t begun = 0, room = world && world->talks ? 2 + machine.random.below(MOST_RESIDENT - 1) : 1;
-  u64 acts = 0, idle = 0;  // idle: turns of warps since the last act
+  size_t begun = 0, room = 1;
+  if (world && world->talks && firsts.size() > 1) {
+    room = draw_room(machine, firsts.size());
+    machine.lag_often = room <= MOST_RESIDENT;
+    draw_lags(machine);
+  }
+  u64 acts = 0, idle = 0, rounds = 0;  // idle: turns of warps since the last act; rounds: since one that lagged went on
   while (begun < firsts.size() || !residents.empty()) {
-    while (residents.size() < room && begun < firsts.size()) residents.push_back(admit(machine, world, firsts[begun++], limit));
+    size_t running = size_t(std::count_if(residents.begin(), residents.end(), [](const Resident& r) { return !r.lags; }));
+    for (; running < room && begun < firsts.size(); running++) residents.push_back(admit(machine, world, firsts[begun++], limit));
     bool moved = false;
     u64 warps = 0;
     for (Resident& r : residents) {
+      if (r.lags) continue;
       warps += r.warps.size();
       moved |= run_round(machine, r);
     }
@@ -245,10 +316,14 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
     std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
     idle = machine.acts == acts ? idle + warps : 0;
     acts = machine.acts;
+    if ((!moved || idle >= IDLE_UNTIL_ONE_GOES_ON * warps || ++rounds > MOST_LAG) && let_one_go_on(machine, residents)) {
+      idle = rounds = 0;
+      continue;
+    }
     if (moved && idle < IDLE_TURNS * warps) continue;
     if (residents.empty()) continue;
     if (begun < firsts.size()) {
-      room = residents.size() + 1;
+      room = residents.size() + 1 + residents.size() / 8;
       idle = 0;
     } else if (!moved || idle * LONGEST_TURN / 2 > IDLE_LIMIT) {
       hang(machine, residents);
@@ -256,6 +331,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   }
 }
 
+[[gnu::cold]]
 void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
              const std::vector<u8>* banks, u64 seed) {
   machine.program = &program;
@@ -266,6 +342,7 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
 }
 
 // Marks in `written` the bytes that the launch has stored to.
+[[gnu::cold]]
 void mark_written(const Allocation& a) {
   const Shadow& shadow = *a.shadow;
   for (size_t word = 0; word < shadow.writer.size(); word++)
@@ -275,6 +352,7 @@ void mark_written(const Allocation& a) {
 }
 
 // Appends what one block touched of sparse allocations.
+[[gnu::cold]]
 void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
   auto put = [&](const auto& value) {
     const u8* bytes = reinterpret_cast<const u8*>(&value);
@@ -295,6 +373,7 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
 
 }  // namespace
 
+[[gnu::cold]]
 void require_declared_barriers(const Program& program, const Launch& launch) {
   auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
     char at[32];
@@ -312,6 +391,7 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   }
 }
 
+[[gnu::cold]]
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
   Functional machine;
@@ -329,6 +409,7 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   }
 }
 
+[[gnu::cold]]
 std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
                          const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit) {
   Functional machine;
@@ -342,7 +423,7 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
     a.shadow = &shadows.emplace_back();
     a.shadow->writer.assign((a.bytes + 3) / 4, 0);
   }
-  if (world.talks)
+  if (world.talks && (clusters.size() <= LANES || machine.random.below(2)))
     for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
   std::vector<Visited> visited;
   run_clusters(machine, &world, clusters, limit, &visited);
@@ -351,6 +432,7 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   return visited;
 }
 
+[[gnu::cold]]
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                            const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
   std::vector<u8> traces;

@@ -121,8 +121,11 @@ bool is_waiting(Machine& machine, Warp& w) {
     case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
   }
   if (waits) return true;
-  Order* order = w.block->cluster->order;
-  if (order && w.wait.kind == Wait::Kind::Barrier) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
+  if (w.wait.kind == Wait::Kind::Barrier) {
+    const NamedBarrier& b = w.block->barriers[w.wait.index];
+    w.reduction = w.reduced == Reduced::Count ? b.counted : w.reduced == Reduced::Or ? b.counted > 0 : b.counted == b.arrived_before;
+    if (Order* order = w.block->cluster->order) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
+  }
   w.wait = Wait{};
   return false;
 }
@@ -266,20 +269,24 @@ void check_barrier(Block& block, int index) {
   if (!expected)
     for (const Warp& w : block.warps) expected += __builtin_popcount(w.alive);
   if (barrier.arrived < expected) return;
-  barrier.arrived = 0;
+  barrier.counted = barrier.true_ones;
+  barrier.arrived_before = barrier.arrived;
+  barrier.arrived = barrier.true_ones = 0;
   barrier.expected = 0;
   barrier.generation++;
   if (Order* order = block.cluster->order) Order::pass(order->barrier(block.rank, u32(index)));
 }
 
+u32 lanes_to_execute(const Warp& w, const Instruction& i) {
+  if (i.guard == PT && !i.guard_negated) return w.active;
+  const u32 guard = i.guard_uniform ? (w.up[i.guard] ? ALL : 0) : w.p[i.guard];
+  return w.active & (i.guard_negated ? ~guard : guard);
+}
+
 Step step(Context& c) {
   Warp& w = c.warp;
   const Instruction& i = c.machine.program->code[w.pc];
-  u32 lanes = w.active;
-  if (i.guard != PT || i.guard_negated) {
-    u32 guard = i.guard_uniform ? (w.up[i.guard] ? ALL : 0) : w.p[i.guard];
-    lanes &= i.guard_negated ? ~guard : guard;
-  }
+  const u32 lanes = lanes_to_execute(w, i);
   c.lanes = lanes;
   c.access.space = Access::Space::None;
   c.jumping = c.finished = 0;

@@ -90,9 +90,12 @@ struct Instruction {
 
   u8 strength = 0;              // of an access to memory: BLOCK_STRONG, GPU_STRONG
   bool optimistic = false;      // a load whose value is only compared, by an atomic behind it
+  bool changes_global = false;  // stores to global memory, or changes it by an atomic
   bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
   Visit visit = Visit::None;
   u32 products = 1;             // of a matrix product: those of 8 × 8 × 4 that a warp forms
+  double mma_work = 0;          // of mma.sync: clocks of the tensor core over those of an m16n8k16 of halves
+  bool fp16_sums = false;       // of mma.sync: at the rate of products whose sums are halves, or integers
 
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
@@ -268,6 +271,8 @@ struct Groups {
   }
 };
 
+enum class Reduced : u8 { Count, And, Or };  // of a predicate, by BAR.RED
+
 struct Warp {
   Lanes r[256];
   u32 u[64];
@@ -301,6 +306,8 @@ struct Warp {
   u32 sync_mask[LANES] = {};   // the lanes that each lane meets at WARPSYNC
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
+  Reduced reduced = Reduced::Count;  // by the last BAR.RED
+  u32 reduction = 0;                 // what that found, for B2R
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
   u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
@@ -311,6 +318,8 @@ struct NamedBarrier {
   u32 arrived = 0;      // threads
   u32 expected = 0;     // 0: all threads of the block that have not exited
   u32 generation = 0;
+  u32 true_ones = 0;    // BAR.RED: of the threads that have arrived
+  u32 counted = 0, arrived_before = 0;  // of those that passed last: true ones, all
 };
 
 struct Block {
@@ -418,6 +427,9 @@ std::unique_ptr<Cluster> make_cluster(Machine&, u64 first);
 
 // True while the warp's wait is not over; clears it when it is.
 bool is_waiting(Machine&, Warp&);
+
+// The warp's active lanes whose guard is true, for the instruction at `pc`.
+u32 lanes_to_execute(const Warp&, const Instruction&);
 
 // Runs one instruction of the warp's next group of lanes. Throws Fault. `context.access` says what it touched.
 Step step(Context&);

@@ -36,7 +36,8 @@ double Timing::load_clocks(int allocation, bool tma) const {
 double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   bool local = size_t(allocation) >= request.traffic.size();
   Asked& asked = sm.asked[allocation];
-  double due = (local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram) * asked.loaded - asked.charged;
+  double from_dram = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram;
+  double due = std::fma(from_dram, asked.loaded, -asked.charged);
   if (due < 0.5 * sectors) return 0;
   double charged = sectors == 1 ? 1 : std::min(due, sectors);  // a sector as a whole, a box as a part of it
   asked.charged += charged;

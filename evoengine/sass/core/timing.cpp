@@ -153,7 +153,7 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     case Pipe::Tensor:
       if (!is_group_product(i)) {
-        double clocks = rates.hmma_interval * std::max(1, i.d);
+        double clocks = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
         part.tensor = now + clocks;
         result.tensor += clocks;
         result.tensor_work += clocks / PARTS;
@@ -173,9 +173,9 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
 // While a wgmma's sums move through the register file, MUFU loses a part of its rate.
 void Timing::occupy_mufu(Sm& sm, Part& part, double& done, double& read) {
   double start = std::max(now, part.mufu);
-  double slowly = rates.mufu_interval / (1 - rates.hgmma_mufu_loss * sm.traffic);
+  double slowly = rates.mufu_interval / std::fma(-rates.hgmma_mufu_loss, sm.traffic, 1);
   double beside = std::max(0.0, sm.tensor - start);
-  double takes = beside >= slowly ? slowly : beside + (1 - beside / slowly) * rates.mufu_interval;
+  double takes = beside >= slowly ? slowly : std::fma(1 - beside / slowly, rates.mufu_interval, beside);
   part.mufu = start + takes;
   result.mufu += takes;
   done = part.mufu - rates.mufu_interval + rates.mufu_latency;

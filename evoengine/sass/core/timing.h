@@ -9,7 +9,8 @@ namespace sass {
 // instructions of one sub-partition, unless they say otherwise.
 #define SASS_RATES(X)                                                                                                 \
   X(fma_interval) X(imad_interval) X(half_interval) X(alu_interval) X(fp64_interval) X(mufu_interval)                 \
-  X(uniform_interval) X(hmma_interval) X(mufu_latency) X(uniform_latency) X(constant_latency) X(shuffle_latency)      \
+  X(uniform_interval) X(hmma_interval) X(hmma_fp16_interval) X(mufu_latency) X(uniform_latency) X(constant_latency)   \
+  X(shuffle_latency)                                                                                                  \
   X(memory_interval) X(sm_memory_interval) X(wavefront_clocks) X(matrix_wavefront_clocks) X(lds_latency)              \
   X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_private_bytes_per_clock)                 \
   X(l2_private_tma_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \

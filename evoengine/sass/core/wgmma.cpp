@@ -8,6 +8,8 @@
 #include "order.h"
 #include "products.h"
 
+#include <algorithm>
+
 namespace sass {
 
 namespace {
@@ -35,30 +37,6 @@ Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by, boo
   return d;
 }
 
-// Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in
-// a transposed matrix; `chunk` counts chunks in that direction, `other` the elements in the other one.
-u32 chunk_offset(const Descriptor& d, bool transposed, u32 chunk, u32 other) {
-  u32 per_row = d.width / CHUNK, at = d.start + other % 8 * d.width;
-  if (per_row == 1 && transposed)
-    at += chunk * d.stride + other / 8 * d.leading;
-  else if (per_row == 1 || transposed)
-    at += chunk / per_row * d.leading + chunk % per_row * CHUNK + other / 8 * d.stride;
-  else
-    at += chunk * CHUNK + other / 8 * d.stride;
-  return at ^ (at >> 7 & (d.width / CHUNK - 1)) << 4;
-}
-
-const u8* chunk_at(const Block& block, const Descriptor& d, bool transposed, u32 chunk, u32 other,
-                   const Instruction& by) {
-  u32 at = chunk_offset(d, transposed, chunk, other);
-  if (at + CHUNK > block.shared.size()) {
-    char text[64];
-    snprintf(text, sizeof text, ": its matrix reaches shared address 0x%x, outside of the ", at);
-    throw Fault{named(by) + text + std::to_string(block.shared.size()) + " bytes that the block has"};
-  }
-  return block.shared.data() + at;
-}
-
 struct IssuedProduct {
   Warp* warp;
   const Instruction* by;
@@ -72,23 +50,70 @@ struct IssuedProduct {
   float sign;
 };
 
+// Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in
+// a transposed matrix. So many chunks in that direction and elements in the other one, each from the `first` on.
+struct Chunks {
+  u32 first, count, first_other, others;
+};
+
+Chunks of_left(const IssuedProduct& p) {
+  const u32 row = u32(p.warp->number % 4 * 16);
+  return p.transposed_a ? Chunks{row / 8, 2, 0, 16} : Chunks{0, 2, row, 16};
+}
+Chunks of_right(const IssuedProduct& p) {
+  return p.transposed_b ? Chunks{0, u32(p.n) / 8, 0, u32(p.k)} : Chunks{0, 2, 0, u32(p.n)};
+}
+
+constexpr size_t MAX_CHUNKS = 2 * MAX_COLUMNS;
+
+// Fills [other][chunk] with the places of chunks in shared memory; returns how many.
+size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks, u32* places) {
+  const u32 per_row = d.width / CHUNK;
+  u32 along[MAX_COLUMNS / 8];
+  for (u32 n = 0; n < chunks.count; n++) {
+    const u32 chunk = chunks.first + n;
+    if (per_row == 1)
+      along[n] = chunk * (transposed ? d.stride : d.leading);
+    else
+      along[n] = transposed ? chunk / per_row * d.leading + chunk % per_row * CHUNK : chunk * CHUNK;
+  }
+  const u32 across = per_row == 1 && transposed ? d.leading : d.stride;
+  u32 highest = 0, *to = places;
+  for (u32 other = chunks.first_other; other < chunks.first_other + chunks.others; other++) {
+    const u32 start = d.start + other % 8 * d.width + other / 8 * across;
+    for (u32 n = 0; n < chunks.count; n++) {
+      const u32 at = start + along[n];
+      *to = at ^ (at >> 7 & (per_row - 1)) << 4;
+      highest = std::max(highest, *to++);
+    }
+  }
+  const size_t size = p.warp->block->shared.size();
+  if (highest + CHUNK > size) {
+    char text[64];
+    snprintf(text, sizeof text, ": its matrix reaches shared address 0x%x, outside of the ",
+             *std::find_if(places, to, [&](u32 at) { return at + CHUNK > size; }));
+    throw Fault{named(*p.by) + text + std::to_string(size) + " bytes that the block has"};
+  }
+  return size_t(to - places);
+}
+
 void read_left(const IssuedProduct& p, Left& left) {
   float rows[MAX_K][16];
-  u32 words[16][4];
+  u32 places[32], words[16][4];
   float low[16][4], high[16][4];
-  u32 first = u32(p.warp->number % 4 * 16);
+  find_chunks(p, p.a, p.transposed_a, of_left(p), places);
+  const u8* shared = p.warp->block->shared.data();
   if (p.transposed_a) {
     for (u32 k = 0; k < 16; k++)
       for (u32 chunk = 0; chunk < 2; chunk++) {
-        std::memcpy(words[0], chunk_at(*p.warp->block, p.a, true, first / 8 + chunk, k, *p.by), CHUNK);
+        std::memcpy(words[0], shared + places[2 * k + chunk], CHUNK);
         to_floats(words[0], low[0], high[0], 4, p.format);
         for (int n = 0; n < 4; n++) rows[k][8 * chunk + 2 * n] = low[0][n], rows[k][8 * chunk + 2 * n + 1] = high[0][n];
       }
   } else {
     int per_word = p.format == Format::TFloat ? 1 : 2;
     for (u32 chunk = 0; chunk < 2; chunk++) {
-      for (u32 row = 0; row < 16; row++)
-        std::memcpy(words[row], chunk_at(*p.warp->block, p.a, false, chunk, first + row, *p.by), CHUNK);
+      for (u32 row = 0; row < 16; row++) std::memcpy(words[row], shared + places[2 * row + chunk], CHUNK);
       to_floats(words[0], low[0], high[0], 64, p.format);
       for (int row = 0; row < 16; row++)
         for (int n = 0; n < 4; n++) {
@@ -104,25 +129,41 @@ void read_left(const IssuedProduct& p, Left& left) {
 }
 
 // Words of two columns, next to each other along k: [k][column / 2].
-void read_right_transposed(const IssuedProduct& p, Right& right) {
+void read_right_transposed(const IssuedProduct& p, const u32* places, Right& right) {
+  const u8* shared = p.warp->block->shared.data();
   for (int k = 0; k < p.k; k++) {
     u32 words[MAX_COLUMNS / 2];
-    for (int chunk = 0; chunk < p.n / 8; chunk++)
-      std::memcpy(words + 4 * chunk, chunk_at(*p.warp->block, p.b, true, u32(chunk), u32(k), *p.by), CHUNK);
+    for (int chunk = 0; chunk < p.n / 8; chunk++) std::memcpy(words + 4 * chunk, shared + *places++, CHUNK);
     to_floats(words, right.of[k][0], right.of[k][1], p.n / 2, p.format);
   }
 }
 
+typedef u32 FourWords __attribute__((vector_size(16)));
+
+void transpose_words(FourWords (&m)[4]) {
+  const FourWords left_above = __builtin_shufflevector(m[0], m[1], 0, 4, 1, 5);
+  const FourWords right_above = __builtin_shufflevector(m[0], m[1], 2, 6, 3, 7);
+  const FourWords left_below = __builtin_shufflevector(m[2], m[3], 0, 4, 1, 5);
+  const FourWords right_below = __builtin_shufflevector(m[2], m[3], 2, 6, 3, 7);
+  m[0] = __builtin_shufflevector(left_above, left_below, 0, 1, 4, 5);
+  m[1] = __builtin_shufflevector(left_above, left_below, 2, 3, 6, 7);
+  m[2] = __builtin_shufflevector(right_above, right_below, 0, 1, 4, 5);
+  m[3] = __builtin_shufflevector(right_above, right_below, 2, 3, 6, 7);
+}
+
 // Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
 // `right` at once.
-void read_right(const IssuedProduct& p, Right& right) {
-  u32 words[8][2][MAX_COLUMNS / 2];
-  for (int column = 0; column < p.n; column++)
-    for (int chunk = 0; chunk < 2; chunk++) {
-      u32 four[4];
-      std::memcpy(four, chunk_at(*p.warp->block, p.b, false, u32(chunk), u32(column), *p.by), CHUNK);
-      for (int n = 0; n < 4; n++) words[4 * chunk + n][column % 2][column / 2] = four[n];
-    }
+void read_right(const IssuedProduct& p, const u32* places, Right& right) {
+  alignas(16) u32 words[8][2][MAX_COLUMNS / 2];
+  const u8* shared = p.warp->block->shared.data();
+  for (int column = 0; column < p.n; column += 8)
+    for (int chunk = 0; chunk < 2; chunk++)
+      for (int odd = 0; odd < 2; odd++) {
+        FourWords own[4];  // of each second column
+        for (int n = 0; n < 4; n++) std::memcpy(&own[n], shared + places[2 * (column + 2 * n + odd) + chunk], CHUNK);
+        transpose_words(own);
+        for (int n = 0; n < 4; n++) std::memcpy(&words[4 * chunk + n][odd][column / 2], &own[n], sizeof own[n]);
+      }
   for (int word = 0; word < 8; word++)
     for (int odd = 0; odd < 2; odd++)
       if (p.format == Format::TFloat)
@@ -157,10 +198,12 @@ void form(const IssuedProduct& p) {
     left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
   else
     read_left(p, left);
+  u32 places[MAX_CHUNKS];
+  find_chunks(p, p.b, p.transposed_b, of_right(p), places);
   if (p.transposed_b)
-    read_right_transposed(p, right);
+    read_right_transposed(p, places, right);
   else
-    read_right(p, right);
+    read_right(p, places, right);
   if (p.half_sums) return add_to_halves(w, p, left, right);
   if (p.c == RZ)
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
@@ -171,21 +214,10 @@ void form(const IssuedProduct& p) {
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
 void order_reads(Order& order, const IssuedProduct& p) {
-  static thread_local std::vector<u32> lines;
-  lines.clear();
-  auto add = [&](const Descriptor& d, bool transposed, u32 chunk, u32 other) {
-    chunk_at(*p.warp->block, d, transposed, chunk, other, *p.by);
-    lines.push_back(chunk_offset(d, transposed, chunk, other));
-  };
-  const u32 first = u32(p.warp->number % 4 * 16);
-  for (u32 k = 0; p.a_register < 0 && k < 16; k++)
-    for (u32 chunk = 0; chunk < 2; chunk++)
-      p.transposed_a ? add(p.a, true, first / 8 + chunk, k) : add(p.a, false, chunk, first + k);
-  for (u32 k = 0; p.transposed_b && k < u32(p.k); k++)
-    for (u32 chunk = 0; chunk < u32(p.n) / 8; chunk++) add(p.b, true, chunk, k);
-  for (u32 column = 0; !p.transposed_b && column < u32(p.n); column++)
-    for (u32 chunk = 0; chunk < 2; chunk++) add(p.b, false, chunk, column);
-  order.read_lines(*p.warp, *p.by, AgentKind::Products, lines.data(), lines.size());
+  u32 lines[32 + MAX_CHUNKS];
+  size_t count = p.a_register < 0 ? find_chunks(p, p.a, p.transposed_a, of_left(p), lines) : 0;
+  count += find_chunks(p, p.b, p.transposed_b, of_right(p), lines + count);
+  order.read_lines(*p.warp, *p.by, AgentKind::Products, lines, count);
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b

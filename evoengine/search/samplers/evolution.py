@@ -79,9 +79,9 @@ class EvolutionSampler(BaseSampler):
         self._independent = RandomSampler(seed)
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._turn_to(None)
+        self._switch_study(None)
 
-    def _turn_to(self, study: Study | None) -> None:
+    def _switch_study(self, study: Study | None) -> None:
         """Replace the state of one study by that of another, which its trials determine."""
         # a study has no public identity
         whose = (study._storage, study._study_id) if study is not None else None  # noqa: SLF001
@@ -101,7 +101,7 @@ class EvolutionSampler(BaseSampler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-        self._turn_to(None)
+        self._switch_study(None)
 
     def reseed_rng(self) -> None:
         self._independent.reseed_rng()
@@ -111,7 +111,7 @@ class EvolutionSampler(BaseSampler):
         if self._space is not None:
             return {knob.name: CategoricalDistribution(knob.values) for knob in self._space.knobs}
         with self._lock:
-            self._turn_to(study)
+            self._switch_study(study)
             return self._common.calculate(study)
 
     def sample_relative(
@@ -120,7 +120,7 @@ class EvolutionSampler(BaseSampler):
         if not search_space:
             return {}
         with self._lock:
-            self._turn_to(study)
+            self._switch_study(study)
             if self._search is None or self._searched != search_space:
                 self._searched, space = search_space, self._space or Grid(search_space)
                 self._search = _Search(space, self._rng, self._prior)
@@ -152,7 +152,7 @@ class _Search:
         """greater is better; -inf where rejected, NaN where in flight"""
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
-        self._place: dict[bytes, int] = {}
+        self._row_numbers: dict[bytes, int] = {}
         self._surrogate_rows: dict[int, None] = {}
         """rows that the surrogate chose"""
         self._prior_rows: set[int] = set()
@@ -191,7 +191,7 @@ class _Search:
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """Return a new configuration for the trial, its operator, and the numbers of its parents."""
-        row = self._most_promising() if self._ready() else None
+        row = self._most_promising_row() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
             self._surrogate_rows[len(self._rows)] = None
@@ -206,7 +206,7 @@ class _Search:
         return self._space.decode(row), operator, parents
 
     def _enter(self, row: np.ndarray, number: int) -> int:
-        place = self._place.setdefault(row.tobytes(), len(self._rows))
+        place = self._row_numbers.setdefault(row.tobytes(), len(self._rows))
         if place == len(self._rows):
             self._rows.append(row)
             self._numbers.append(number)
@@ -229,9 +229,9 @@ class _Search:
         if not self._prior or self._dropped or failed >= MIN_COMPLETED:
             return None
         rows: Iterable[np.ndarray] = self._prior.fastest(len(self._rows) + 1)
-        return next((row for row in rows if row.tobytes() not in self._place), None)
+        return next((row for row in rows if row.tobytes() not in self._row_numbers), None)
 
-    def _most_promising(self) -> np.ndarray | None:
+    def _most_promising_row(self) -> np.ndarray | None:
         """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
         new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
         if len(self._fitted) + len(new) >= self._refit_at:

@@ -15,7 +15,7 @@ from evoengine.workloads.attention.cases import (
     has_all_heads,
     has_own_keys,
     has_own_rows,
-)  # fmt: skip
+)
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
@@ -28,7 +28,7 @@ from evoengine.workloads.coverage import (
     visited_votes,
     visits_by_block,
     vote_cells,
-)  # fmt: skip
+)
 
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
 """powers of two by which a maximum rises: about 2^8, an allowed lag of the maximum; where a weight just fits a half and

@@ -74,7 +74,7 @@ class FullCase:
 
     @property
     def row_tiles(self) -> int:
-        """Of the whole batch."""
+        """Return the number of tiles of rows of the whole batch."""
         return _row_tiles(self.problem, self.config)
 
     def tiles_of(self, block: int, blocks: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from evoengine.workloads.coverage import (
     visited_remainders,
     visited_steps,
     visits_by_block,
-)  # fmt: skip
+)
 from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
 from evoengine.workloads.gemm.problem import GemmProblem
 

@@ -24,7 +24,7 @@ from evoengine.workloads.rms_norm.problem import (
     TWO_CONSTANTS,
     RmsNormProblem,
     parse_problem,
-)  # fmt: skip
+)
 
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the cases where those are independent"""

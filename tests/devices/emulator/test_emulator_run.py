@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.errors import ToolDied
 from evoengine.records import Launch, Source
+from tests.support.waiting import wait_for
 
 ORDER = """
 extern "C" __global__ void order(int* blocks, int* threads) {
@@ -151,14 +151,6 @@ def test_the_kernel_dies_with_the_process_that_launched_it(tmp_path):
         wait_for(lambda: not alive(child))
     finally:
         parent.kill()
-
-
-def wait_for(condition):
-    for _ in range(1000):
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("waited five minutes for nothing")
 
 
 def child_running(parent, name):

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from evoengine.ledger.models import Base
+from evoengine.ledger.tables import Base
 
 
 class TokenRow(Base):
@@ -28,8 +28,10 @@ class TokenRow(Base):
 
 
 class JobRow(Base):
-    """A search that somebody asked the service for. Who claims it raises the fence, and only the holder of the present
-    one may write."""
+    """A search that somebody asked the service for.
+
+    Who claims it raises the fence, and only the holder of the present one may write.
+    """
 
     __tablename__ = "jobs"
     __table_args__ = (

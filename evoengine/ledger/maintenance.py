@@ -1,18 +1,30 @@
-"""Takes whole runs out of a ledger, with everything that is theirs alone."""
+"""Look after a whole ledger: check and mend it, take out runs, and give back space."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from evoengine.errors import UsageError
 from evoengine.ledger import chains
-from evoengine.ledger.models import (
+from evoengine.ledger.check import Fault, look_through, violated
+from evoengine.ledger.checksums import Broken
+from evoengine.ledger.database import empty_log
+from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.heartbeat import of_one_death, take_back
+from evoengine.ledger.optuna.schema import delete_studies
+from evoengine.ledger.ranking import count_all_finals, read_order, rebuild
+from evoengine.ledger.runs import RUNNING
+from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_indexes
+from evoengine.ledger.tables import (
     BaselineRow,
     BinaryRow,
     CandidateRow,
@@ -28,20 +40,19 @@ from evoengine.ledger.models import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.optuna.schema import delete_studies
-from evoengine.ledger.ranking import count_all_finals, read_order
-from evoengine.ledger.runs import RUNNING
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
 
 OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
 OF_RUN = (BaselineRow, HeartbeatRow, CandidateRow)
 
 
 def delete_runs(session: Session, runs: Sequence[int]) -> None:
-    """Deletes the runs and what no other run uses.
+    """Delete the runs and what no other run uses.
 
-    Raises UsageError, with nothing deleted, where there is no such run or one that is running may still use one
-    of them.
-    What other runs say of their candidates stays as it is, also where it names a trial that is no longer there.
+    Raises UsageError, with nothing deleted, where there is no such run or one that is running may still use one of
+    them. What other runs say of their candidates stays as it is, also where it names a trial that is no longer there.
     """
     _lock(session)
     _require_removable(session, runs)
@@ -60,8 +71,10 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
 
 
 def _lock(session: Session) -> None:
-    """Holds off those who are about to use a source that nobody uses yet. SQLite's transaction has the only write
-    lock."""
+    """Hold off those who are about to use a source that nobody uses yet.
+
+    SQLite's transaction has the only write lock.
+    """
     if session.get_bind().dialect.name == "postgresql":
         names = ", ".join(
             row.__tablename__ for row in (RunRow, DeviceRow, SourceRow, BinaryRow, MachineCodeRow, RankingRow)
@@ -116,9 +129,10 @@ class Pruned:
     packed_bytes: int
 
 
-def prune(session: Session, keep: int, before: datetime | None) -> Pruned:
-    """Of finished trials that are not among the best `keep` of their problem and GPU, and that ended before that time
-    where one is named. Trials of runs that go on keep theirs, and so does whatever shares a source with one that does.
+def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
+    """Take out sources and machine code, as `prune` says.
+
+    Trials of runs that go on keep theirs, and so does whatever shares a source with one that does.
     """
     held = _packed_bytes(session)
     kept = _sources_of_best(session, keep)
@@ -152,3 +166,63 @@ def _sources_of_best(session: Session, keep: int) -> set[str | None]:
 def _packed_bytes(session: Session) -> int:
     tables = (SourceRow, MachineCodeRow)
     return sum(session.scalar(select(func.sum(func.length(row.packed)))) or 0 for row in tables)
+
+
+# ── the ledger as a whole ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
+    """Return what is damaged or does not follow from the rest; the studies are not looked at."""
+    with ledger.database.reading() as session:
+        return look_through(session, on_stage)
+
+
+def require_proven(ledger: Ledger, trial: int) -> None:
+    """Raise MachineError where something of the trial does not hold, or a row of its run is not there."""
+    with ledger.database.reading() as session:
+        run = session.get_one(CandidateRow, trial).run_id
+        for what in (*violated(session, trial), *chains.broken(session, run)):
+            raise Broken(what)
+
+
+def mend(ledger: Ledger, echo: Callable[[str], None]) -> None:
+    """Derive again what follows from the rest of the ledger, and take killed runs from their processes."""
+    ledger.await_killed(lambda run: True, echo)
+    with ledger.database.writing() as session:
+        connection = session.connection()
+        for index in missing_indexes(connection):
+            index.create(connection)
+        if damaged_views(connection):
+            drop_views(connection)
+            create_views(connection)
+        for row in of_one_death(session):
+            take_back(row)
+            rows = chains.spelt({CandidateRow.__tablename__: {row.id}})
+            chains.sign(connection, row.run_id, chains.REPAIRED, rows)
+        rebuild(session)
+
+
+def prune(ledger: Ledger, keep: int, before: datetime | None) -> Pruned:
+    """Take out the sources and machine code of all but the best `keep` of each problem and GPU.
+
+    Only of trials that ended before that time, where one is named; most of a ledger's bytes are theirs. Configurations,
+    verdicts, figures and lineage stay, and what was taken is made again where a search comes to it again.
+    """
+    with ledger.database.writing() as session:
+        return _prune(session, keep, before)
+
+
+def vacuum(ledger: Ledger) -> bool:
+    """Make an SQLite file as small as it can be; return whether nobody stood in the way."""
+    database = ledger.database
+    if database.engine.dialect.name != "sqlite":
+        return True
+    with translate_errors(database.url), closing(database.engine.raw_connection()) as connection:
+        try:
+            connection.cursor().execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                return False
+            raise
+    empty_log(database.engine)
+    return True

@@ -318,8 +318,7 @@ class VerdictRow(Checked, Base):
 
 
 class MeasurementRow(Checked, Base):
-    """A figure. Of a candidate's several, the last of the most trusted kind holds, before those of back-to-back
-    runs."""
+    """A figure. Of a candidate's several, the last of the smallest precedence holds."""
 
     __tablename__ = "measurements"
 
