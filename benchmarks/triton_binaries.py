@@ -1,9 +1,11 @@
-"""Compile the kernels of `triton_kernels.py` for several architectures, and record how they are launched.
+"""Compile kernels of Triton for several architectures, and record how they are launched.
 
-    pip install triton==3.9.0
+    pip install triton==3.9.0 liger-kernel==0.8.5
     python -m benchmarks.triton_binaries [--out tests/sass/data/triton]
 
-No GPU is needed. `tests/sass/test_triton_kernels.py` executes what this writes and compares it with torch.
+Most are in `triton_kernels.py`. Those of others are compiled as their packages have them; README.md beside the binaries
+has their origins and licences. No GPU is needed. `tests/sass/test_triton_kernels.py` executes what this writes and
+compares it with torch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import gzip
 import hashlib
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,8 @@ class Kernel(NamedTuple):
     grid: tuple[int, int, int]
     parameters: dict[str, tuple[str, Any]]
     """Triton's type of each, and its shape or value"""
+    module: str = "benchmarks.triton_kernels"
+    architectures: tuple[int, ...] = ARCHITECTURES
 
 
 ROWS = {"x": (FP32, [5, 777]), "out": (FP32, [5, 777]), "cols": (INT, 777)}
@@ -97,6 +102,38 @@ KERNELS = (
             "cols": (INT, 100),
         },
     ),
+    Kernel(
+        "_swiglu_forward_kernel",
+        {"n_cols": 777, "BLOCK_SIZE": 1024},
+        4,
+        1,
+        (5, 1, 1),
+        {
+            "a_ptr": (FP16, [5, 777]),
+            "b_ptr": (FP16, [5, 777]),
+            "c_ptr": (FP16, [5, 777]),
+            "stride": (INT, 777),
+            "gate_multiplier": ("fp32", 1.0),
+        },
+        "liger_kernel.ops.swiglu",
+        (80, 90),
+    ),
+    Kernel(
+        "_softmax_single_block_forward_kernel",
+        {"BLOCK_SIZE": 1024},
+        8,
+        1,
+        (5, 1, 1),
+        {
+            "Y_ptr": (FP32, [5, 777]),
+            "Y_row_stride": (INT, 777),
+            "X_ptr": (FP32, [5, 777]),
+            "X_row_stride": (INT, 777),
+            "n_cols": (INT, 777),
+        },
+        "liger_kernel.ops.softmax",
+        (80, 90),
+    ),
 )
 
 
@@ -105,7 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tests/sass/data/triton"))
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    records = [_record(out, arch, kernel) for kernel in KERNELS for arch in ARCHITECTURES]
+    records = [_record(out, arch, kernel) for kernel in KERNELS for arch in kernel.architectures]
     (out / "launches.json").write_text(json.dumps(records, indent=1) + "\n", "utf-8")
 
 
@@ -114,11 +151,9 @@ def _record(out: Path, arch: int, kernel: Kernel) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from benchmarks import triton_kernels
-
     signature = {name: kind for name, (kind, _) in kernel.parameters.items()}
     source = ASTSource(
-        getattr(triton_kernels, kernel.name),
+        getattr(import_module(kernel.module), kernel.name),
         {**signature, **dict.fromkeys(kernel.constants, "constexpr")},
         constexprs=kernel.constants,
     )

@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent / "data" / "triton"
 RECORDS = json.loads((FOLDER / "launches.json").read_text("utf-8"))
 DTYPES = {"*fp32": np.float32, "*fp16": np.float16, "*i32": np.int32}
 SCRATCH = ("partial", "lock")
+OUTPUTS = ("out", "c_ptr", "Y_ptr")
 
 REFERENCES = {
     "softmax": lambda x: torch.softmax(x, -1),
@@ -36,6 +37,8 @@ REFERENCES = {
     "matmul": lambda a, b: a @ b,
     "attention": lambda q, k, v: torch.softmax(q @ k.t() / 8, -1) @ v,
     "column_sums": lambda x: x.sum(0),
+    "_swiglu_forward_kernel": lambda a, b: torch.nn.functional.silu(a) * b,
+    "_softmax_single_block_forward_kernel": lambda x: torch.softmax(x, -1),
 }
 
 
@@ -47,8 +50,8 @@ def arguments(record, rng):
             found.append(ScratchArgument(name, int(np.prod(given)) * 4, zeroed=name == "lock"))
         elif kind in DTYPES:
             values = rng.standard_normal(given).astype(DTYPES[kind])
-            data = np.full(values.nbytes, 0xFF, np.uint8) if name == "out" else values
-            found.append(TensorArgument(name, data, output=name == "out"))
+            data = np.full(values.nbytes, 0xFF, np.uint8) if name in OUTPUTS else values
+            found.append(TensorArgument(name, data, output=name in OUTPUTS))
         else:
             found.append(ScalarArgument(name, (np.float32 if kind == "fp32" else np.int32)(given)))
     assert record["scratch"] == 0
@@ -73,5 +76,6 @@ def test_the_executor_computes_what_the_kernel_should(record):
     for given, after in zip(calls, done.tensors, strict=True):
         inputs = [torch.from_numpy(a.data).double() for a in given if isinstance(a, TensorArgument) and not a.output]
         expected = REFERENCES[record["kernel"]](*inputs)
-        found = torch.from_numpy(after["out"].view(np.float32).copy()).view(expected.shape).double()
+        name, dtype = next((name, DTYPES[kind]) for name, kind, _ in record["parameters"] if name in OUTPUTS)
+        found = torch.from_numpy(after[name].view(dtype).copy()).view(expected.shape).double()
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
