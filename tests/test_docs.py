@@ -18,7 +18,7 @@ from evoengine.devices.emulator.includes import PROVIDED, STANDARD
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.formats.importers import KINDS
 from evoengine.gpu import find_gpu
-from evoengine.ledger import schema
+from evoengine.ledger import tables
 from evoengine.paths import asset
 from evoengine.records import Candidate, Outcome
 from evoengine.space.expression import CALLS
@@ -36,7 +36,7 @@ OF_README = frozenset(block.text for block in shell_blocks(README))
 IN_SHORT = ("own-kernel.md",)
 """pages whose blocks take seconds; those of the others call more, of what other tests call too"""
 WITH_BLOCKS = [page.name for page in PAGES if page != README and shell_blocks(page)]
-KEPT = schema.models.Base.metadata.tables
+KEPT = tables.Base.metadata.tables
 """the tables of a ledger"""
 
 # ── what runs ───────────────────────────────────────────────────────────────────────────────────────────────────────

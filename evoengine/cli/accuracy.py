@@ -83,8 +83,8 @@ def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
 def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.accuracy.own import predict_again
     from evoengine.cli.display import say
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
 
     with LiveProgress() as live, reading(db) as ledger:
@@ -104,7 +104,7 @@ def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) 
 
     from evoengine.accuracy.page import class_errors, page
     from evoengine.cli.display import say
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
 
     text = page(rows, remarks)
     if out is not None:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
-from evoengine.cli.server_option import refuse_beside, server_option
+from evoengine.cli.options import (
+    db_option,
+    gpu_option,
+    json_option,
+    kernel_option,
+    refuse_beside,
+    server_option,
+    stored_problem_option,
+)
 from evoengine.errors import UsageError
 from evoengine.hints import hint
 
@@ -108,7 +115,7 @@ def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, d
 
 
 def _print_json(found: Best, as_list: bool) -> None:
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.tuning.best import ties
 
     if as_list:

@@ -30,7 +30,7 @@ def cluster() -> None:
 def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.tuning.cluster_status import cluster_status
 
     found = cluster_status(cluster)

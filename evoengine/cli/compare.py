@@ -31,8 +31,8 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
     Figures are compared only if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
 
     with reading(db) as ledger:
         found = ledger.lists.comparison(first, second)

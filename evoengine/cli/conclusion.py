@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from evoengine.cli.candidate_tables import ranking
 from evoengine.cli.display import say, stdout
-from evoengine.cli.json_output import print_json
+from evoengine.cli.output import print_json
 from evoengine.cli.progress import status, time_spent
 from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError

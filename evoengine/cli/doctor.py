@@ -33,7 +33,7 @@ class Finding:
 def doctor(as_json: bool) -> int:
     """Check what this machine has and what is missing, with remedies. The exit code is 3 if a search cannot run."""
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)

@@ -26,7 +26,7 @@ def gpus(as_json: bool) -> None:
     to search or verify: a TOML file with one table as in evoengine/gpus.toml.
     """
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.sass.chip import why_unmodelled
     from evoengine.tuning.boards import fitting_families
     from evoengine.views.json_shapes import compilable, gpu_json

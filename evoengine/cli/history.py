@@ -79,7 +79,7 @@ def history(
         if csv_file:
             _write_csv(ledger, trials, csv_file)
         elif as_json:
-            from evoengine.cli.json_output import print_json_list
+            from evoengine.cli.output import print_json_list
 
             print_json_list("trials", (c.to_json() for c in ledger.whole(trials)))
         else:
@@ -112,8 +112,8 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
-    from evoengine.cli.csv_output import csv_lines
     from evoengine.cli.display import say
+    from evoengine.cli.output import csv_lines
     from evoengine.publish.atomic_file import write_atomically
 
     lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))

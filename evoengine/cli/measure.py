@@ -51,8 +51,8 @@ def measure(
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED, result_code
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.log import EventLog
+    from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import MeasureRun

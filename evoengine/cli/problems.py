@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def problems(as_json: bool) -> None:
     """List the built-in workloads with the syntax of their problems and an example of each."""
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.cli.tables import Column, Table
     from evoengine.views.json_shapes import example, problems_json
     from evoengine.workloads import workloads

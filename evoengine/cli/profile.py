@@ -25,8 +25,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     """
     from evoengine.cli.candidate_page import profile_page
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evoengine.cli.display import say, stdout
-from evoengine.cli.json_output import print_json
+from evoengine.cli.options import connect
+from evoengine.cli.output import print_json
 from evoengine.cli.progress import LiveProgress
-from evoengine.cli.server_option import connect
 from evoengine.cli.tables import Column, Table
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO

@@ -49,8 +49,8 @@ def _write(page: Path, gpu: str | None, problem: str | None, db: str | None) -> 
 def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     from evoengine.cli.candidate_tables import effects_table, lineage
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
     from evoengine.lineage import path, step_json
 
     with reading(db) as ledger:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from evoengine.cli.options import OneOf, db_option, json_option
-from evoengine.cli.server_option import connect, refuse_beside, server_option
+from evoengine.cli.options import OneOf, connect, db_option, json_option, refuse_beside, server_option
 from evoengine.search import samplers
 
 
@@ -37,7 +36,7 @@ def retune(
     problems and boards. Problems that already have a job are skipped.
     """
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.cli.tables import Column, Table
 
     asked: dict[str, object] = {

@@ -29,8 +29,8 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
         return
     from evoengine.cli.candidate_tables import runs_table
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
 
     with reading(db) as ledger:
         found = list(ledger.run_summaries())

@@ -19,10 +19,11 @@ from evoengine.cli.options import (
     kernel_option,
     log_json_option,
     problem_option,
+    refuse_beside,
+    server_option,
     space_option,
     templates_option,
 )  # fmt: skip
-from evoengine.cli.server_option import refuse_beside, server_option
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean, hint

@@ -28,8 +28,8 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.cli.candidate_page import candidate_page, profile_page
     from evoengine.cli.candidate_tables import lineage
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
+    from evoengine.cli.output import print_json
     from evoengine.errors import NothingFound, UsageError
     from evoengine.lineage import path, step_json
     from evoengine.text import plain_lines

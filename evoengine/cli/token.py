@@ -42,8 +42,8 @@ def new(name: str, scope: str, days: float | None, db: str | None) -> None:
 def list_(db: str | None, as_json: bool) -> None:
     """List the tokens with their scope, expiry and last use."""
     from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import print_json
     from evoengine.cli.tables import Column, Table
     from evoengine.service.database import open_service
     from evoengine.service.tokens import Tokens

@@ -60,7 +60,7 @@ def verify(
     from evoengine.cli.candidate_page import cases
     from evoengine.cli.config_option import read_config
     from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
+    from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
     from evoengine.publish.export import case_list
     from evoengine.tuning.verify import verify as run

@@ -22,7 +22,7 @@ LARGEST = 1 << 31
 """bytes that a section without contents, a frame or a block's shared memory may claim"""
 
 _PARAM_CBANK, _KPARAM_INFO, _MAX_THREADS, _REQUIRED_THREADS = 0x0A, 0x17, 0x05, 0x10
-_FRAME_SIZE, _MIN_STACK_SIZE, _MAX_REGISTERS, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x1B, 0x2F, 0x3D
+_FRAME_SIZE, _MIN_STACK_SIZE, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x2F, 0x3D
 _MBARRIERS, _BARRIERS = 0x38, 0x4C
 _BARRIERS_IN_FLAGS, _MOST_BARRIERS = (
     20,
@@ -80,7 +80,6 @@ class Kernel:
     """named barriers of a block, which BAR names by number"""
     mbarriers: int | None
     """instructions that initialise an mbarrier; None where the binary does not state it"""
-    max_registers: int
     max_threads: int | None
     """per block; None where the source sets no bound"""
 
@@ -127,7 +126,6 @@ def read_kernel(cubin: bytes, entry: str) -> Kernel:
         cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
         barriers=_barriers(own, by_name[f".text.{entry}"]),
         mbarriers=next((_number(value) for value in own.get(_MBARRIERS, ())), None),
-        max_registers=next((_number(value) for value in own.get(_MAX_REGISTERS, ())), 255),
         max_threads=_max_threads(own),
     )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli.csv_output import NESTED
 from evoengine.cli.main import evoengine
+from evoengine.cli.output import NESTED
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger import lists as history
 from evoengine.ledger.lists import Last, Wanted
@@ -263,7 +263,7 @@ def test_a_csv_file_is_written_whole_or_not_at_all(db, tmp_path, monkeypatch):
         yield "half of it"
         raise UsageError("damaged")
 
-    monkeypatch.setattr("evoengine.cli.csv_output.csv_lines", break_off)
+    monkeypatch.setattr("evoengine.cli.output.csv_lines", break_off)
     done = CliRunner().invoke(evoengine, ["history", "--csv", str(file), "--db", str(db)])
     assert done.exit_code and file.read_bytes() == written and list(file.parent.iterdir()) == [file]
 

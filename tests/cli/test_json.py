@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli.json_output import print_json
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.main import evoengine as commands
+from evoengine.cli.output import print_json
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Profile
 from evoengine.views.encoding import SCHEMA

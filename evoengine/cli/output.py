@@ -1,15 +1,24 @@
-"""Trials as CSV: the fields of their JSON, flat, so that a spreadsheet shows them and runs nothing of them."""
+"""What programs read on stdout: JSON, and trials as CSV.
+
+JSON is one object, with the version of its shape first, and lists under the plural of what they hold. CSV has the
+fields of that JSON, flat, so that a spreadsheet shows them and runs nothing of them.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from textwrap import indent
 from typing import Any
+
+import click
 
 from evoengine.records import Candidate, Policy
 from evoengine.text import plain
+from evoengine.views.encoding import SCHEMA, jsonable
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 """what a spreadsheet may take for the beginning of a formula"""
@@ -19,6 +28,22 @@ NESTED: Mapping[str, Sequence[str]] = {
     "policy": _POLICY, "sustained": _SUSTAINED, "range_us": ("low", "high"),
 }  # fmt: skip
 """fields that hold others → those, a column each"""
+
+
+def print_json(**fields: object) -> None:
+    """Print an object with `fields`. Times are ISO 8601 in UTC; NaN and infinities are "nan", "inf" and "-inf"."""
+    click.echo(json.dumps({"schema": SCHEMA, **jsonable(fields)}, indent=2, allow_nan=False))
+
+
+def print_json_list(plural: str, items: Iterable[object]) -> None:
+    """Print an object with one list, writing items as they arrive, because the list may exceed memory."""
+    click.echo(f'{{\n  "schema": {SCHEMA},\n  "{plural}": [', nl=False)
+    between = ""
+    for item in items:
+        text = json.dumps(jsonable(item), indent=2, allow_nan=False)
+        click.echo(f"{between}\n{indent(text, '    ')}", nl=False)
+        between = ","
+    click.echo("\n  ]\n}" if between else "]\n}")
 
 
 def csv_lines(candidates: Iterable[Candidate], knobs: Sequence[str]) -> Iterator[str]:
