@@ -9,7 +9,6 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -28,8 +27,7 @@ at a time"""
 MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 SHORT = 50_000
-"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones the first and the last
-warp are"""
+"""warp instructions of blocks that are counted whole to see whether they differ; of longer ones one warp is"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
@@ -123,17 +121,13 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     column, row = grid.middle
     inside = of(grid.at(column, row))
 
-    @cache
-    def of_warp(cluster: int, warp: int) -> int:
-        return count_lone_warp(program, launch, grid.block(cluster), warp, WHOLE_LIMIT)
+    last_warp = math.ceil(math.prod(launch.threads) / 32) - 1
 
-    # a tensor's edge that cuts through a block leaves its first or its last warps as they are
-    outermost = {0, math.ceil(math.prod(launch.threads) / 32) - 1}
-
-    def like_inside(cluster: int) -> bool:
+    def like_inside(cluster: int, last: bool = False) -> bool:
         if inside["instructions"] > SHORT:
             try:
-                return all(_near(of_warp(grid.at(column, row), w), of_warp(cluster, w)) for w in outermost)
+                warp, expected = (last_warp, "of_last_warps") if last else (0, "of_first_warps")
+                return _near(inside[expected], count_lone_warp(program, launch, grid.block(cluster), warp, WHOLE_LIMIT))
             except KernelFailure:  # warps that wait for each other's work
                 pass
         return _alike(inside, of(cluster))
@@ -149,7 +143,7 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
         sampled = [of(grid.at(int(c), row)) for c in columns]
         along = np.interp(np.arange(grid.columns), columns, [c["instructions"] for c in sampled])
         return Work(_mean(sampled), np.tile(along, grid.rows))
-    if like_inside(grid.clusters - 1):
+    if like_inside(grid.clusters - 1, last=True):  # where a tensor's end cuts a block, it cuts its last warp
         return _all_alike(inside)
     edges = _edges(grid)
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.devices.base import (
     KernelCrashed,
     KernelHung,
@@ -20,6 +21,7 @@ from evoengine.records import Launch
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
+from evoengine.sass.listing import disassemble
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
 from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
@@ -213,3 +215,31 @@ extern "C" __global__ void f(int* o) {
     got = executed(text, "f", Launch((1, 1, 1), 40, 0, (2, 4)), [out])["o"]
     rank = np.arange(40)
     np.testing.assert_array_equal(got, rank % 5 + 10 * (rank // 5 % 2) + 100 * (rank // 10))
+
+
+CLUSTER_SIZES = """
+extern "C" __global__ void sizes(unsigned* o) {
+  unsigned x, y, z, number, rank, has;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(x));
+  asm("mov.u32 %0, %%cluster_nctaid.y;" : "=r"(y));
+  asm("mov.u32 %0, %%cluster_nctaid.z;" : "=r"(z));
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(rank));
+  asm("{.reg .pred p; mov.pred p, %%is_explicit_cluster; selp.u32 %0, 1, 0, p;}" : "=r"(has));
+  unsigned* own = o + 6 * (blockIdx.x + gridDim.x * blockIdx.y);
+  own[0] = x, own[1] = y, own[2] = z, own[3] = number, own[4] = rank, own[5] = has;
+}
+"""
+
+
+@pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 1, 1)])
+def test_a_kernel_reads_the_clusters_that_its_host_chose(cluster):
+    """CUTLASS's kernels declare no clusters: the launch says how many blocks each has."""
+    require_tools()
+    cubin = InstalledNvrtc().compile(CLUSTER_SIZES, "sm_90a", ())
+    out = TensorArgument("o", np.zeros(6 * 18, np.uint32), True)
+    launch = prepare(read_kernel(cubin, "sizes"), Geometry((6, 3, 1), (1, 1, 1), 0, cluster), [out], 0)
+    run(Program(disassemble(cubin), "sizes"), launch)
+    blocks = [(n % 6 // cluster[0], n % 6 % cluster[0]) for n in range(18)]
+    expected = [(*cluster, number, rank, cluster != (1, 1, 1)) for number, rank in blocks]
+    np.testing.assert_array_equal(launch.results()["o"].reshape(-1, 6), expected)

@@ -198,3 +198,82 @@ def test_kernels_that_only_move_data_take_as_long_as_the_dram_does(body, moved, 
     launch = prepare(kernel, Geometry((FLOATS // 256, 1, 1), (256, 1, 1), 0), arguments, 0)
     rate = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs
     assert predict(program, launch, chip).time_us == pytest.approx(moved / rate / 1e3, rel=0.12)
+
+
+TOTAL = """
+extern "C" __global__ void total(const float4* a, float* o, int n) {
+  float sum = 0;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    sum += a[i].x + a[i].y + a[i].z + a[i].w;
+  atomicAdd(o, sum);
+}
+"""
+
+
+@pytest.mark.parametrize(("gpu", "arch"), [("h100", "sm_90a"), ("rtx4070ti", "sm_89")])
+def test_a_sum_is_no_faster_than_the_dram_gives_its_terms(gpu, arch):
+    terms, chip = 2**22, find_chip(gpu)
+    program, kernel = program_of(TOTAL, "total", arch)
+    arguments = [DrawnArgument("a", 4 * terms, "fp32"), DrawnArgument("o", 4, "fp32", True)]
+    launch = prepare(
+        kernel, Geometry((8 * chip.sms, 1, 1), (256, 1, 1)), [*arguments, ScalarArgument("n", np.int32(terms // 4))], 0
+    )
+    assert predict(program, launch, chip).time_us > 4 * terms / (chip.dram * chip.rates["dram_efficiency"]) * 1e6
+
+
+ROUNDS = """
+extern "C" __global__ void __launch_bounds__(1024, 1) rounds(const float* a, float* o) {
+  __shared__ float held[1024];
+  float sum = 0;
+  for (int round = 0; round < 16; round++) {
+    held[threadIdx.x] = a[((SHARED ? 0 : blockIdx.x * 16) + round) * 1024 + threadIdx.x];
+    __syncthreads();
+    float x = held[threadIdx.x ^ 1];
+    #pragma unroll 32
+    for (int i = 0; i < 256; i++) sum = fmaf(sum, x, 1.5f);
+    __syncthreads();
+  }
+  o[blockIdx.x * 1024 + threadIdx.x] = sum;
+}
+"""
+
+
+def test_sms_that_wait_for_their_loads_in_turns_have_more_than_a_share_of_the_dram():
+    """32 warps of an SM load 4 KB, and compute for 2,048 clocks: a share of the DRAM would give them in 700 more."""
+    chip = find_chip("rtx3090")
+    blocks = 8 * chip.sms
+
+    def clocks_of_round(shared: int) -> float:
+        program, kernel = program_of(ROUNDS.replace("SHARED", str(shared)), "rounds", "sm_86")
+        arguments = [DrawnArgument("a", 4096 * 16 * blocks, "fp32"), DrawnArgument("o", 4096 * blocks, "fp32", True)]
+        launch = prepare(kernel, Geometry((blocks, 1, 1), (1024, 1, 1)), arguments, 0)
+        return predict(program, launch, chip).clocks / (8 * 16)
+
+    share_clocks = 4096 * chip.sms * chip.gpu.clock_ghz / (chip.dram * 1e-9 * chip.rates["dram_efficiency"])
+    longer = chip.rates["dram_latency"] - chip.rates["l2_latency"]
+    assert share_clocks > 650
+    assert clocks_of_round(shared=0) - clocks_of_round(shared=1) < longer + 0.5 * share_clocks
+
+
+# ── blocks at the end of a tensor ───────────────────────────────────────────────────────────────────────────────────
+
+CUT = """
+extern "C" __global__ void cut(float* o, int rows) {
+  int row = blockIdx.y * blockDim.y + threadIdx.y;
+  float sum = row;
+  if (row < rows)
+    for (int i = 0; i < 2000; i++) sum = fmaf(sum, sum, 1.5f);
+  o[(row * gridDim.x + blockIdx.x) * 32 + threadIdx.x] = sum;
+}
+"""
+
+
+def test_of_a_block_that_a_tensors_end_cuts_the_last_warps_do_less():
+    """Of two rows of blocks the second has 4 of its 32 warps to run, of which the first is whole."""
+    chip = find_chip(H100)
+    program, kernel = program_of(CUT, "cut")
+    columns = 4 * chip.sms
+    out = DrawnArgument("o", 4 * 32 * 64 * columns, "fp32", True)
+    launch = prepare(kernel, Geometry((columns, 2, 1), (32, 32, 1)), [out, ScalarArgument("rows", np.int32(36))], 0)
+    counts = context_of(program, launch, chip, 2, cold=True).work.counts
+    assert counts["fma"] == pytest.approx(2000 * 36 / 2, rel=0.05)

@@ -14,6 +14,8 @@ struct Counter : Observer {
 
   void saw(const Context& c, const Instruction& i) override {
     counts.instructions++;
+    counts.of_first_warps += c.warp.number == 0;
+    counts.of_last_warps += size_t(c.warp.number) + 1 == c.warp.block->warps.size();
     switch (i.pipe) {
       case Pipe::Fma: counts.fma++; break;
       case Pipe::FmaHeavy: counts.imad++; break;

@@ -7,13 +7,14 @@
 namespace sass {
 
 // Per block (of a cluster: of all its blocks together). Instructions are warp instructions; sectors have 32 bytes;
-// `hmma` is in m16n8k16.
+// `hmma` is in m16n8k16. `of_first_warps`,
+// `of_last_warps`: instructions of the first and last warp of each block.
 #define SASS_COUNTS(X)                                                                                          \
   X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor)         \
   X(hmma) X(hmma_fp16) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores)       \
   X(sectors_stored)                                                                                               \
   X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded)                        \
-  X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(complete)
+  X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(of_first_warps) X(of_last_warps) X(complete)
 
 struct Counts {
 #define SASS_FIELD(name) double name = 0;

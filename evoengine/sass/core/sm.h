@@ -118,7 +118,6 @@ class Timing : public Machine {
   double store(Sm&, const u64* sectors, int count, double start, bool local);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
-  double dram_from(const Sm&, double start) const;
   void write_back(Sm&, double start);
   void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);

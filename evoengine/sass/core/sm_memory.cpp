@@ -51,21 +51,15 @@ void Timing::write_back(Sm& sm, double start) {
   sm.dram += written;
 }
 
-// From when on an SM's share of the DRAM serves a load at `start` that its warp waits for. SMs that once had to wait for one
-// another do not ask at the same time again: each goes on when it was served. So what of the share has been idle for no
-// longer than the longest wait so far is had later, but for that part of the time in which others were served. Copies that
-// run ahead of what needs them hide such waits: they leave SMs in step.
-double Timing::dram_from(const Sm& sm, double start) const {
-  double busy = std::min(1.0, result.dram / std::max(1.0, now * double(chips.size())));
-  return std::max(sm.dram, start - (1 - busy) * sm.apart);
-}
-
-// Loads wait in turns for what is written back.
+// Loads wait for an SM's share of the DRAM, and in turns for what is written back. SMs whose warps once had to wait for one
+// another's loads do not ask at the same time again: each goes on when it was served. So a share that was idle for no
+// longer than the longest wait so far is had later. Copies that run `ahead` of what needs them hide such waits, and leave
+// SMs in step.
 void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = (ahead ? std::max(sm.dram, start) : dram_from(sm, start)) + clocks + turn;
+  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
