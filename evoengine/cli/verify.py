@@ -55,7 +55,7 @@ def verify(
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration. The exit code is 0 if it is correct and 1 if it is not.
 
-    On the CPU both judges run all cases: the executor of machine code and the emulator of CUDA text.
+    On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
     """
     from evoengine.cli.candidate_page import cases
     from evoengine.cli.config_option import read_config

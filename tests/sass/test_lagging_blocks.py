@@ -109,13 +109,13 @@ def edited(text, edits):
 
 @pytest.fixture
 def scan(execute_rounds, scratch):
-    """scan(edits, seed) → prefix sums and what they should be."""
+    """scan(edits, seed, blocks) → prefix sums and what they should be."""
 
-    def launch(edits, seed):
-        x = np.random.default_rng(seed).integers(0, 99, BLOCKS * 32).astype(np.uint32)
-        ticket, flag, own, al = (scratch(4 * n, zeroed=False) for n in (1, BLOCKS * 32, BLOCKS, BLOCKS))
+    def launch(edits, seed, blocks=BLOCKS):
+        x = np.random.default_rng(seed).integers(0, 99, blocks * 32).astype(np.uint32)
+        ticket, flag, own, al = (scratch(4 * n, zeroed=False) for n in (1, blocks * 32, blocks, blocks))
         calls = [("reset", ticket, flag), ("scan", x, ticket, flag, own, al, np.zeros_like(x))]
-        done = execute_rounds(edited(SCAN, edits), [calls], grid=(BLOCKS, 1, 1), seed=seed)
+        done = execute_rounds(edited(SCAN, edits), [calls], grid=(blocks, 1, 1), seed=seed)
         return done.tensors[0]["o"], x.cumsum(dtype=np.uint32)
 
     return launch
@@ -148,6 +148,11 @@ def turn(execute_rounds, scratch):
 def test_a_scan_that_looks_back_as_far_as_it_must_is_right(scan, edits):
     for seed in SEEDS:
         np.testing.assert_array_equal(*scan(edits, seed))
+
+
+def test_a_long_scan_is_right(scan):
+    for seed in SEEDS:
+        np.testing.assert_array_equal(*scan([], seed, blocks=512))
 
 
 @pytest.mark.parametrize("fault", [ONE_WINDOW, TWO_WINDOWS], ids=["32 tiles", "64 tiles"])

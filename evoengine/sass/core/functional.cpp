@@ -261,11 +261,11 @@ void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to
   std::erase_if(machine.counted.counts, [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
 }
 
-// Where clusters lag: at every place in some launches, else at every second.
+// Where clusters lag: at every place in launches of many and some others, else at every second.
 [[gnu::cold]]
 void draw_lags(Functional& machine) {
   const std::vector<Instruction>& code = machine.program->code;
-  const bool all = machine.random.below(2);
+  const bool all = !machine.lag_often || machine.random.below(2);
   machine.lags_at.assign(code.size(), 0);
   for (size_t n = 0; n < code.size(); n++)
     if ((code[n].strength == GPU_STRONG || code[n].changes_global) && (all || machine.random.below(2)))
@@ -297,7 +297,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   size_t begun = 0, room = 1;
   if (world && world->talks && firsts.size() > 1) {
     room = draw_room(machine, firsts.size());
-    machine.lag_often = room <= MOST_RESIDENT;
+    machine.lag_often = firsts.size() <= LANES;  // each that goes on later waits beside all others
     draw_lags(machine);
   }
   u64 acts = 0, idle = 0, rounds = 0;  // idle: turns of warps since the last act; rounds: since one that lagged went on

@@ -25,6 +25,7 @@ namespace {
 
 constexpr size_t stack_bytes = 256 << 10;
 constexpr unsigned most_lag = 4096;  // rounds
+constexpr unsigned most_that_lag = 32;  // blocks of a launch: each keeps its stacks while others begin
 // Rounds in which nothing changes but where threads look, before a block that lags goes on, before a cluster more is
 // started, and before it is a hang.
 constexpr unsigned idle_until_one_goes_on = 16, idle_until_more = 64, idle_until_hang = 20000;
@@ -56,6 +57,7 @@ unsigned round_number;
 unsigned lags_at;                    // the change of global memory before which every second block lags
 unsigned changes[max_resident];      // of global memory, of each block
 unsigned lags_until[max_resident];   // of each block, the round before which it is held back
+unsigned lags_left;                  // blocks that may still lag
 unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
 Block blocks[max_resident];
 unsigned ended_cluster = max_resident;  // its first block; max_resident: none
@@ -314,7 +316,8 @@ void yield() {
 
 // The caller's block is held back until others have come far: what they may see of it, only an order can prevent.
 void may_lag() {
-    if (++changes[own_block()] != lags_at || random_below(2)) return;
+    if (++changes[own_block()] != lags_at || !lags_left || random_below(2)) return;
+    --lags_left;
     lags_until[own_block()] = round_number + most_lag;
     yield();
 }
@@ -359,6 +362,7 @@ void begin_kernel(void* const* arguments) {
     // One block at a time has its threads one behind the other; warps and warpgroups begin at whole numbers of them.
     // warpgroups of a block begin at a multiple of their size
     lags_at = 1 + unsigned(random_below(1u << random_below(4)));
+    lags_left = most_that_lag;
     block_stride = checked || launch.threads > 128 ? (launch.threads + 127) / 128 * 128 : launch.threads;
 }
 
