@@ -184,10 +184,23 @@ class Judges:
                 break
         return _judged(found)
 
+    def judge_whole(self) -> Judged:
+        """Judge every case by both judges, the machine code first, also those for which one judge suffices.
+
+        Raises CannotJudge where neither can be judged.
+        """
+        found: list[Verdict] = []
+        for device in (EXECUTOR, EMULATOR):
+            found.append(self._to_the_end(device, None, first=True))
+            if not found[-1].correct:
+                break
+        return _judged(found)
+
     def judge_rest(self, known: Sequence[Verdict]) -> Judged:
         """Judge to the end what earlier verdicts left open: the machine code first, then the text.
 
-        Raises CannotJudge where neither can be judged.
+        What the machine code has passed is not put to the text again where one judge suffices. Raises CannotJudge where
+        neither can be judged.
         """
         found: list[Verdict] = []
         for device in (EXECUTOR, EMULATOR):

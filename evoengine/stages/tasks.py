@@ -115,11 +115,12 @@ def finish_task(
     known: tuple[Verdict, ...],
     failed: str | None = None,
 ) -> Judged | Rejection:
-    """Judge to the end what the verdicts `known` of a candidate leave open."""
+    """Judge to the end what the verdicts `known` of a candidate leave open; without any, every case by both judges."""
     from evoengine.stages.gate import CannotJudge, Judges
 
+    judges = Judges(workload, contender, plans, seed, failed)
     try:
-        return Judges(workload, contender, plans, seed, failed).judge_rest(known)
+        return judges.judge_rest(known) if known else judges.judge_whole()
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 

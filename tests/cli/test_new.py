@@ -65,7 +65,7 @@ def test_faults_in_it_are_seen(tmp_path, right, wrong):
         (["demo", "--from", "t1:none.json"], "cannot be read: No such file"),
         (["demo", "--from", "trace:none.json"], "cannot be read: No such file"),
         (["demo", "--from", "kernel-tuner:none.py"], "there is no script none.py"),
-        (["demo", "--entry", "x"], "give it with --from"),
+        (["demo", "--entry", "x"], "name one with --from"),
         (["demo", "--from", "t1:x.json", "--entry", "x"], "--entry chooses among the kernels of a kernel-tuner script"),
     ],
 )

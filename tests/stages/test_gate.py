@@ -1,4 +1,4 @@
-"""What one judge suffices for is run once: by the machine code, or by the text where that cannot be executed."""
+"""In a search one judge runs what one suffices for: the machine code's, or the text's where that cannot be executed."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ def test_its_cell_is_counted_where_it_was_run_and_missing_nowhere(space):
     assert machine_code.missing == text.missing == ()
     assert machine_code.cells["extents"] == text.cells["extents"] + 1
     assert (machine_code.visited, text.visited) == (machine_code.cells, text.cells)
+
+
+def test_what_nothing_is_known_of_passes_every_case_by_both_judges(space):
+    """Such as an export, which takes no verdict of a search over."""
+    machine_code, text = judges(space).judge_whole().verdicts
+    assert names(machine_code) == names(text) and EVERY_HEAD in names(text)
+    assert machine_code.coverage.missing == text.coverage.missing == ()
 
 
 def test_the_text_alone_is_put_through_it_where_machine_code_cannot_be_executed(space):
