@@ -1,4 +1,4 @@
-"""What programs read on stdout: JSON, and trials as CSV.
+"""Write data for programs to stdout: JSON, and trials as CSV.
 
 JSON is one object, with the version of its shape first, and lists under the plural of what they hold. CSV has the
 fields of that JSON, flat, so that a spreadsheet shows them and runs nothing of them.

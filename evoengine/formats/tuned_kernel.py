@@ -37,7 +37,7 @@ class Argument:
 
 @dataclass
 class TunedKernel:
-    """What an importer found.
+    """A kernel of another tuner, as an importer read it.
 
     `problem_size` and `grid_div` are texts along x, y and z; a grid without `grid_div` is `problem_size` itself.
     """

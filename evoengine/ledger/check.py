@@ -258,7 +258,7 @@ def violated(session: Session, trial: int | None = None) -> Iterator[str]:
 
 
 def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
-    """Of trials that took over the end of one which is not there, and was removed by nobody."""
+    """Yield a sentence for each trial whose result was taken from a trial that is missing and was never removed."""
     query = "SELECT c.id, c.taken_from FROM candidates c WHERE c.taken_from IS NOT NULL"
     query += "" if trial is None else " AND c.id = :trial"
     query += " AND NOT EXISTS (SELECT 1 FROM candidates o WHERE o.id = c.taken_from) ORDER BY c.id"

@@ -200,7 +200,7 @@ def this_process() -> str | None:
 
 
 def is_gone(process: str | None) -> bool:
-    """Whether it was a process of this machine and has ended. False of all that cannot be known from here."""
+    """Return whether a process of this machine has ended; False for processes that cannot be seen from here."""
     here = _here()
     if process is None or here is None or not process.startswith(f"{here} "):
         return False
@@ -274,7 +274,7 @@ def take_back(row: CandidateRow) -> None:
 
 
 def kills(session: Session, row: CandidateRow) -> int:
-    """How many of the trials that this one is a retry of were killed; one that was interrupted says nothing."""
+    """Return how many of the trials that this one retries were killed; interrupted ones are not counted."""
     found, seen = 0, {row.id}
     while row.retry_of is not None and row.retry_of not in seen:
         seen.add(row.retry_of)

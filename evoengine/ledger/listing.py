@@ -242,7 +242,7 @@ class StudyTrial:
 def read_study_trials(
     reading: Reading, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
 ) -> Iterator[list[StudyTrial]]:
-    """Those of these numbers, in their order and in batches, with figures of one kind."""
+    """Yield the study trials of these numbers in batches, in their order, with figures of one kind."""
     for begin in range(0, len(trials), BATCH):
         of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(trials[begin : begin + BATCH]))
         listed = list(read_trials(reading, of_batch, resources=True, kind=kind))
@@ -261,7 +261,7 @@ def _further(session: Session, trials: Sequence[int]) -> dict[int, tuple[Any, ..
 
 
 def _largest_errors(session: Session, trials: Sequence[int]) -> dict[int, float | None]:
-    """By the gate's last verdict."""
+    """Return each trial's largest error in the gate's last verdict."""
     of_trials = select(VerdictRow).where(VerdictRow.candidate_id.in_(trials)).order_by(VerdictRow.id)
     held: dict[int, list[VerdictRow]] = {}
     for row in session.scalars(of_trials):

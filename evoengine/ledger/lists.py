@@ -48,7 +48,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is None or empty narrows nothing. An outcome is one of `Outcome`'s, or PENDING."""
+    """Filters of a list of trials. None and empty filters match all; an outcome is one of `Outcome`'s, or PENDING."""
 
     run: int | None = None
     problem: str | None = None
