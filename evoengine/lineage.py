@@ -76,16 +76,6 @@ def step(candidate: Bred, known: Mapping[int, Bred]) -> Step:
     return Step(candidate, parent, changes(parent.config, candidate.config), _gain(parent, candidate))
 
 
-def step_json(made: Step) -> dict[str, object]:
-    return {
-        "trial": made.candidate.trial,
-        "parent": made.parent.trial if made.parent else None,
-        "operator": made.candidate.operator,
-        "changes": {knob: [old, new] for knob, old, new in made.changes},
-        "gain": made.gain,
-    }
-
-
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
     if old.keys() == new.keys():
         return tuple((n, value, new[n]) for n, value in old.items() if value != new[n])

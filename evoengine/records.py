@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from evoengine.terms import FORMULA, estimate_json, model_of, peak_percent
-from evoengine.times import utc
+from evoengine.terms import FORMULA, model_of
 
 Value = int | float | str | bool
 Config = Mapping[str, Value]
@@ -517,7 +516,7 @@ class Candidate:
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Return a line: sources, verdicts and samples would fill screens. `to_json` has the rest."""
+        """Return a line: sources, verdicts and samples would fill screens."""
         ended = str(self.outcome or "pending")
         figure = f" {self.measurement.compared_us:.4g} µs" if self.measurement else ""
         return f"Candidate(trial {self.trial} of run {self.run}: {ended}{figure}, {dict(self.config)})"
@@ -560,48 +559,6 @@ class Candidate:
             return None
         return self.source.launch.shared_bytes + (self.binary.shared_bytes if self.binary else 0)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the public JSON of a candidate. Scripts depend on the field names."""
-        source, binary, figure = self.source, self.binary, self.measurement
-        return {
-            "trial": self.trial,
-            "run": self.run,
-            "problem": self.problem,
-            "gpu": self.gpu,
-            "config": dict(self.config),
-            "outcome": str(self.outcome) if self.outcome else None,
-            "reason": self.reason,
-            "device": self.device,
-            "created_at": utc(self.created_at),
-            "finished_at": utc(self.finished_at),
-            "imported_from": self.imported_from,
-            "source_sha256": source.sha256 if source else None,
-            "registers": binary.registers if binary else None,
-            "spill_bytes": binary.spill_bytes if binary else None,
-            "shared_bytes": self.shared_bytes,
-            "occupancy": self.occupancy,
-            "compile_ms": binary.compile_ms if binary else None,
-            "correct": self.correct,
-            "gate_version": self.gate_version,
-            "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
-            "max_abs_error": max((v.max_error for v in self.verdicts if v.max_error is not None), default=None),
-            "tflops": figure.tflops if figure else None,
-            "tflops_kind": str(figure.kind) if figure else None,
-            "median_us": figure.median_us if figure else None,
-            "normalised_us": figure.normalised_us if figure else None,
-            "samples": len(figure.samples_us) if figure else None,
-            "taken_at": utc(figure.taken_at) if figure else None,
-            "peak_percent": peak_percent(figure.terms, figure.compared_us) if figure else None,
-            **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
-            "policy": asdict(figure.policy) if figure and figure.policy else None,
-            **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
-            "sustained": _sustained_json(self.sustained) if self.sustained else None,
-            "parents": list(self.parents),
-            "operator": self.operator,
-            "retry_of": self.retry_of,
-            "taken_from": self.taken_from,
-        }
-
 
 REPR_CANDIDATES = 10
 """number of candidates that `repr` of a result shows"""
@@ -612,8 +569,3 @@ def listed(candidates: Sequence[Candidate]) -> str:
     lines = [f"\n  {candidate!r}" for candidate in candidates[:REPR_CANDIDATES]]
     more = len(candidates) - len(lines)
     return ("".join(lines) or "no candidate") + (f"\n  and {more} more" if more else "")
-
-
-def _sustained_json(figure: Measurement) -> Mapping[str, object]:
-    stated = {"tflops": figure.tflops, "median_us": figure.median_us, "policy": figure.policy and asdict(figure.policy)}
-    return stated | {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}

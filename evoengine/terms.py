@@ -53,17 +53,3 @@ def peak_percent(terms: Terms, us: float) -> float | None:
         return 100 * terms["roofline_us"] / us
     shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
     return max(shares, default=None)
-
-
-def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
-    """Return the fields of a candidate's JSON that only estimates have; null for others."""
-    made_by = model_of(terms) if estimated else None
-    return {
-        "range_us": range_us(terms),
-        "bound": bound(terms),
-        "utilisation": utilisation(terms),
-        "model": made_by,
-        "model_version": model_version(terms) if estimated else None,
-        "clock": clock(terms),
-        "kernel_class": kernel_class(terms),
-    }

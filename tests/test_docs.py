@@ -24,6 +24,7 @@ from evoengine.records import Candidate, Outcome
 from evoengine.space.expression import CALLS
 from evoengine.space.reader import read_definition
 from evoengine.space.space import load_space
+from evoengine.views.trials import trial_json
 from evoengine.workloads import folder_reader, workloads
 from tests.support.documented_command import adapted, called
 from tests.support.documents import PAGES, ROOT, blocks, links, named_commands, run_page, shell_blocks
@@ -251,7 +252,7 @@ NAMED = {
     "search-spaces.md": space_words,
     "problems.md": families,
     "own-kernel.md": lambda: {*folder_reader._KEYS, *folder_reader._DRAWS, *folder_reader.DTYPES, *KINDS},
-    "ledger.md": lambda: {*KEPT, *CANDIDATE.to_json(), *Outcome},
+    "ledger.md": lambda: {*KEPT, *trial_json(CANDIDATE), *Outcome},
     "architecture.md": lambda: {*parts(), *face.__all__},
     "the-gate.md": lambda: {"rtol", "atol"},
 }

@@ -86,6 +86,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
+    from evoengine.views.accuracy import again_json
 
     with LiveProgress() as live, reading(db) as ledger:
         found = list(predict_again(ledger, lambda trial: live.stage(f"predicting trial {trial}")))
@@ -93,24 +94,23 @@ def _repredict(db: str | None, as_json: bool) -> int:
     for sentence in missed:
         say(sentence)
     if as_json:
-        print_json(predicted_again=again, missed=missed)
+        print_json(again_json(again, missed))
     else:
         say(f"{len(again)} candidate{'s' * (len(again) != 1)} predicted again")
     return 1 if missed else 0
 
 
 def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from evoengine.accuracy.page import class_errors, page
+    from evoengine.accuracy.page import page
     from evoengine.cli.display import say
     from evoengine.cli.output import print_json
+    from evoengine.views.accuracy import accuracy_json
 
     text = page(rows, remarks)
     if out is not None:
         out.write_text(f"# The model held against measured times\n\n{text}", "utf-8")
         say(f"wrote {out}")
     if as_json:
-        print_json(rows=[asdict(row) for row in rows], classes=[asdict(e) for e in class_errors(rows).values()])
+        print_json(accuracy_json(rows))
     elif out is None:
         click.echo(text)

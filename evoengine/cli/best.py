@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,20 +115,16 @@ def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, d
 
 def _print_json(found: Best, as_list: bool) -> None:
     from evoengine.cli.output import print_json
-    from evoengine.tuning.best import ties
+    from evoengine.views.results import ranking_json
+    from evoengine.views.trials import one_trial_json
 
-    if as_list:
-        apart, tied = [asdict(a) for a in found.apart], ties(found.candidates)
-        trials = [{**c.to_json(), "tied_with": tied.get(c.trial, [])} for c in found.candidates]
-        print_json(problem=found.problem, gpu=found.gpu, trials=trials, ranked_apart=apart)
-    else:
-        print_json(**found.candidates[0].to_json())
+    print_json(ranking_json(found) if as_list else one_trial_json(found.candidates[0]))
 
 
 def _print_table(found: Best) -> None:
-    from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.records import Kind
+    from evoengine.views.candidate_tables import ranking
 
     figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""

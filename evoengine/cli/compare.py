@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
-
 import click
 
 from evoengine.cli.options import db_option, json_option
-
-if TYPE_CHECKING:
-    from evoengine.cli.tables import Table
-    from evoengine.ledger.comparison import Comparison, Shared, Standing
-    from evoengine.ledger.ranking import ComparisonKey
-
-SHOWN = 20
-"""configurations that both tried, in a table"""
 
 
 @click.command()
@@ -33,148 +21,18 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
+    from evoengine.views.comparison import comparison_json, comparison_page
 
     with reading(db) as ledger:
         found = ledger.lists.comparison(first, second)
     if as_json:
-        print_json(**comparison_json(found))
+        print_json(comparison_json(found))
         return
     for run in found.runs:
         began = f"{run.started_at:%Y-%m-%d %H:%M}"
         say(f"run {run.id}: {run.problem} on {run.gpu}, {run.device.name}, {began}, {run.status}")
-    for remark_or_table in _page(found):
+    for remark_or_table in comparison_page(found):
         if isinstance(remark_or_table, str):
             say(remark_or_table)
         else:
             stdout.print(remark_or_table)
-
-
-def comparison_json(found: Comparison) -> dict[str, object]:
-    """Return the public JSON of a comparison. In a pair the first element belongs to the first run."""
-    return {
-        "runs": [run.id for run in found.runs],
-        "comparable": found.comparable,
-        "differences": found.differences,
-        "trials": found.trials,
-        "outcomes": found.outcomes,
-        "figures": [
-            {**_sort_json(sort), "runs": [asdict(s) if s else None for s in standings]}
-            for sort, standings in found.standings.items()
-        ],
-        "shared": [
-            {
-                "config": s.config, "trials": s.trials, "outcomes": s.outcomes, "us": s.us, "ratio": s.ratio,
-                **(_sort_json(s.sort) if s.sort else dict.fromkeys(("kind", "model", "device", "policy"))),
-            }
-            for s in found.shared
-        ],
-        "median_ratio": found.median_ratio,
-    }  # fmt: skip
-
-
-def _sort_json(sort: ComparisonKey) -> dict[str, object]:
-    policy = asdict(sort.policy) if sort.policy else None
-    return {"kind": str(sort.kind), "model": sort.model, "device": sort.device, "policy": policy}
-
-
-def _page(found: Comparison) -> Iterator[str | Table]:
-    """Yield tables, or a sentence in place of a table that would be empty."""
-    yield _differences(found) if found.differences else "their settings are alike"
-    yield _outcomes(found)
-    yield _figures(found) if found.standings else "neither has a figure"
-    if not found.comparable:
-        yield "they are of unlike problems, GPUs or kernels: the figures of one say nothing of the other's"
-    if not found.shared:
-        yield "no configuration was tried by both"
-        return
-    compared = sum(s.ratio is not None for s in found.shared)
-    tried = "1 configuration was" if len(found.shared) == 1 else f"{len(found.shared):,} configurations were"
-    yield f"{tried} tried by both; {_ratios(found, compared)}"
-    yield _shared(found)
-    if len(found.shared) > SHOWN:
-        yield f"the {SHOWN} with the most unlike figures; --json has all"
-
-
-def _ratios(found: Comparison, compared: int) -> str:
-    if found.median_ratio is None:
-        return "no two figures of them may be compared"
-    have = "1 has" if compared == 1 else f"{compared:,} have"
-    return f"{have} figures that may be compared, median ratio {found.median_ratio:.3f}"
-
-
-def _names(found: Comparison) -> list[str]:
-    return [f"run {run.id}" for run in found.runs]
-
-
-def _differences(found: Comparison) -> Table:
-    from evoengine.cli.tables import Column, Table
-
-    columns = [Column("differs"), *(Column(name, least=16, folds=True) for name in _names(found))]
-    rows = [[name, *("–" if value is None else value for value in pair)] for name, pair in found.differences.items()]
-    return Table(columns, rows)
-
-
-def _outcomes(found: Comparison) -> Table:
-    from evoengine.cli.tables import Column, Table
-
-    columns = [Column("outcome"), *(Column(name, right=True) for name in _names(found))]
-    rows = [[name, *map(str, counts)] for name, counts in found.outcomes.items()]
-    return Table(columns, [*rows, ["trials", *map(str, found.trials)]])
-
-
-def _figures(found: Comparison) -> Table:
-    from evoengine.cli.tables import Column, Table
-
-    columns = [
-        Column("run", right=True), Column("kind"), Column("device", least=12, leaves=3),
-        Column("policy", least=12, leaves=4), Column("figures", right=True, leaves=2), Column("best", right=True),
-        Column("µs", right=True), Column("TFLOPS", right=True, leaves=1),
-        Column("trials to within 5% of its best", right=True), Column("of the better best", right=True),
-    ]  # fmt: skip
-    rows = [
-        [str(run.id), *_sort_cells(sort), *_standing_cells(standing)]
-        for sort, standings in found.standings.items()
-        for run, standing in zip(found.runs, standings, strict=True)
-        if standing
-    ]
-    return Table(columns, rows)
-
-
-def _sort_cells(sort: ComparisonKey) -> list[str]:
-    kind = str(sort.kind) + (f" by {sort.model}" if sort.model else "")
-    return [kind, sort.device, str(sort.policy) if sort.policy else ""]
-
-
-def _standing_cells(standing: Standing) -> list[str]:
-    from evoengine.text import number
-
-    best, near = standing.best, standing.near_both
-    tflops = "" if best.tflops is None else number(best.tflops)
-    return [
-        str(standing.figures), f"#{best.trial}", number(best.us), tflops, str(standing.near_own),
-        "" if near is None else str(near),
-    ]  # fmt: skip
-
-
-def _shared(found: Comparison) -> Table:
-    from evoengine.cli.candidate_tables import Knobs
-    from evoengine.cli.tables import Column, Table
-
-    shown = found.shared[:SHOWN]
-    knobs = Knobs(s.config for s in shown)
-    names = _names(found)
-    columns = [
-        *(Column(f"trial of {name}", right=True) for name in names), *knobs.columns,
-        *(Column(f"outcome in {name}", leaves=3) for name in names), Column("kind", leaves=4),
-        *(Column(f"µs in {name}", right=True) for name in names), Column("ratio", right=True),
-    ]  # fmt: skip
-    return Table(columns, [[*map(str, s.trials), *knobs.cells(s.config), *s.outcomes, *_times(s)] for s in shown])
-
-
-def _times(shared: Shared) -> list[str]:
-
-    from evoengine.text import number
-
-    if shared.sort is None or shared.us is None or shared.ratio is None:
-        return ["", "", "", ""]
-    return [_sort_cells(shared.sort)[0], *map(number, shared.us), f"{shared.ratio:.3f}"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
-from evoengine.cli.candidate_tables import ranking
 from evoengine.cli.display import say, stdout
 from evoengine.cli.output import print_json
 from evoengine.cli.progress import status, time_spent
@@ -13,9 +11,10 @@ from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
 from evoengine.records import Candidate, Outcome
-from evoengine.search.progress import Progress
 from evoengine.text import spans
 from evoengine.tuning.search import SearchResult
+from evoengine.views.candidate_tables import ranking
+from evoengine.views.results import summaries_json, summary_json
 
 INTERRUPTED = 130
 SHOWN = 10
@@ -28,7 +27,7 @@ def print_summary(
     """Print the summary by `echo` and the ranking on stdout; return the exit code. `following` lists commands to run
     next."""
     if as_json:
-        print_json(**_summary(result.progress, result.run, result.best))
+        print_json(summary_json(result))
     return _print_summary(result, as_json, db, following, echo)
 
 
@@ -38,7 +37,7 @@ def print_summaries(
 ) -> list[int]:  # fmt: skip
     """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
     if as_json:
-        print_json(searches={gpu: _summary(r.progress, r.run, r.best) for gpu, (r, _) in results.items()})
+        print_json(summaries_json({gpu: result for gpu, (result, _) in results.items()}))
     codes = []
     for gpu, (result, following) in results.items():
         echo(f"{gpu}:")
@@ -100,20 +99,6 @@ def say_missed(
     if missed:
         why = next(iter(missed.values()))
         echo(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}")
-
-
-def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:
-    summary = {
-        "run": run,
-        "ended": progress.ended,
-        "seconds": round(progress.elapsed, 1),
-        "compiled": progress.compiled,
-        "taken_over": progress.taken_over,
-    }
-    if progress.usage:
-        summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
-    outcomes = {str(outcome): count for outcome, count in progress.outcomes.items()}
-    return summary | {"outcomes": outcomes, "best": [c.to_json() for c in found[:SHOWN]]}
 
 
 def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:

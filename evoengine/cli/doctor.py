@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
-
 import click
 
 from evoengine.cli.options import json_option
-from evoengine.errors import MachineError
-
-if TYPE_CHECKING:
-    from evoengine.cli.tables import Table
-    from evoengine.devices.driver import GpuDevice
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    name: str
-    here: bool
-    what: str
-    """what was found, or what is missing"""
-    remedy: str | None = None
-    needed: bool = True
-    """whether a search on this machine needs it"""
 
 
 @click.command()
@@ -34,117 +13,17 @@ def doctor(as_json: bool) -> int:
     """Check what this machine has and what is missing, with remedies. The exit code is 3 if a search cannot run."""
     from evoengine.cli.display import say, stdout
     from evoengine.cli.output import print_json
+    from evoengine.errors import MachineError
+    from evoengine.tuning.doctor import check_machine
+    from evoengine.views.boards import findings_json, findings_table
 
-    found = [check() for check in CHECKS]
+    found = check_machine()
     able = all(f.here for f in found if f.needed)
     if as_json:
-        print_json(able=able, findings=[asdict(f) for f in found])
+        print_json(findings_json(able, found))
     else:
-        stdout.print(doctor_table(found))
+        stdout.print(findings_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
         how = "times candidates on the GPU" if times else "gates on the CPU and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")
     return 0 if able else MachineError.exit_code
-
-
-def doctor_table(found: Iterable[Finding]) -> Table:
-    """Return the findings as a table, with a remedy for each that is missing."""
-    from evoengine.cli.tables import Cell, Column, Styled, Table
-
-    rows: list[list[Cell]] = []
-    for f in found:
-        mark = Styled("✓", "green") if f.here else Styled("✗", "red" if f.needed else "yellow")
-        rows.append([mark, f.name, f.what])
-        if not f.here:
-            rows.append(["", "", f"→ {f.remedy}"])
-    return Table([Column(""), Column(""), Column("", least=20, folds=True)], rows)
-
-
-def _python() -> Finding:
-    return Finding("Python", True, f"{platform.python_version()} on {platform.machine()} {platform.system()}")
-
-
-def _nvrtc() -> Finding:
-    from evoengine.stages.toolchain import compiler_version, include_folders
-
-    try:
-        return Finding("CUDA compiler", True, f"{compiler_version()}, headers in {include_folders()[0]}")
-    except MachineError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        return Finding("CUDA compiler", False, what, remedy)
-
-
-def _disassembler() -> Finding:
-    from evoengine.cuda_files import disassembler
-
-    tool = disassembler()
-    without = "without it no machine code is read, and times are estimated by formula"
-    remedy = None if tool else f"pip install nvidia-cuda-nvdisasm ({without})"
-    return Finding("disassembler", bool(tool), tool or "nvdisasm is not here", remedy, needed=False)
-
-
-def _host_compiler() -> Finding:
-    from evoengine.host_compiler import find_compiler
-
-    try:
-        return Finding("C++ compiler", True, find_compiler())
-    except MachineError as error:
-        what, _, remedy = str(error).partition(": ")
-        return Finding("C++ compiler", False, what, remedy)
-
-
-def _torch() -> Finding:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return Finding("torch", True, version("torch"))
-    except PackageNotFoundError:
-        return Finding("torch", False, "torch is not installed", "pip install torch")
-
-
-def _gpu() -> Finding:
-    from evoengine.devices.driver import find_driver
-
-    found = find_driver()
-    if isinstance(found, str):
-        remedy = "none needed to search by estimate; on a GPU machine install its driver"
-        return Finding("GPU", False, found, remedy, needed=False)
-    cuda, devices = found
-    listed = ", ".join(f"{d.name} ({', '.join(_described(d))})" for d in devices)
-    return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)
-
-
-def _described(device: GpuDevice) -> list[str]:
-    from evoengine.devices.nvml import settings
-
-    own = settings(device.uuid)
-    power = [f"power limit {own['power limit']}"] if "power limit" in own else []
-    mig = ["MIG on"] if own.get("MIG") == "on" else []
-    return [f"sm_{device.capability}", f"{device.memory_bytes / 2**30:.0f} GiB", *power, *mig]
-
-
-def _cuda_versions() -> Finding:
-    """Check whether the driver can run what NVRTC compiles and what torch contains."""
-    from evoengine.devices.driver import find_driver
-    from evoengine.stages.toolchain import cuda_mismatch, cuda_parts, cuda_torch_command, torch_cuda
-
-    name, found = "CUDA versions", find_driver()
-    try:
-        parts = cuda_parts()
-    except MachineError:
-        parts = {}
-    listed = ", ".join(f"{part} {built}" for part, built in parts.items()) or "no CUDA part is here"
-    if isinstance(found, str):
-        return Finding(name, True, f"{listed}; no driver to run them", needed=False)
-    driver, _ = found
-    if torch_cuda() is None:
-        return Finding(name, False, "torch is a CPU-only build", cuda_torch_command(driver), needed=False)
-    if why := cuda_mismatch(driver, parts):
-        what, _, remedy = why.partition(": ")
-        return Finding(name, False, what, remedy)
-    return Finding(name, True, f"{listed}, driver {driver}", needed=False)
-
-
-CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _nvrtc, _disassembler, _host_compiler, _torch, _gpu, _cuda_versions,
-)  # fmt: skip

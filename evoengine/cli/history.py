@@ -80,8 +80,9 @@ def history(
             _write_csv(ledger, trials, csv_file)
         elif as_json:
             from evoengine.cli.output import print_json_list
+            from evoengine.views.trials import trial_json
 
-            print_json_list("trials", (c.to_json() for c in ledger.whole(trials)))
+            print_json_list("trials", map(trial_json, ledger.whole(trials)))
         else:
             _print_tables(ledger, trials)
             if not limit and earlier != 0:
@@ -99,8 +100,8 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
     """Print tables page by page while the trials are read, so that the first page of a million trials appears at
     once."""
-    from evoengine.cli.candidate_tables import history_table
     from evoengine.cli.display import stdout
+    from evoengine.views.candidate_tables import history_table
 
     for start in range(0, len(trials), PAGE):
         stdout.print(history_table(list(ledger.lists.listed(trials[start : start + PAGE]))))

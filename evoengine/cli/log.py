@@ -14,9 +14,12 @@ import click
 
 from evoengine.cli.progress import Ticker
 from evoengine.errors import EvoengineError
-from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL
+from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
+from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from evoengine.records import Candidate
     from evoengine.search.progress import Progress
 
@@ -50,7 +53,7 @@ class EventLog(logging.Handler):
     def event(self, name: str, **fields: object) -> None:
         """Write one object with schema, event, time and the given fields."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"schema": EVENT_SCHEMA, "event": name, "time": moment} | fields)
+        line = json.dumps({"schema": EVENT_SCHEMA, "event": name, "time": moment} | jsonable(fields))
         with self._writing:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
@@ -71,7 +74,7 @@ class EventLog(logging.Handler):
         self.stage(progress.stage)
 
     def trial(self, candidate: Candidate) -> None:
-        known = candidate.to_json()
+        known: Mapping[str, object] = trial_json(candidate)
         self.event("trial", **{name: known[name] for name in OF_A_TRIAL})
 
     def end(self, run: int, ended: str, code: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from evoengine.hints import hint
 if TYPE_CHECKING:
     from evoengine.records import Baseline
     from evoengine.search.agreement import Agreement
-    from evoengine.tuning.measure import MeasureResult
 
 
 @click.command()
@@ -48,7 +46,6 @@ def measure(
     The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is
     printed at the end. Without --problem and --gpu those of the last run are used.
     """
-    from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED, result_code
     from evoengine.cli.display import stdout
     from evoengine.cli.log import EventLog
@@ -57,6 +54,8 @@ def measure(
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
+    from evoengine.views.candidate_tables import ranking
+    from evoengine.views.results import measured_json
 
     with EventLog() if log_json else LiveProgress(trials=True) as live:
         if kernel:
@@ -68,18 +67,12 @@ def measure(
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
         live.say(line)
     if as_json:
-        print_json(**measured_json(measured))
+        print_json(measured_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
     code = INTERRUPTED if measure_run.stopped else result_code(0, hint("best", db=db), live.say)
     live.end(measured.run, "interrupted" if measure_run.stopped else "all candidates done", code)
     return code
-
-
-def measured_json(measured: MeasureResult) -> dict[str, object]:
-    m = measured
-    summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
-    return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
 
 
 def _baseline(baseline: Baseline) -> str:

@@ -10,7 +10,8 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
+from datetime import datetime
 from textwrap import indent
 from typing import Any
 
@@ -18,7 +19,9 @@ import click
 
 from evoengine.records import Candidate, Policy
 from evoengine.text import plain
-from evoengine.views.encoding import SCHEMA, jsonable
+from evoengine.times import utc
+from evoengine.views.encoding import SCHEMA, Answer, jsonable
+from evoengine.views.trials import trial_json
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 """what a spreadsheet may take for the beginning of a formula"""
@@ -30,9 +33,9 @@ NESTED: Mapping[str, Sequence[str]] = {
 """fields that hold others → those, a column each"""
 
 
-def print_json(**fields: object) -> None:
-    """Print an object with `fields`. Times are ISO 8601 in UTC; NaN and infinities are "nan", "inf" and "-inf"."""
-    click.echo(json.dumps({"schema": SCHEMA, **jsonable(fields)}, indent=2, allow_nan=False))
+def print_json(answer: Answer) -> None:
+    """Print an answer. Times are ISO 8601 in UTC; NaN and infinities are "nan", "inf" and "-inf"."""
+    click.echo(json.dumps(jsonable(answer), indent=2, allow_nan=False))
 
 
 def print_json_list(plural: str, items: Iterable[object]) -> None:
@@ -54,7 +57,7 @@ def csv_lines(candidates: Iterable[Candidate], knobs: Sequence[str]) -> Iterator
     """
     columns: list[str] | None = None
     for candidate in candidates:
-        row = _flat(candidate.to_json(), knobs)
+        row = _flat(trial_json(candidate), knobs)
         if columns is None:
             columns = list(row)
             yield _line(list(map(_cell, columns)))
@@ -67,7 +70,7 @@ def _flat(found: Mapping[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
         if name == "config":
             row |= {f"config.{knob}": value.get(knob) for knob in knobs}
         elif name in NESTED:
-            row |= dict.fromkeys(f"{name}.{inner}" for inner in NESTED[name]) | dict(_inner(name, value))
+            row |= dict.fromkeys(f"{name}.{inner}" for inner in NESTED[name]) | dict(_inner(name, _unpacked(value)))
         else:
             row[name] = value
     return row
@@ -77,9 +80,14 @@ def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values of a field with the names of their columns."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _inner(f"{name}.{key}", item) if isinstance(item, Mapping) else [(f"{name}.{key}", item)]
+            found = _unpacked(item)
+            yield from _inner(f"{name}.{key}", found) if isinstance(found, Mapping) else [(f"{name}.{key}", found)]
     elif value is not None:
         yield from zip((f"{name}.{inner}" for inner in NESTED[name]), value, strict=True)
+
+
+def _unpacked(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _cell(value: Any) -> str | int | float:
@@ -89,10 +97,12 @@ def _cell(value: Any) -> str | int | float:
         return str(value).lower()
     if isinstance(value, int | float):
         return value
+    if isinstance(value, datetime):
+        return str(utc(value))
     if isinstance(value, Mapping):
         value = [f"{name}={item}" for name, item in value.items()]
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    text = plain(" ".join(map(str, value)) if is_list else value)
+    text = plain(" ".join(map(str, value)) if is_list else str(value))
     return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -23,7 +22,6 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     and the instructions with the longest stalls and their reasons. The profile is stored with the trial; evoengine show
     prints it.
     """
-    from evoengine.cli.candidate_page import profile_page
     from evoengine.cli.display import stdout
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
@@ -35,6 +33,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel
+    from evoengine.views.candidate_page import profile_page
+    from evoengine.views.trials import profile_json
 
     if kernel:
         register_kernel(kernel)
@@ -58,6 +58,6 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
             page = take(target_of(ledger, candidate), candidate.contender, name, uuid)
         ledger.record_profile(trial, page)
     if as_json:
-        print_json(trial=trial, **asdict(page))
+        print_json(profile_json(trial, page))
     else:
         stdout.print(profile_page(page))

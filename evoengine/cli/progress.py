@@ -14,9 +14,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.cli.display import best_line, figure, say, stderr
+from evoengine.cli.display import say, stderr
 from evoengine.records import Outcome
 from evoengine.text import plain
+from evoengine.views.candidate_tables import best_line, figure
 
 if TYPE_CHECKING:
     from evoengine.records import Candidate

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evoengine.cli.display import say, stdout
 from evoengine.cli.options import connect
 from evoengine.cli.output import print_json
 from evoengine.cli.progress import LiveProgress
-from evoengine.cli.tables import Column, Table
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import hint
 from evoengine.publish.folder import require_writable, write_folder
-from evoengine.text import plain
+from evoengine.views.candidate_tables import sent_ranking
+from evoengine.views.encoding import SCHEMA
 
 if TYPE_CHECKING:
     from evoengine.service.client import Client, JobInfo
+    from evoengine.views.encoding import Answer
+    from evoengine.views.service import WatchedJob
 
 INTERRUPTED = 130
 
@@ -65,10 +67,12 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
     told = " · ".join(f"{count} {outcome}" for outcome, count in sorted(seen.outcomes.items()))
     say(f"job {job.id} is {seen.job.state}{f': {seen.job.why}' if seen.job.why else ''}{f' · {told}' if told else ''}")
     if as_json:
-        summary = {"job": job.id, "state": seen.job.state, "outcomes": dict(seen.outcomes), "best": found}
-        print_json(**summary)
+        summary: WatchedJob = {
+            "schema": SCHEMA, "job": job.id, "state": seen.job.state, "outcomes": seen.outcomes, "best": found
+        }  # fmt: skip
+        print_json(summary)
     elif found:
-        stdout.print(_table(found))
+        stdout.print(sent_ranking(found))
     return 0 if found else 1
 
 
@@ -87,37 +91,8 @@ def best(
             for path in write_folder(folder, client.bundle(first["source_sha256"], first["gpu"])):
                 say(f"wrote {path}")
     if as_json:
-        if top:
-            print_json(problem=ranking["problem"], gpu=ranking["gpu"], trials=found)
-        else:
-            print_json(**found[0])
+        sent = {"problem": ranking["problem"], "gpu": ranking["gpu"], "trials": found} if top else found[0]
+        print_json(cast("Answer", {"schema": SCHEMA, **sent}))
         return
     say(f"{ranking['problem']} on {ranking['gpu']}, of {server}")
-    stdout.print(_table(found))
-
-
-def _table(found: list[dict[str, Any]]) -> Table:
-    """Return a table of candidates from the JSON that another machine sent."""
-    columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
-    columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
-    columns += [Column("configuration", folds=True, least=20)]
-    rows = []
-    for rank, known in enumerate(found, 1):
-        config = known.get("config") or {}
-        text = " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in config.items())
-        rows.append([
-            str(rank), str(known.get("trial")), plain(str(known.get("problem"))), _number(known.get("tflops")),
-            _number(known.get("median_us")), plain(str(known.get("tflops_kind"))), _text(known.get("registers")),
-            plain(text),
-        ])  # fmt: skip
-    return Table(columns, rows)
-
-
-def _number(value: object) -> str:
-    from evoengine.text import number
-
-    return number(value) if isinstance(value, int | float) else "–"
-
-
-def _text(value: object) -> str:
-    return "–" if value is None else plain(str(value))
+    stdout.print(sent_ranking(found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -47,11 +46,12 @@ def _write(page: Path, gpu: str | None, problem: str | None, db: str | None) -> 
 
 
 def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
-    from evoengine.cli.candidate_tables import effects_table, lineage
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
-    from evoengine.lineage import path, step_json
+    from evoengine.lineage import path
+    from evoengine.views.candidate_tables import effects_table, lineage
+    from evoengine.views.results import report_json
 
     with reading(db) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu, problem)
@@ -66,9 +66,7 @@ def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
         trials = ledger.count(problem_text, gpu_key)
         apart = ledger.ranked_apart(best[0])
     if as_json:
-        lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found.effects]}
-        counts = {"effects_of": found.trials, "ranked": found.ranked}
-        print_json(problem=problem_text, gpu=gpu_key, **lists, **counts, ranked_apart=[asdict(a) for a in apart])
+        print_json(report_json(best[0], steps, found, apart))
         return
     say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
     for other in apart:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from evoengine.cli.options import OneOf, connect, db_option, json_option, refuse_beside, server_option
 from evoengine.search import samplers
+
+if TYPE_CHECKING:
+    from evoengine.views.service import QueuedJob, QueuedJobs
 
 
 @click.command()
@@ -37,7 +42,8 @@ def retune(
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.output import print_json
-    from evoengine.cli.tables import Column, Table
+    from evoengine.views.encoding import SCHEMA
+    from evoengine.views.tables import Column, Table
 
     asked: dict[str, object] = {
         "workload": workload,
@@ -53,7 +59,11 @@ def retune(
     else:
         jobs = _queued(gpu, asked, db)
     if as_json:
-        print_json(jobs=[dict(zip(("id", "problem", "state"), job, strict=True)) for job in jobs])
+        listed: list[QueuedJob] = [
+            {"id": number, "problem": problem, "state": state} for number, problem, state in jobs
+        ]
+        queued: QueuedJobs = {"schema": SCHEMA, "jobs": listed}
+        print_json(queued)
         return
     say(f"{len(jobs)} jobs for {gpu} are queued; evoengine serve runs them" if jobs else "nothing is left to queue")
     if jobs:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import CheckedGroup, db_option, json_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.times import utc
-
-if TYPE_CHECKING:
-    from evoengine.ledger.lists import RunSummary
 
 
 @click.group(cls=CheckedGroup, invoke_without_command=True)
@@ -27,15 +22,16 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
         if db or as_json:
             raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
         return
-    from evoengine.cli.candidate_tables import runs_table
     from evoengine.cli.display import stdout
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
+    from evoengine.views.candidate_tables import runs_table
+    from evoengine.views.results import runs_json
 
     with reading(db) as ledger:
         found = list(ledger.run_summaries())
     if as_json:
-        print_json(runs=[run_json(s) for s in found])
+        print_json(runs_json(found))
     elif found:
         stdout.print(runs_table(found))
     else:
@@ -65,31 +61,6 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
             return
         ledger.remove_runs(wanted)
     say(f"removed {', '.join(f'run {number}' for number in wanted)}")
-
-
-def run_json(summary: RunSummary) -> dict[str, object]:
-    """Return the public JSON of a run. Scripts depend on the field names."""
-    run, best = summary.run, summary.best
-    figure = best.measurement if best else None
-    return {
-        "run": run.id,
-        "started": utc(run.started_at),
-        "ended": utc(run.finished_at),
-        "status": run.status,
-        "problem": run.problem,
-        "gpu": run.gpu,
-        "device": run.device.name,
-        "sampler": run.sampler,
-        "objectives": run.objectives.split(","),
-        "seed": run.seed,
-        "trials": summary.trials,
-        "correct": summary.correct,
-        "best": best.trial if best else None,
-        "tflops": figure.tflops if figure else None,
-        "tflops_kind": str(figure.kind) if figure else None,
-        "median_us": figure.median_us if figure else None,
-        "imported_from": run.imported_from,
-    }
 
 
 def agreed(question: str) -> bool:

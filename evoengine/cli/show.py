@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: outcome, configuration, resources, figure, gate cases and coverage."""
-    from evoengine.cli.candidate_page import candidate_page, profile_page
-    from evoengine.cli.candidate_tables import lineage
     from evoengine.cli.display import stdout
     from evoengine.cli.ledger import reading
     from evoengine.cli.output import print_json
     from evoengine.errors import NothingFound, UsageError
-    from evoengine.lineage import path, step_json
+    from evoengine.lineage import path
     from evoengine.text import plain_lines
-    from evoengine.views.json_shapes import page_json
+    from evoengine.views.candidate_page import candidate_page, profile_page
+    from evoengine.views.candidate_tables import lineage
+    from evoengine.views.trials import lineage_json, page_json
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
@@ -51,11 +51,11 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     elif with_lineage:
         steps = path(trial, known)
         if as_json:
-            print_json(lineage=[step_json(s) for s in steps])
+            print_json(lineage_json(steps))
         else:
             stdout.print(lineage(steps))
     elif as_json:
-        print_json(**page_json(candidate, profile))
+        print_json(page_json(candidate, profile))
     else:
         stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from evoengine.cli.options import CheckedGroup, OneOf, db_option, json_option
+
+if TYPE_CHECKING:
+    from evoengine.views.service import TokenInfo, TokenList
 
 SCOPES = ("read", "submit", "work", "admin")
 
@@ -44,25 +49,34 @@ def list_(db: str | None, as_json: bool) -> None:
     from evoengine.cli.display import stdout
     from evoengine.cli.ledger import say_which
     from evoengine.cli.output import print_json
-    from evoengine.cli.tables import Column, Table
     from evoengine.service.database import open_service
     from evoengine.service.tokens import Tokens
     from evoengine.times import utc
+    from evoengine.views.encoding import SCHEMA
+    from evoengine.views.tables import Column, Table
 
     with open_service(db, create=False) as database:
         say_which(db)
         known = Tokens(database).all()
-    times = [(utc(t.created_at), utc(t.expires_at), utc(t.used_at)) for t in known]
     if as_json:
-        names = ("created_at", "expires_at", "used_at")
-        rows = [{"name": t.name, "scope": t.scope, "expired": t.expired} for t in known]
-        print_json(tokens=[row | dict(zip(names, at, strict=True)) for row, at in zip(rows, times, strict=True)])
+        tokens: list[TokenInfo] = [
+            {
+                "name": t.name, "scope": t.scope, "expired": t.expired, "created_at": t.created_at,
+                "expires_at": t.expires_at, "used_at": t.used_at,
+            }
+            for t in known
+        ]  # fmt: skip
+        listed: TokenList = {"schema": SCHEMA, "tokens": tokens}
+        print_json(listed)
         return
     columns = [Column(name) for name in ("name", "scope", "made", "expires", "last used")]
     lines = [
-        [t.name, t.scope, made or "", f"{expires or 'never'}{' (expired)' * t.expired}", used or "never"]
-        for t, (made, expires, used) in zip(known, times, strict=True)
-    ]
+        [
+            t.name, t.scope, utc(t.created_at) or "", f"{utc(t.expires_at) or 'never'}{' (expired)' * t.expired}",
+            utc(t.used_at) or "never",
+        ]
+        for t in known
+    ]  # fmt: skip
     stdout.print(Table(columns, lines))
 
 

@@ -57,13 +57,13 @@ def verify(
 
     On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
     """
-    from evoengine.cli.candidate_page import cases
     from evoengine.cli.config_option import read_config
     from evoengine.cli.display import say, stdout
     from evoengine.cli.output import print_json
     from evoengine.cli.progress import LiveProgress
-    from evoengine.publish.export import case_list
     from evoengine.tuning.verify import verify as run
+    from evoengine.views.candidate_page import cases
+    from evoengine.views.trials import verified_json
 
     given = read_config(text, db)
     if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
@@ -75,11 +75,8 @@ def verify(
         )  # fmt: skip
     candidate = verified.candidate
     if as_json:
-        # no ledger is involved, so there is no trial to name
-        extra: dict[str, object] = {"trial": None, "run": None, "correct": verified.correct, "seed": verified.seed}
-        extra |= {"cases": case_list(candidate.verdict), "binary_cases": case_list(candidate.binary_verdict)}
-        extra |= {"binary_remark": str(verified.on_cpu) if verified.on_cpu else None}
-        print_json(**candidate.to_json() | extra)
+        remark = str(verified.on_cpu) if verified.on_cpu else None
+        print_json(verified_json(candidate, verified.seed, verified.correct, remark))
         return 0 if verified.correct else 1
     for verdict in candidate.verdicts:
         stdout.print(cases(verdict))

@@ -88,9 +88,8 @@ def seed_for(seed: int, run: int, trial: int) -> int:
 def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline]:
     """Wait for the result of `Evaluator.baselines`. Raises MachineError if the device could time none."""
     found = answer.result()
-    if isinstance(found, Rejection) or not found:
-        why = found.reason if isinstance(found, Rejection) else "none supports the problem"
-        raise MachineError(f"no baseline can be timed on the GPU, so neither can candidates: {why}")
+    if isinstance(found, Rejection):
+        raise MachineError(f"no baseline can be timed on the GPU, so neither can candidates: {found.reason}")
     return found
 
 
@@ -294,19 +293,19 @@ class GpuEvaluator(Evaluator):
 
         One that crashes or hangs is left out.
         """
-        failed: list[str] = []
+        failed: dict[str, str] = {}
 
         def without(rejection: Rejection) -> TaskArguments | None:
             if rejection.baseline is None:
                 return None
-            failed.append(rejection.baseline)
-            return self._target, self._seed, tuple(failed)
+            failed[rejection.baseline] = rejection.reason
+            return self._target, self._seed, dict(failed)
 
         self._baselines = self._runner.submit(
             self._tasks.baselines_task,
             self._target,
             self._seed,
-            (),
+            {},
             on_crash=Outcome.CRASHED,
             returns=list,
             retry=without,

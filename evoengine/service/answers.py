@@ -12,7 +12,6 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import func, select
 
@@ -23,7 +22,9 @@ from evoengine.search.nearness import nearest_first
 from evoengine.search.targets import stored_gpu
 from evoengine.service.database import Database
 from evoengine.tuning.best import find_best
-from evoengine.views.encoding import SCHEMA, jsonable
+from evoengine.views.encoding import jsonable
+from evoengine.views.results import Asked, BestTrials, NearestTrial, best_trials_json
+from evoengine.views.trials import OneTrial, one_trial_json
 
 FRESH_SECONDS = 1.0
 """an answer is at most so old, and what it takes to read it"""
@@ -31,6 +32,7 @@ READ_AGAIN_SECONDS = 60.0
 """after which it is read again though nothing seems to have changed"""
 MOST = 1000
 """answers that are kept"""
+Answered = OneTrial | BestTrials | NearestTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Answers:
             time.monotonic(),
         )  # before the answer: it may be newer, never older
         try:
-            body = json.dumps({"schema": SCHEMA, **jsonable(self._answer(question))}, indent=2).encode() + b"\n"
+            body = json.dumps(jsonable(self._answer(question)), indent=2).encode() + b"\n"
         except NothingFound:
             with self._changing:
                 self._kept.pop(question, None)
@@ -103,24 +105,24 @@ class Answers:
                 self._kept.popitem(last=False)
         return answer
 
-    def _answer(self, question: Question) -> dict[str, Any]:
+    def _answer(self, question: Question) -> Answered:
         if question.nearest:
             return self._nearest(question)
         found = find_best(self._db, question.problem, question.gpu, question.top or 1)
         if question.top:
-            return {"problem": found.problem, "gpu": found.gpu, "trials": [c.to_json() for c in found.candidates]}
-        return found.candidates[0].to_json()
+            return best_trials_json(found)
+        return one_trial_json(found.candidates[0])
 
-    def _nearest(self, question: Question) -> dict[str, Any]:
+    def _nearest(self, question: Question) -> NearestTrial:
         """Return the best of the nearest problem and GPU that have one, with the problem that was asked for."""
         gpu, problem = question.gpu, question.problem
         if gpu is None or problem is None:
             gpu, problem = self._db.last_target(gpu, problem)
-        asked = {"problem": problem, "gpu": gpu}
+        asked: Asked = {"problem": problem, "gpu": gpu}
         for other, on in nearest_first(problem, stored_gpu(self._db, gpu), ranked_targets(self._db)):
             if found := self._db.best(other, on, top=1):
                 exact = (other, on) == (problem, gpu)
-                return {**found[0].to_json(), "asked": asked, "exact": exact}
+                return {**one_trial_json(found[0]), "asked": asked, "exact": exact}
         raise NothingFound(f"the ledger holds no correct candidate of the workload of {problem}")
 
 

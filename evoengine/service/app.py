@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evoengine import __version__
 from evoengine.errors import EvoengineError
-from evoengine.service import api_cache, api_jobs, api_results, page
+from evoengine.service import api, page
 from evoengine.service.access import Authenticate, require
 from evoengine.service.answers import Answers
 from evoengine.service.connections import ForwardedLimit
@@ -29,6 +29,7 @@ from evoengine.service.reports import Reports
 from evoengine.service.settings import Settings
 from evoengine.service.state import State, state_of
 from evoengine.service.tokens import Tokens
+from evoengine.views.service import Health
 
 BODY_SECONDS = 20.0
 HEADERS = (
@@ -64,7 +65,7 @@ def make_app(
     )  # fmt: skip
     app.state.service = state
     answer_errors(app)
-    for router in (api_jobs.router, api_results.router, api_cache.router, page.router):
+    for router in (*api.ROUTERS, page.router):
         app.include_router(router)
     figures = Figures(state)
     _add_health(app, figures, Jobs(apart))
@@ -106,11 +107,11 @@ def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
     """Add the health endpoints. `jobs` uses database connections that nothing else can exhaust."""
 
     @app.get("/livez", tags=["health"])
-    async def livez() -> dict[str, str]:
+    async def livez() -> Health:
         """Answer as long as the process is alive."""
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["health"])
+    @app.get("/readyz", tags=["health"], response_model=Health)
     async def readyz(request: Request) -> JSONResponse:
         """Answer whether the server can use its database and runs the jobs that it claims."""
         state = state_of(request)

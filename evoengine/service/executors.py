@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.orm import Session
@@ -22,6 +22,7 @@ from evoengine.ledger.tables import HeartbeatRow
 from evoengine.service.database import Database
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings
+from evoengine.views.service import ServerGpu, ServerInfo
 
 MOST_DEATHS = 3
 """of a job's process, after which it is not tried again"""
@@ -51,6 +52,16 @@ class Executor:
     cpu_jobs: int
     beat_at: datetime
     alive: bool
+
+
+def server_json(executor: Executor) -> ServerInfo:
+    return {
+        "owner": executor.owner,
+        "alive": executor.alive,
+        "gpus": cast("list[ServerGpu]", executor.gpus),
+        "cpu_jobs": executor.cpu_jobs,
+        "seen_at": executor.beat_at,
+    }
 
 
 def offered(device: GpuDevice) -> tuple[str, ...]:

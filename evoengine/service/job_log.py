@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from evoengine.records import Candidate, Outcome
 from evoengine.service.jobs import Job, Jobs
 from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
+from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
     from evoengine.search.progress import Progress
@@ -107,7 +108,7 @@ class JobLog:
             self._best = candidate
 
     def _tell_trial(self, candidate: Candidate) -> None:
-        known = candidate.to_json()
+        known: Mapping[str, object] = trial_json(candidate)
         self._told.add(candidate.trial)
         self._tell("trial", problem=candidate.problem, **{name: known[name] for name in OF_A_TRIAL})
 
@@ -115,7 +116,7 @@ class JobLog:
         if self._part is not None:
             self._part["seconds"] = round(self._spent + time.monotonic() - self._since, 1)
         total = self._job.request["trials"] * len(self.parts)
-        known = self._best.to_json() if self._best else None
+        known: Mapping[str, object] | None = trial_json(self._best) if self._best else None
         return {
             "stage": self._stage or None,
             "done": sum(part["done"] for part in self.parts),

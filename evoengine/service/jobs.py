@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, cast, get_args
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -21,10 +21,12 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.ledger.heartbeat import database_time
 from evoengine.ledger.service_tables import JobEventRow, JobRow
 from evoengine.service.database import Database
+from evoengine.views import service as views
+from evoengine.views.encoding import SCHEMA
+from evoengine.views.service import JobPart, JobState
 
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"
 DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
-JobState = Literal["queued", "running", "waiting", "done", "cancelled", "failed"]
 STATES: tuple[JobState, ...] = get_args(JobState)
 ENDED = frozenset({DONE, CANCELLED, FAILED})
 LONGEST_KEY = 255
@@ -221,6 +223,27 @@ def to_job(row: JobRow) -> Job:
         [dict(part) for part in row.parts], row.progress, row.events, row.deaths, row.created_at, row.started_at,
         row.finished_at,
     )  # fmt: skip
+
+
+def job_json(job: Job) -> views.Job:
+    total = job.request["trials"] * len(job.parts)
+    begun: views.JobProgress = {"stage": None, "done": 0, "total": total, "best": None}
+    return {
+        "schema": SCHEMA,
+        "id": job.id,
+        "state": cast("JobState", job.state),
+        "why": job.why,
+        "request": job.request,
+        "gpu": job.gpu,
+        "priority": job.priority,
+        "parts": cast("list[JobPart]", job.parts),
+        "progress": cast("views.JobProgress", job.progress) or begun,
+        "events": job.events,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "links": {"self": f"/v1/jobs/{job.id}", "events": f"/v1/jobs/{job.id}/events"},
+    }
 
 
 def _new(request: Mapping[str, Any], submitter: int, key: str | None, body: str, now: datetime) -> JobRow:

@@ -19,19 +19,19 @@ from pydantic import ValidationError
 
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
-from evoengine.records import Candidate
 from evoengine.search.replay import RECORDED
-from evoengine.service.access import may_cancel, may_submit, require, require_own, require_own_page
+from evoengine.service.access import may_cancel, may_submit, require_own, require_own_page
 from evoengine.service.answers import ranked_targets
-from evoengine.service.api_jobs import Number
-from evoengine.service.api_results import Name, tagged
+from evoengine.service.api import Name, Number, Reader, Submitter, tagged
 from evoengine.service.errors import sentence
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
 from evoengine.service.lanes import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
-from evoengine.text import number, plain
+from evoengine.text import plain
+from evoengine.views.candidate_tables import config_line, sent_figure
+from evoengine.views.trials import Trial, trial_json
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
@@ -39,8 +39,6 @@ LONGEST_TEXT = 200
 """characters of a text of others in a table"""
 
 router = APIRouter(include_in_schema=False)
-Reader = Annotated[int, Depends(require("read"))]
-Submitter = Annotated[int, Depends(require("submit"))]
 TURN = [Depends(turn("pages"), scope="function")]
 
 
@@ -155,7 +153,7 @@ def _environment() -> jinja2.Environment:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "shown": _shown, "figure": _figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+        "shown": _shown, "figure": sent_figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
         "took": _took,
     }  # fmt: skip
     environment.globals["ended"] = ENDED
@@ -166,10 +164,10 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
     return HTMLResponse(_environment().get_template(template).render(values), status)
 
 
-def _bests(state: State) -> list[Candidate]:
+def _bests(state: State) -> list[Trial]:
     """Return the best of each problem and GPU, latest first."""
     found = (state.database.best(problem, gpu, top=1) for problem, gpu in ranked_targets(state.database)[:SHOWN_BESTS])
-    return [each[0] for each in found if each]
+    return [trial_json(each[0]) for each in found if each]
 
 
 def _doing(state: State, executor: Executor) -> list[Job]:
@@ -182,20 +180,8 @@ def _shown(value: object) -> str:
     return f"{text[:LONGEST_TEXT]}…" if len(text) > LONGEST_TEXT else text
 
 
-def _figure(known: Mapping[str, Any] | None) -> str:
-    """Return `412.5 TFLOPS est.`, or the time if the number of operations is unknown."""
-    if not known or known.get("median_us") is None:
-        return "–"
-    mark = {"estimated": " est.", "recorded": " rec."}.get(str(known["tflops_kind"]), "")
-    tflops = known["tflops"]
-    if isinstance(tflops, int | float):
-        return f"{number(tflops)} TFLOPS{mark}"
-    us = known["median_us"]
-    return f"{number(us)} µs{mark}" if isinstance(us, int | float) else "–"
-
-
 def _config(known: Mapping[str, Any]) -> str:
-    return _shown(" ".join(str(v) if k == "family" else f"{k}={v}" for k, v in known.items()))
+    return _shown(config_line(known))
 
 
 def _moment(value: Any) -> str:

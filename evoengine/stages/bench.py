@@ -19,7 +19,7 @@ from evoengine.devices.base import (
     TensorParameter,
     launch_seconds,
 )
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu, first_line
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
@@ -38,6 +38,10 @@ ROWS_ELEMENTS = 1 << 24
 """elements of an output that are compared at once"""
 OTHER_POISON = 0xA5
 """an integer that keeps both poisons was not written"""
+
+
+class BaselineRefused(Exception):
+    """A library does not support the problem or lacks memory for it; the message is the library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +249,27 @@ class Bench:
             for entry, _ in source.launch.kernels(source.entry)
         }
 
-    def baseline(self, name: str, policy: Policy) -> Prepared | None:
-        """Prepare a library's implementation, or return None if it does not support the problem or lacks memory."""
+    def baseline(self, name: str, policy: Policy) -> Prepared:
+        """Prepare a library's implementation. Raises BaselineRefused."""
         works = [self._baseline_work(name, inputs) for inputs in self._copies(policy)]
         return self._unless_refused(lambda: self.clock.prepare(works, policy))
 
-    def baseline_estimate(self, name: str) -> float | None:
-        """Return a rough time of a baseline in microseconds, or None as `baseline` does."""
+    def baseline_estimate(self, name: str) -> float:
+        """Return a rough time of a baseline in microseconds. Raises BaselineRefused."""
         return self._unless_refused(lambda: self.clock.estimate(self._baseline_work(name, self._sets[0][:1])))
 
     def _baseline_work(self, name: str, copies: Sequence[Inputs]) -> LibraryWork:
         calls = [self._tensors.baseline(name, self._problem, inputs) for inputs in copies]
         return LibraryWork(f"{self._target.workload.baseline_label} {name}", calls)
 
-    def _unless_refused(self, run: Callable[[], _Found]) -> _Found | None:
+    def _unless_refused(self, run: Callable[[], _Found]) -> _Found:
         try:
             return run()
         except RuntimeError as error:  # torch's way to say that it does not take a problem, or has no memory for it
             if isinstance(error, CUDA_ERRORS) and not isinstance(error, torch.OutOfMemoryError):
                 raise
             gpu().release_memory()
-            return None
+            raise BaselineRefused(first_line(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

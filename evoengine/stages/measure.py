@@ -32,7 +32,7 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
-from evoengine.stages.bench import Bench
+from evoengine.stages.bench import BaselineRefused, Bench
 from evoengine.stages.clock import BASELINE, Prepared
 from evoengine.stages.figures import Subject, make_baselines, make_figure, make_sustained
 from evoengine.stages.final_result import Finals
@@ -44,6 +44,7 @@ from evoengine.stages.verify import verify
 from evoengine.workloads.base import Problem, Target
 
 _Found = TypeVar("_Found")
+NONE_FAILED: Mapping[str, str] = {}
 
 
 class BaselineFailed(Exception):
@@ -52,6 +53,10 @@ class BaselineFailed(Exception):
     def __init__(self, name: str, outcome: Outcome, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
         self.name, self.outcome = name, outcome
+
+
+class NoBaseline(Exception):
+    """No baseline can be timed; the message gives the reason of each."""
 
 
 def measure(
@@ -124,8 +129,10 @@ def _race(bench: Bench, candidate: Timed, incumbent: CompiledCandidate | None, b
 
 
 def _beside(bench: Bench, baseline: Baseline) -> dict[str, Timed]:
-    prepared = bench.baseline(baseline.name, baseline.policy)
-    return {BASELINE: Timed(prepared.repeat)} if prepared else {}
+    try:
+        return {BASELINE: Timed(bench.baseline(baseline.name, baseline.policy).repeat)}
+    except BaselineRefused:  # for want of memory, since it was timed before
+        return {}
 
 
 def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResult, ...]:
@@ -134,21 +141,21 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
     return (CaseResult(name, str(problem), seed, False, None, None, None, reason),) if reason else ()
 
 
-def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Baseline]:
-    """Time every baseline of the workload that supports the problem, other than those in `without`, in turn.
+def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED) -> list[Baseline]:
+    """Time every baseline of the workload that supports the problem, other than those that `failed`, in turn.
 
-    Chooses the policy under which all of the problem's kernels are timed. Raises BaselineFailed for the first that
-    crashes or hangs, MachineError if the GPU's memory does not hold the problem.
+    `failed` gives for each a sentence that names it. Chooses the policy under which all of the problem's kernels are
+    timed. Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all reasons if none can be timed,
+    and MachineError if the GPU's memory does not hold the problem.
     """
     bench = _bench(target)
     bench.refresh(seed)
-    names = [n for n in target.workload.tensors().baselines(target.problem) if n not in without]
-    estimates = {name: us for name in names if (us := _unless_failed(name, partial(bench.baseline_estimate, name)))}
-    if not estimates:
-        return []
+    names = [n for n in target.workload.tensors().baselines(target.problem) if n not in failed]
+    left_out = dict(failed)
+    estimates = _of_supported(names, bench.baseline_estimate, left_out)
     policy = choose_policy(min(estimates.values()))
-    prepared = {name: _unless_failed(name, partial(bench.baseline, name, policy)) for name in estimates}
-    timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
+    prepared = _of_supported(list(estimates), lambda name: bench.baseline(name, policy), left_out)
+    timed = {name: Timed(found.repeat) for name, found in prepared.items()}
     rounds = run_rounds(
         timed,
         np.random.default_rng(seed),
@@ -157,6 +164,22 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
         sleep=torch_gpu().rest,
     )
     return make_baselines(target, policy, rounds)
+
+
+def _of_supported(names: Sequence[str], ask: Callable[[str], _Found], left_out: dict[str, str]) -> dict[str, _Found]:
+    """Return the answer for each baseline that supports the problem; the others enter `left_out`, with a sentence.
+
+    Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all sentences if none is left.
+    """
+    found: dict[str, _Found] = {}
+    for name in names:
+        try:
+            found[name] = _unless_failed(name, partial(ask, name))
+        except BaselineRefused as refusal:
+            left_out[name] = f"{name}: {refusal}"
+    if not found:
+        raise NoBaseline("; ".join(left_out.values()))
+    return found
 
 
 def _unless_failed(name: str, run: Callable[[], _Found]) -> _Found:

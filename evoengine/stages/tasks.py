@@ -167,17 +167,19 @@ def measure_task(
     return Evaluation((verdict,), figure)
 
 
-def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
-    """Time the library's own kernels on the GPU, other than those in `without`.
+def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list[Baseline] | Rejection:
+    """Time the library's own kernels on the GPU, other than those that `failed`, each for the reason given.
 
-    A Rejection names one that crashed or hung.
+    A Rejection names one that crashed or hung, or none where none can be timed.
     """
-    from evoengine.stages.measure import BaselineFailed, baselines
+    from evoengine.stages.measure import BaselineFailed, NoBaseline, baselines
 
     try:
-        return baselines(target, seed, without)
+        return baselines(target, seed, failed)
     except BaselineFailed as failure:
         return Rejection(failure.outcome, str(failure), failure.name)
+    except NoBaseline as reasons:
+        return Rejection(Outcome.UNRANKED, str(reasons))
 
 
 def finals_task(

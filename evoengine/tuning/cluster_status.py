@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from evoengine.tuning.detached import SEARCH_ACTOR, DetachedStatus
@@ -39,9 +39,6 @@ class ClusterStatus:
     at_work: Sequence[BusyGpu]
     searches: Sequence[DetachedStatus]
     """detached searches"""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def cluster_status(address: str) -> ClusterStatus:

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -78,9 +78,6 @@ class Node:
     compiler: str | None = None
     why_unfit: str | None = None
     """why no task of a search can run there"""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def check_address(address: str, given_by: str = "--cluster") -> str:

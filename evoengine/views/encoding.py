@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any
+
+from typing_extensions import TypedDict
 
 from evoengine.times import utc
 
@@ -20,12 +23,20 @@ OF_A_TRIAL = (
 """fields of a trial's JSON in its event; docs/ledger.md describes them"""
 
 
+class Answer(TypedDict):
+    """An answer of a command or of the service. `schema` is the version of its shape."""
+
+    schema: int
+
+
 def jsonable(value: Any) -> Any:
-    """Convert a value of a record to one that JSON can hold."""
+    """Convert a value of a record to one that JSON can hold; a record becomes an object of its fields."""
     if isinstance(value, Mapping):
         return {name: jsonable(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [jsonable(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, datetime):
         return utc(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -13,6 +13,8 @@ from benchmarks import gpu as session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Baseline, Kind
+from evoengine.views.encoding import jsonable
+from evoengine.views.trials import trial_json
 from tests.support.exhaustive import more
 from tests.support.ledger_examples import PROBLEM, a_figure, add_ranked, start_run
 
@@ -63,7 +65,7 @@ def measured(tmp_path):
             config = {"family": family, "tile_m": 64, "n": int(tflops)}
             add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), config, f"kernel{tflops}")
         ledger.record_baseline(run, Baseline("FLASH_ATTENTION", "NVIDIA H200", 833.0, 330.0, (833.0,) * 12))
-        best = [c.to_json() for c in ledger.best(PROBLEM, "h100", top=3)]
+        best = [jsonable(trial_json(c)) for c in ledger.best(PROBLEM, "h100", top=3)]
     return db, {"run": run, "best": best, "seconds": 9.0}
 
 

@@ -10,13 +10,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evoengine.cli.candidate_page import candidate_page, cases
-from evoengine.cli.candidate_tables import history_table, lineage, ranking
-from evoengine.cli.display import best_line, stdout
-from evoengine.cli.doctor import Finding, doctor_table
-from evoengine.cli.tables import Column, Table
+from evoengine.cli.display import stdout
 from evoengine.lineage import step
 from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, Kind, Outcome
+from evoengine.tuning.doctor import Finding
+from evoengine.views.boards import findings_table
+from evoengine.views.candidate_page import candidate_page, cases
+from evoengine.views.candidate_tables import best_line, history_table, lineage, ranking
+from evoengine.views.tables import Column, Table
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
 LONG = [f"{letter}_long_knob" for letter in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta")]
@@ -173,5 +174,5 @@ def test_a_column_without_anything_is_left_out_and_a_row_of_the_wrong_length_is_
 
 def test_the_doctor_cuts_no_path_short(lines):
     path = "/opt/" + "folder/" * 12 + "include"
-    shown = lines(doctor_table([Finding("CUDA compiler", True, f"nvrtc, headers in {path}")]), 80)
+    shown = lines(findings_table([Finding("CUDA compiler", True, f"nvrtc, headers in {path}")]), 80)
     assert path in "".join(line.strip() for line in shown)

@@ -9,9 +9,9 @@ import re
 import pytest
 from rich.console import Console
 
-from evoengine.cli.gpus import gpus_table
 from evoengine.gpu import known_gpus
 from evoengine.tuning.boards import fitting_families
+from evoengine.views.boards import gpus_table
 from tests.support.exhaustive import more
 from tests.test_gpu_file import BOARD
 

@@ -12,12 +12,9 @@ from rich.console import Console
 from sqlalchemy import JSON, String, update
 
 import evoengine.cli
-from evoengine.cli.candidate_page import candidate_page
-from evoengine.cli.candidate_tables import history_table, ranking
-from evoengine.cli.display import Output, best_line
+from evoengine.cli.display import Output
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.show import show
-from evoengine.cli.tables import Column, Table
 from evoengine.ledger import chains
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild
@@ -26,6 +23,9 @@ from evoengine.ledger.tables import Base
 from evoengine.lineage import effects
 from evoengine.records import Profile
 from evoengine.text import markdown, plain, plain_lines
+from evoengine.views.candidate_page import candidate_page
+from evoengine.views.candidate_tables import best_line, history_table, ranking
+from evoengine.views.tables import Column, Table
 from tests.support.ledger_examples import CONFIG, a_figure, add_ranked, start_run
 from tests.support.vouch import vouch
 
@@ -214,8 +214,9 @@ def test_text_that_prints_stays_as_it_is(line):
 
 def test_no_module_of_the_commands_makes_tables_or_texts_of_richs_own():
     """Theirs read markup and drop control characters; `Table` and `Output` do neither."""
-    folder = Path(evoengine.cli.__file__).parent
-    users = {p.stem for p in folder.glob("*.py") if {"rich.table", "rich.text", "rich.markup"} & imported(p)}
+    folders = [Path(package.__file__).parent for package in (evoengine.cli, evoengine.views)]
+    modules = [path for folder in folders for path in folder.glob("*.py")]
+    users = {p.stem for p in modules if {"rich.table", "rich.text", "rich.markup"} & imported(p)}
     assert users == {"display", "tables", "progress"}  # which call plain themselves
 
 

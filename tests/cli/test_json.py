@@ -93,7 +93,7 @@ def test_times_are_iso_8601_in_utc(db):
 
 def test_a_time_of_another_zone_is_given_in_utc_and_numbers_that_json_does_not_know_as_text(capsys):
     there = datetime(2026, 1, 1, 1, 30, tzinfo=UTC).astimezone()
-    print_json(at=there, errors=[float("nan"), float("inf"), 1.0], span={"low": float("-inf")})
+    print_json({"at": there, "errors": [float("nan"), float("inf"), 1.0], "span": {"low": float("-inf")}})
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found["at"] == "2026-01-01T01:30:00.000+00:00"
     assert (found["errors"], found["span"]) == (["nan", "inf", 1.0], {"low": "-inf"})

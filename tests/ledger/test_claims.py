@@ -13,6 +13,7 @@ from evoengine.ledger.claims import Claim
 from evoengine.ledger.maintenance import find_faults, mend
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
+from evoengine.views.trials import trial_json
 from tests.ledger.test_processes import stand_still
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict, start_run
 
@@ -47,7 +48,7 @@ def test_what_is_known_is_taken_over_with_the_times_it_was_taken_at(ledger, know
     assert (other.measurement, other.verdict, other.binary) == (one.measurement, one.verdict, one.binary)
     assert (other.measurement.taken_at, other.verdict.taken_at) == (one.measurement.taken_at, one.verdict.taken_at)
     assert (other.taken_from, other.occupancy, other.device) == (first, 0.25, "emulator")
-    assert other.to_json()["taken_from"] == first and one.to_json()["taken_from"] is None
+    assert trial_json(other)["taken_from"] == first and trial_json(one)["taken_from"] is None
     assert len(ledger.best(PROBLEM, GPU, 9)) == 1  # one kernel, whoever found it
 
 

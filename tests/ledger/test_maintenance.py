@@ -23,6 +23,7 @@ from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import Base, CandidateRow, HeartbeatRow
 from evoengine.records import Kind, Outcome
+from evoengine.views.trials import trial_json
 from tests.ledger.frozen.freeze import FOLDER, thaw
 from tests.support.exhaustive import more
 from tests.support.ledger_examples import (
@@ -250,7 +251,7 @@ def test_a_copy_replaces_nothing_and_a_failed_one_leaves_nothing(searched, tmp_p
 
 
 def test_losers_lose_sources_and_machine_code_and_nothing_else(searched):
-    before = [c.to_json() for c in searched.candidates()]
+    before = [trial_json(c) for c in searched.candidates()]
     code, said = call(searched.place, "prune", "--keep", "2", "--yes")
     assert (code, "took out 2 sources and 2 binaries" in said) == (0, True), said
     with open_ledger(searched.place, create=False) as ledger:
@@ -259,7 +260,7 @@ def test_losers_lose_sources_and_machine_code_and_nothing_else(searched):
         assert [t for t in after if ledger.is_pruned(t)] == [1, 2]
         without = ("source_sha256", "shared_bytes")
         for told, candidate in zip(before, after.values(), strict=True):
-            now = candidate.to_json()
+            now = trial_json(candidate)
             assert {k: v for k, v in now.items() if k not in without} == {
                 k: v for k, v in told.items() if k not in without
             }

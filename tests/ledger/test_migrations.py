@@ -17,6 +17,7 @@ from evoengine.ledger.schema import alembic_config, upgrade
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base
 from evoengine.records import UNKNOWN_POLICY, Kind
+from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
 from tests.support.ledger_schema import made_both_ways, schema
 
@@ -98,7 +99,7 @@ def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_polic
         assert {ledger.candidate(n).measurement.policy for n in (2, 3)} == {estimate.policy} == {None}
         assert [(b.name, b.policy) for b in ledger.baselines(1)] == [("MATH", UNKNOWN_POLICY)]
         assert "unknown" in str(measured.policy)
-        assert ledger.candidate(1).to_json()["policy"]["launch"] == "unknown"
+        assert trial_json(ledger.candidate(1))["policy"].launch == "unknown"
         assert ledger.candidate(2).source.launch.block == (128, 1, 1)
         assert differences(ledger, Base.metadata) == []
         new = add_ranked(ledger, start_run(ledger), a_figure(1.0, Kind.MEASURED), CONFIG)

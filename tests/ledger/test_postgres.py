@@ -33,6 +33,7 @@ from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_ma
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from evoengine.tuning.report import write_report
+from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
@@ -318,7 +319,7 @@ def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(dat
     make_ledger(tmp_path / "made.db", 60)
     copy_ledger(tmp_path / "made.db", database)
     with open_ledger(str(tmp_path / "made.db"), create=False) as file, open_ledger(database, create=False) as server:
-        assert [c.to_json() for c in server.candidates()] == [c.to_json() for c in file.candidates()]
+        assert [trial_json(c) for c in server.candidates()] == [trial_json(c) for c in file.candidates()]
         assert find_faults(server, lambda stage: None) == []
         run = start_run(server)
         assert server.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) == 61

@@ -36,6 +36,8 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.views.encoding import jsonable
+from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import (
     CONFIG,
     GPU,
@@ -297,7 +299,7 @@ def test_a_sustained_figure_stands_beside_the_one_that_a_candidate_is_ranked_by(
     ledger.record_measurement(trial, sustained)
     [found] = ledger.best(PROBLEM, GPU, top=9)
     assert (found.measurement.tflops, found.sustained) == (50, sustained)
-    public = found.to_json()
+    public = jsonable(trial_json(found))
     assert public["policy"] == {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 16}
     assert public["sustained"]["policy"]["clocks"] == "sustained"
     assert [public["sustained"][name] for name in ("tflops", "sm_mhz", "watts")] == [40, 1410, 690]

@@ -21,6 +21,7 @@ from evoengine.search import recompile
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, stored_target
 from evoengine.tuning import exporting
+from evoengine.views.trials import trial_json
 from tests.publish.test_t4 import BASELINES, DEVICE, whole
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, a_binary, a_figure, a_source, add_ranked, start_run
 
@@ -238,7 +239,7 @@ def test_an_imported_run_says_where_it_came_from_and_ones_own_that_it_did_not(le
     number, trials = ledger.import_run(replace(run, run=replace(run.run, imported_from="run.json")))
     own = add_ranked(ledger, start_run(ledger), a_figure(99.0, Kind.MEASURED), name="another")
     assert [r.imported_from for r in ledger.runs()] == ["run.json", None]
-    origins = {c.trial: c.to_json()["imported_from"] for c in ledger.best(PROBLEM, GPU, top=9)}
+    origins = {c.trial: trial_json(c)["imported_from"] for c in ledger.best(PROBLEM, GPU, top=9)}
     assert origins == {own: None, trials[0]: "run.json", trials[6]: "run.json"}
     assert ledger.whole_run(number).run.imported_from == "run.json"
 

@@ -13,8 +13,14 @@ from evoengine.ledger.tables import CandidateRow
 from evoengine.publish.folder import write_folder
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.service.client import unpacked
+from evoengine.service.jobs import STATES
 from evoengine.tuning.exporting import bundle
-from tests.support.ledger_examples import a_binary, a_figure, a_source, a_verdict, add_ranked, start_run
+from evoengine.views import service as views
+from evoengine.views.boards import Workloads
+from evoengine.views.results import BestTrials, NearestTrial
+from evoengine.views.trials import OneTrial, TrialPage
+from tests.support.ledger_examples import PROBLEM, a_binary, a_figure, a_source, a_verdict, add_ranked, start_run
+from tests.support.promises import require_shape
 
 GEMM = {"problems": ["gemm:m64,n64,k64,fp16"], "gpu": "h100"}
 SHA256 = a_source().sha256
@@ -120,6 +126,45 @@ def test_the_api_is_described(service):
     described = parts.http.get("/openapi.json").json()
     assert all(path in page for path in described["paths"])
     assert "Idempotency-Key" in json.dumps(described) or "idempotency-key" in json.dumps(described)
+
+
+def test_every_answer_in_json_has_a_shape(service):
+    described = service().app.openapi()
+    unshaped = {
+        path
+        for path, operations in described["paths"].items()
+        for operation in operations.values()
+        for code, response in operation["responses"].items()
+        if code < "300" and not (response.get("content", {}).get("application/json", {"schema": 1}).get("schema"))
+    }
+    assert unshaped == {"/v1/cache/{key}"}  # which gives what was stored
+    shapes = described["components"]["schemas"]
+    trial = shapes["Trial"]
+    assert trial["required"] == list(trial["properties"]) and "tflops" in trial["required"]
+    assert shapes["Job"]["properties"]["state"]["enum"] == list(STATES)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/best", OneTrial),
+        ("/v1/best?top=3", BestTrials),
+        (f"/v1/best?nearest=true&gpu=h200&problem={PROBLEM}", NearestTrial),
+        (f"/v1/kernels/{SHA256}/json", TrialPage),
+        ("/v1/jobs", views.Jobs),
+        ("/v1/jobs/1", views.Job),
+        ("/v1/gpus", views.BoardsAndServers),
+        ("/v1/problems", Workloads),
+        ("/v1/cache", views.CacheEntries),
+        ("/livez", views.Health),
+    ],
+)
+def test_an_answer_is_of_its_shape(with_kernel, path, shape):
+    http = with_kernel.http
+    assert http.post("/v1/jobs", json=GEMM).status_code == 202
+    assert http.put("/v1/cache/mine", json={"a": 1}).status_code == 204
+    with_kernel.executors.beat([])
+    require_shape(shape, http.get(path).text)
 
 
 def test_health_and_figures(service):

@@ -34,7 +34,16 @@ def test_backends_that_do_not_take_the_problem_are_left_out(stage):
     assert found["MATH"].median_us == pytest.approx(900.0, rel=0.01)
 
 
-@pytest.mark.parametrize("without", [(), ("MATH",)])
+def test_without_a_baseline_each_ones_reason_is_said(stage):
+    failed = {"FLASH_ATTENTION": "FLASH_ATTENTION: an illegal memory access", "MATH": "MATH: no end after 10 s"}
+    with pytest.raises(stage.NoBaseline) as caught:
+        stage.baselines(target(), 1, failed)
+    said = str(caught.value)
+    assert all(sentence in said for sentence in failed.values())
+    assert "CUDNN_ATTENTION: " in said and "EFFICIENT_ATTENTION: " in said  # which the stand-in's library refuses
+
+
+@pytest.mark.parametrize("without", [{}, {"MATH": "MATH: no end"}])
 def test_a_backend_that_hangs_is_named_and_may_be_left_out(stage, clock, monkeypatch, without):
     from tests.fake_cuda import device
 

@@ -20,6 +20,7 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_binary, predict_figure
 from evoengine.stages.render import render
 from evoengine.stages.tasks import predict_task
+from evoengine.views.trials import trial_json
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
 from tests.support.kernel_gate import attention_space, attention_target
@@ -44,7 +45,7 @@ def test_a_figure_is_predicted_from_the_machine_code_and_says_so(family, gpu):
 
 def test_the_json_has_range_bound_and_utilisation():
     found, _ = figure(made("mma", L4), L4)
-    public = Candidate(1, 1, str(PROBLEM), "l4", {}, measurement=found).to_json()
+    public = trial_json(Candidate(1, 1, str(PROBLEM), "l4", {}, measurement=found))
     assert public["range_us"] == [found.terms["low_us"], found.terms["high_us"]]
     assert public["model"] == "machine code"
     assert {"tensor", "mufu", "fma", "alu", "issue", "shared", "l2", "dram"} <= public["utilisation"].keys()
@@ -56,7 +57,7 @@ def test_the_json_has_range_bound_and_utilisation():
 
 def test_a_figure_names_the_version_of_the_model_the_clock_and_the_class_of_the_kernel():
     found = figure(made("wgmma")).figure
-    public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=found).to_json()
+    public = trial_json(Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=found))
     assert (public["model_version"], public["clock"]) == (MODEL_VERSION, "boost")
     assert public["kernel_class"] == "wgmma with softmax"
     assert found.terms["clocks"] / found.terms["clock_ghz"] / 1e3 <= found.median_us
@@ -147,7 +148,7 @@ def by_formula(found, *said: str) -> None:
     assert figure.by_formula and figure.device == "estimate for h100" and figure.terms["predicted"] == 0.0
     for text in said:
         assert text in unread
-    public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure).to_json()
+    public = trial_json(Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure))
     assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == (
         "formula",
         None,

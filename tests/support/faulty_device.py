@@ -169,7 +169,7 @@ def measure_task(target, contender, plan, seed, incumbent, rival):
     return wrong or Evaluation((passed(),), figure(number_in(contender.source)))
 
 
-def baselines_task(target, seed, without):
+def baselines_task(target, seed, failed):
     return [Baseline(n, DEVICE, us, 1.0, (us,) * 10) for n, us in (("MATH", 90.0), ("FLASH_ATTENTION", 10.0))]
 
 
@@ -212,7 +212,7 @@ def measure_when_the_lead_is_there(path, *arguments, ended=[0]):  # noqa: B006 -
 
 
 def no_baseline(*_):
-    return []
+    return Rejection(Outcome.UNRANKED, "MATH: no kernel image")
 
 
 def racing_task(target, contender, plan, seed, incumbent, rival):
@@ -229,13 +229,13 @@ def suspect_task(target, contender, plan, seed, incumbent, rival):
     return Evaluation((passed(),), fast if number == 0 else figure(number))
 
 
-def hanging_baseline(target, seed, without):
+def hanging_baseline(target, seed, failed):
     """cuDNN's kernel never ends; without it the others are timed, in a process that it has not touched."""
-    if "CUDNN_ATTENTION" not in without:
+    if "CUDNN_ATTENTION" not in failed:
         os.environ["HUNG"] = "yes"
         return Rejection(Outcome.HUNG, "SDPA CUDNN_ATTENTION: no end after 10 s", "CUDNN_ATTENTION")
     assert "HUNG" not in os.environ
-    return baselines_task(target, seed, without)
+    return baselines_task(target, seed, failed)
 
 
 def crashing_baselines(*_):

@@ -11,18 +11,17 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
+from pydantic import TypeAdapter
 
 import evoengine
-from evoengine.accuracy.page import Row, class_errors
-from evoengine.cli.doctor import Finding
+from evoengine.accuracy.page import Row
 from evoengine.cli.main import evoengine as commands
-from evoengine.cli.measure import measured_json
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
@@ -37,9 +36,18 @@ from evoengine.search.samplers.pool import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
 from evoengine.tuning.detached import DetachedStatus
+from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import MeasureResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
+from evoengine.views.accuracy import Accuracy, PredictedAgain, accuracy_json, again_json
+from evoengine.views.boards import Boards, Findings, Workloads, findings_json
+from evoengine.views.cluster import Cluster, cluster_json
+from evoengine.views.comparison import RunComparison
+from evoengine.views.encoding import jsonable
+from evoengine.views.results import Measured, Ranking, Report, Runs, SearchSummary, measured_json
+from evoengine.views.service import QueuedJobs, TokenList
+from evoengine.views.trials import Lineage, OneTrial, ProfilePage, TrialPage, Trials, Verified, profile_json
 from evoengine.workloads import find_workload, parse_problem
 from evoengine.workloads.base import Target
 from tests.support.ledger_examples import (
@@ -157,7 +165,36 @@ def json_shapes(folder: Path) -> dict[str, Any]:
         "retune": [["--gpu", "h200", "--db", db]],
     }
     found = {name: one_of([printed(name, line) for line in each]) for name, each in lines.items()}
-    return found | {name: shape(json.loads(json.dumps(value))) for name, value in of_other_machines().items()}
+    for name, value in of_other_machines().items():
+        text = json.dumps(jsonable(value))
+        require_shape(ANSWERS[name], text)
+        found[name] = shape(json.loads(text))
+    return found
+
+
+ANSWERS = {
+    "problems": Workloads,
+    "gpus": Boards,
+    "search": SearchSummary,
+    "best": OneTrial,
+    "best --top": Ranking,
+    "history": Trials,
+    "runs": Runs,
+    "compare": RunComparison,
+    "show": TrialPage,
+    "show --lineage": Lineage,
+    "report": Report,
+    "verify": Verified,
+    "token list": TokenList,
+    "retune": QueuedJobs,
+    "measure": Measured,
+    "profile": ProfilePage,
+    "cluster status": Cluster,
+    "accuracy": Accuracy,
+    "doctor": Findings,
+    "accuracy --repredict": PredictedAgain,
+}
+"""the shape of what each command prints"""
 
 
 def call(*arguments: object) -> str:
@@ -168,7 +205,17 @@ def call(*arguments: object) -> str:
 
 def printed(name: str, line: Sequence[object]) -> Any:
     words = [word for word in name.split() if not word.startswith("--")]
-    return shape(json.loads(call(*words, *line, "--json")))
+    text = call(*words, *line, "--json")
+    require_shape(ANSWERS[name], text)
+    return shape(json.loads(text))
+
+
+def require_shape(answer: Any, text: str) -> None:
+    """Raise ValueError unless the JSON has all fields of the shape, of their types, and no other."""
+    adapter = TypeAdapter(answer)
+    known = adapter.dump_python(adapter.validate_json(text, strict=True), mode="json")  # without fields it has not
+    if unknown := lost(shape(json.loads(text)), shape(known)):
+        raise ValueError(f"{answer.__name__} has no {', '.join(unknown)}")
 
 
 def fill(ledger: Ledger) -> None:
@@ -209,11 +256,11 @@ def of_other_machines() -> dict[str, Any]:
     rows = [row] * 3
     return {
         "measure": measured_json(MeasureResult(2, (baseline,), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())),
-        "profile": {"trial": 1, **asdict(Profile("model", "h100", {"tensor %": 12.5}, ("a remark",)))},
-        "cluster status": status.to_json(),
-        "accuracy": {"rows": [asdict(row)], "classes": [asdict(e) for e in class_errors(rows).values()]},
-        "doctor": {"able": True, "findings": [asdict(Finding("NVRTC", False, "is missing", "pip install it", True))]},
-        "accuracy --repredict": {"predicted_again": [1], "missed": ["trial 2: no machine code"]},
+        "profile": profile_json(1, Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))),
+        "cluster status": cluster_json(status),
+        "accuracy": accuracy_json(rows),
+        "doctor": findings_json(True, [Finding("NVRTC", False, "is missing", "pip install it", True)]),
+        "accuracy --repredict": again_json([1], ["trial 2: no machine code"]),
     }
 
 

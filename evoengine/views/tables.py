@@ -120,8 +120,10 @@ class _Layout:
         return [plain(c.name) for i, c in enumerate(self._columns) if i not in self.kept]
 
     def headings(self) -> list[list[str]]:
-        """Return the lines of each column's name, padded at the top to the tallest; an empty list if no column has a
-        name."""
+        """Return the lines of each column's name, padded at the top to the tallest.
+
+        A column has no lines if no column has a name.
+        """
         headings = [self._headings[i] for i in self.kept]
         height = max(map(len, headings), default=0) if any(name for heading in headings for name in heading) else 0
         return [[""] * (height - len(heading)) + heading if height else [] for heading in headings]

@@ -7,13 +7,12 @@ from typing import Any
 
 from rich.console import Group
 
-from evoengine.cli.candidate_tables import describe
-from evoengine.cli.display import BY_FORMULA
-from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
 from evoengine.sass.validation import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
+from evoengine.views.candidate_tables import BY_FORMULA, describe
+from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 """how a person writes the pipes and memories of a prediction; the others are words"""
@@ -44,8 +43,10 @@ def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
-    """Yield a row such as `SIGKILL after 3.1 s, SIGKILL with nothing beside it after 3 s` for processes that died. A
-    limit that was exceeded is in the reason."""
+    """Yield a row such as `SIGKILL after 3.1 s, SIGKILL with nothing beside it after 3 s` for processes that died.
+
+    A limit that was exceeded is in the reason.
+    """
     deaths = (c.evidence or {}).get(DEATHS, ())
     if deaths:
         yield "evidence", ", ".join(map(_death, deaths))
@@ -150,8 +151,7 @@ def _tflops(m: Measurement) -> str:
 
 
 def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield rows for the cells of the configuration that the gate's cases visited on a device, and for those they
-    did not."""
+    """Yield rows for the cells of the configuration that the gate's cases visited on a device, and for the others."""
     if verdict.coverage is None:
         return
     found = verdict.coverage
@@ -194,8 +194,10 @@ def cases(verdict: Verdict) -> Table:
 
 
 def profile_page(profile: Profile) -> Group:
-    """Return a profile as a table with one figure per row. The title names the tool, which shows whether the profile
-    is static."""
+    """Return a profile as a table with one figure per row.
+
+    The title names the tool, which shows whether the profile is static.
+    """
     columns = [Column("", least=20, folds=True), Column("", right=True)]
     rows = [(name, f"{value:,.4g}") for name, value in profile.figures.items()]
     return Group(Table(columns, rows, title=f"profile: {profile.tool}, {profile.device}"), *map(plain, profile.remarks))

@@ -1,24 +1,29 @@
-"""Candidates as rows: rankings, histories, lineages, and which changes of knobs paid."""
+"""Candidates in a line and as rows: rankings, histories, lineages, and which changes of knobs paid."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, FROM_FILES, TIED, digits_of, kind_mark, short
-from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.lineage import Bred, Effect, Step, transition
-from evoengine.records import Candidate, Config, Outcome, Value
-from evoengine.terms import peak_percent
-from evoengine.text import number, plain
+from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
+from evoengine.terms import peak_percent, range_us
+from evoengine.text import DIGITS, number, plain
+from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
     from evoengine.ledger.listing import Trial
     from evoengine.ledger.lists import RunSummary
 
+MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
+BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+TIED = "= is tied with the first: the model's error is larger than what lies between them"
+FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 NOTHING = "–"
 FAMILY = "family"
 KNOB_LEAVES = (2, 2, 5, 10)
@@ -27,6 +32,52 @@ FIGURES = (
     Column("µs", right=True, leaves=2), Column("TFLOPS", right=True), Column("% of peak", right=True, leaves=4),
     Column("vs baseline", right=True, leaves=3),
 )  # fmt: skip
+
+
+@lru_cache(maxsize=4096, typed=True)
+def short(value: Value) -> str:
+    return str(value).lower()
+
+
+def digits_of(m: Measurement) -> int:
+    """Return how many significant digits of a figure mean something: of a prediction those above its error."""
+    ends = range_us(m.terms)
+    if ends is None or ends[1] <= m.compared_us:
+        return DIGITS
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / m.compared_us - 1))))
+
+
+def figure(candidate: Candidate) -> str:
+    """Return a figure with its unit and the mark of its kind, as in `412.5 TFLOPS est.`.
+
+    It is the time if the number of operations is unknown.
+    """
+    m = candidate.measurement
+    if m is None:
+        return "–"
+    mark = kind_mark(candidate)
+    digits = digits_of(m)
+    if m.tflops is not None:
+        return f"{number(m.tflops, digits)} TFLOPS{mark}"
+    return f"{number(m.compared_us, digits)} µs{mark}"
+
+
+def kind_mark(candidate: Bred) -> str:
+    """Return the mark that follows a figure: its kind, and whether it was imported. A measured figure has no mark."""
+    m = candidate.measurement
+    if m is None:
+        return ""
+    return MARK[m.kind] + "*" * m.by_formula + " imp." * (candidate.imported_from is not None)
+
+
+def best_line(best: Candidate | None) -> str:
+    if best is None:
+        return "best so far: none yet"
+    binary, shared = best.binary, best.shared_bytes
+    found = f"best so far  #{best.trial}  {figure(best)}   "
+    if binary and shared is not None:
+        found += f"{binary.registers} reg  {binary.spill_bytes} spill  {shared / 1024:.0f} KB   "
+    return found + config_line(best.config)
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
@@ -56,9 +107,45 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
     return Group(Table(columns, rows), *knobs.said_once(), *([TIED] if tied else []), *_marks(ranked.values()))
 
 
+def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of candidates from the JSON that another machine sent."""
+    columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
+    columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
+    columns += [Column("configuration", folds=True, least=20)]
+    rows = [
+        [
+            str(rank), str(known.get("trial")), str(known.get("problem")), _sent_number(known.get("tflops")),
+            _sent_number(known.get("median_us")), str(known.get("tflops_kind")), _sent_text(known.get("registers")),
+            config_line(known.get("config") or {}),
+        ]
+        for rank, known in enumerate(found, 1)
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def sent_figure(known: Mapping[str, Any] | None) -> str:
+    """Return the figure of a trial's JSON: `412.5 TFLOPS est.`, or the time if the number of operations is unknown."""
+    if not known or not isinstance(known.get("median_us"), int | float):
+        return NOTHING
+    mark = MARK.get(str(known["tflops_kind"]), "")
+    if isinstance(known["tflops"], int | float):
+        return f"{number(known['tflops'])} TFLOPS{mark}"
+    return f"{number(known['median_us'])} µs{mark}"
+
+
+def _sent_text(value: object) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def _sent_number(value: object) -> str:
+    return number(value) if isinstance(value, int | float) else NOTHING
+
+
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
-    """Return a table of trials in the given order with their outcomes. Run, problem and GPU are columns only if they
-    differ."""
+    """Return a table of trials in the given order with their outcomes.
+
+    Run, problem and GPU are columns only if they differ.
+    """
     knobs = Knobs(c.config for c in candidates)
     places = {name: {_place(c, name) for c in candidates} for name in ("run", "problem", "GPU")}
     several = [name for name, found in places.items() if len(found) > 1]
@@ -188,8 +275,10 @@ class Knobs:
         return text
 
     def said_once(self) -> list[Table]:
-        """Return a table of the values common to all rows, and of those common to each family; an empty list if
-        there are none."""
+        """Return a table of the values common to all rows, and of those common to each family.
+
+        The list is empty if there are none.
+        """
         names = dict.fromkeys(name for values in self._families.values() for name in values)
         alike = {name: next(iter(self._values(name))) for name in names if not self._differs(name)}
         everywhere = [name for name in alike if all(name in values for values in self._families.values())]
@@ -199,6 +288,11 @@ class Knobs:
             lines[f"in rows of {family}"] = own
         rows = [(who, describe(own)) for who, own in lines.items() if own]
         return [rows_table(rows)] if rows else []
+
+
+def config_line(config: Mapping[str, Any]) -> str:
+    """Return `wgmma tile_m=64 tile_n=64 …`."""
+    return " ".join(short(v) if k == FAMILY else f"{k}={short(v)}" for k, v in config.items())
 
 
 def describe(config: Config) -> str:

@@ -1,0 +1,236 @@
+"""The JSON of what searches found: rankings, runs, summaries, reports, and estimates beside measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, NotRequired
+
+from typing_extensions import TypedDict
+
+from evoengine.ledger.ranking import RankedApart
+from evoengine.lineage import Effect, Step
+from evoengine.records import Baseline, Candidate, Kind, Outcome
+from evoengine.search.agreement import Agreement, Pair
+from evoengine.views.encoding import SCHEMA, Answer
+from evoengine.views.trials import LineageStep, OneTrial, Trial, lineage_steps, trial_json
+
+if TYPE_CHECKING:
+    from evoengine.ledger.lists import Effects, RunSummary
+    from evoengine.tuning.best import Best
+    from evoengine.tuning.measure import MeasureResult
+    from evoengine.tuning.search import SearchResult
+
+SHOWN = 10
+"""best trials of a search's summary"""
+
+
+class RankedTrial(Trial):
+    """A trial with the numbers of those from which the model's error does not tell it."""
+
+    tied_with: Sequence[int]
+
+
+class Ranking(Answer):
+    """What `evoengine best --top --json` prints, best first."""
+
+    problem: str
+    gpu: str
+    trials: Sequence[RankedTrial]
+    ranked_apart: Sequence[RankedApart]
+
+
+class BestTrials(Answer):
+    """The best trials of a problem and GPU, best first."""
+
+    problem: str
+    gpu: str
+    trials: Sequence[Trial]
+
+
+class Asked(TypedDict):
+    """The problem and GPU that were asked for."""
+
+    problem: str
+    gpu: str
+
+
+class NearestTrial(OneTrial):
+    """The best trial of the nearest problem and GPU that have one."""
+
+    asked: Asked
+    exact: bool
+
+
+class RunInfo(TypedDict):
+    """A search, a measure session or an import, with its best trial."""
+
+    run: int
+    started: datetime
+    ended: datetime | None
+    status: str
+    problem: str
+    gpu: str
+    device: str
+    sampler: str
+    objectives: Sequence[str]
+    seed: int
+    trials: int
+    correct: int
+    best: int | None
+    tflops: float | None
+    tflops_kind: Kind | None
+    median_us: float | None
+    imported_from: str | None
+
+
+class Runs(Answer):
+    """What `evoengine runs --json` prints."""
+
+    runs: Sequence[RunInfo]
+
+
+class GpuTime(TypedDict):
+    """Where the GPUs' time went, in seconds; of a search that timed on some."""
+
+    gpu_seconds: NotRequired[Mapping[str, float]]
+
+
+class Summary(GpuTime):
+    """How a search ended."""
+
+    run: int
+    ended: str
+    seconds: float
+    compiled: int
+    taken_over: int
+    outcomes: Mapping[Outcome, int]
+    best: Sequence[Trial]
+
+
+class SearchSummary(Summary, Answer):
+    """What `evoengine search --json` prints."""
+
+
+class SearchSummaries(Answer):
+    """What `evoengine search --json` prints of several kinds of GPU, by GPU."""
+
+    searches: Mapping[str, Summary]
+
+
+class Report(Answer):
+    """What `evoengine report --json` prints; the effects are those of the last `effects_of` of `ranked` trials."""
+
+    problem: str
+    gpu: str
+    lineage: Sequence[LineageStep]
+    effects: Sequence[Effect]
+    effects_of: int
+    ranked: int
+    ranked_apart: Sequence[RankedApart]
+
+
+class Measured(Answer):
+    """What `evoengine measure --json` prints."""
+
+    run: int
+    agreement: Agreement
+    estimates: Sequence[Pair]
+    baselines: Sequence[Baseline]
+    best: Sequence[Trial]
+
+
+def ranking_json(found: Best) -> Ranking:
+    from evoengine.tuning.best import ties
+
+    tied = ties(found.candidates)
+    return {
+        "schema": SCHEMA,
+        "problem": found.problem,
+        "gpu": found.gpu,
+        "trials": [{**trial_json(c), "tied_with": tied.get(c.trial, [])} for c in found.candidates],
+        "ranked_apart": found.apart,
+    }
+
+
+def best_trials_json(found: Best) -> BestTrials:
+    trials = [trial_json(c) for c in found.candidates]
+    return {"schema": SCHEMA, "problem": found.problem, "gpu": found.gpu, "trials": trials}
+
+
+def runs_json(summaries: Iterable[RunSummary]) -> Runs:
+    return {"schema": SCHEMA, "runs": [_run(summary) for summary in summaries]}
+
+
+def _run(summary: RunSummary) -> RunInfo:
+    run, best = summary.run, summary.best
+    figure = best.measurement if best else None
+    return {
+        "run": run.id,
+        "started": run.started_at,
+        "ended": run.finished_at,
+        "status": run.status,
+        "problem": run.problem,
+        "gpu": run.gpu,
+        "device": run.device.name,
+        "sampler": run.sampler,
+        "objectives": run.objectives.split(","),
+        "seed": run.seed,
+        "trials": summary.trials,
+        "correct": summary.correct,
+        "best": best.trial if best else None,
+        "tflops": figure.tflops if figure else None,
+        "tflops_kind": figure.kind if figure else None,
+        "median_us": figure.median_us if figure else None,
+        "imported_from": run.imported_from,
+    }
+
+
+def summary_json(result: SearchResult) -> SearchSummary:
+    return {"schema": SCHEMA, **_summary(result)}
+
+
+def summaries_json(results: Mapping[str, SearchResult]) -> SearchSummaries:
+    return {"schema": SCHEMA, "searches": {gpu: _summary(result) for gpu, result in results.items()}}
+
+
+def _summary(result: SearchResult) -> Summary:
+    progress, time = result.progress, GpuTime()
+    if progress.usage:
+        time["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
+    return {
+        "run": result.run,
+        "ended": progress.ended,
+        "seconds": round(progress.elapsed, 1),
+        "compiled": progress.compiled,
+        "taken_over": progress.taken_over,
+        **time,
+        "outcomes": dict(progress.outcomes),
+        "best": [trial_json(c) for c in result.best[:SHOWN]],
+    }
+
+
+def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: Sequence[RankedApart]) -> Report:
+    """Return the report on a problem and GPU from their best candidate, its lineage, and the effects of changes."""
+    return {
+        "schema": SCHEMA,
+        "problem": best.problem,
+        "gpu": best.gpu,
+        "lineage": lineage_steps(steps),
+        "effects": found.effects,
+        "effects_of": found.trials,
+        "ranked": found.ranked,
+        "ranked_apart": apart,
+    }
+
+
+def measured_json(measured: MeasureResult) -> Measured:
+    return {
+        "schema": SCHEMA,
+        "run": measured.run,
+        "agreement": measured.agreement,
+        "estimates": measured.pairs,
+        "baselines": measured.baselines,
+        "best": [trial_json(c) for c in measured.best],
+    }

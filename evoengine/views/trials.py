@@ -1,0 +1,380 @@
+"""The JSON of trials: one of a list, one with all that is known of it, and the steps that led to one.
+
+A shape holds records as they are; `jsonable` writes them. Field names are an interface (docs/compatibility.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, cast
+
+from typing_extensions import TypedDict
+
+from evoengine.lineage import Step
+from evoengine.publish.export import figure_json
+from evoengine.records import (
+    Candidate,
+    CaseResult,
+    Config,
+    Coverage,
+    KernelResources,
+    Kind,
+    Measurement,
+    NextKernel,
+    Outcome,
+    Policy,
+    Profile,
+    Value,
+    Verdict,
+)
+from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
+from evoengine.views.encoding import SCHEMA, Answer
+
+
+class Sustained(TypedDict):
+    """A figure of back-to-back runs, with the clock in MHz and the power in W that it was taken at."""
+
+    tflops: float | None
+    median_us: float
+    policy: Policy | None
+    sm_mhz: float | None
+    watts: float | None
+
+
+class JudgedConfig(TypedDict):
+    """A configuration and what is known of it. A field is null if it did not reach that stage."""
+
+    problem: str
+    gpu: str
+    config: Config
+    outcome: Outcome | None
+    reason: str | None
+    device: str | None
+    created_at: datetime | None
+    finished_at: datetime | None
+    imported_from: str | None
+    source_sha256: str | None
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int | None
+    occupancy: float | None
+    compile_ms: float | None
+    correct: bool | None
+    gate_version: int | None
+    binary_correct: bool | None
+    max_abs_error: float | None
+    tflops: float | None
+    tflops_kind: Kind | None
+    median_us: float | None
+    normalised_us: float | None
+    samples: int | None
+    taken_at: datetime | None
+    peak_percent: float | None
+    vs_baseline: float | None
+    vs_sdpa: float | None
+    policy: Policy | None
+    range_us: Sequence[float] | None
+    bound: str | None
+    utilisation: Mapping[str, float] | None
+    model: str | None
+    model_version: int | None
+    clock: str | None
+    kernel_class: str | None
+    sustained: Sustained | None
+    parents: Sequence[int]
+    operator: str | None
+    retry_of: int | None
+    taken_from: int | None
+
+
+class Trial(JudgedConfig):
+    """One trial of a run."""
+
+    trial: int
+    run: int
+
+
+class OneTrial(Trial, Answer):
+    """What `evoengine best --json` prints."""
+
+
+class Trials(Answer):
+    """What `evoengine history --json` prints."""
+
+    trials: Sequence[Trial]
+
+
+class LaunchGeometry(TypedDict):
+    """Blocks of the grid and threads of a block along x, y and z; dynamic shared memory in bytes."""
+
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    block_yz: tuple[int, int]
+    then: Sequence[NextKernel]
+    entry: str
+    block: tuple[int, int, int]
+
+
+class Compiled(TypedDict):
+    """The machine code of a trial; `instructions` counts those of each opcode."""
+
+    arch: str
+    options: str
+    compiler: str
+    stack_bytes: int
+    warnings: Sequence[str]
+    instructions: Mapping[str, int]
+    other_kernels: Sequence[KernelResources]
+
+
+class Judgement(TypedDict):
+    """A verdict without its cases."""
+
+    correct: bool
+    device: str
+    outcome: Outcome | None
+    reason: str | None
+    coverage: Coverage | None
+    wall_ms: float
+    taken_at: datetime | None
+
+
+class Figure(TypedDict):
+    """A figure with its samples in µs and, by name, the terms that it was made of."""
+
+    kind: Kind
+    device: str
+    tflops: float | None
+    median_us: float
+    normalised_us: float | None
+    samples_us: Sequence[float]
+    vs_baseline: float | None
+    vs_sdpa: float | None
+    policy: Policy | None
+    terms: Mapping[str, float]
+    suspect: str | None
+
+
+class TrialPage(OneTrial):
+    """What `evoengine show --json` prints: all that is known of one trial."""
+
+    launch: LaunchGeometry | None
+    source_lines: int | None
+    binary: Compiled | None
+    verdict: Judgement | None
+    cases: Sequence[CaseResult]
+    binary_verdict: Judgement | None
+    binary_cases: Sequence[CaseResult]
+    figure: Figure | None
+    profile: Profile | None
+    evidence: Mapping[str, Any] | None
+
+
+class Verified(JudgedConfig, Answer):
+    """What `evoengine verify --json` prints: no ledger is involved, so there is no trial to name."""
+
+    trial: None
+    run: None
+    seed: int
+    cases: Sequence[CaseResult]
+    binary_cases: Sequence[CaseResult]
+    binary_remark: str | None
+
+
+class LineageStep(TypedDict):
+    """A step of a lineage; `changes` has the parent's value and the child's of each knob, null where it is inactive."""
+
+    trial: int
+    parent: int | None
+    operator: str | None
+    changes: Mapping[str, tuple[Value | None, Value | None]]
+    gain: float | None
+
+
+class Lineage(Answer):
+    """What `evoengine show --lineage --json` prints."""
+
+    lineage: Sequence[LineageStep]
+
+
+class ProfilePage(Answer):
+    """What `evoengine profile --json` prints; `figures` by name with their unit."""
+
+    trial: int
+    tool: str
+    device: str
+    figures: Mapping[str, float]
+    remarks: Sequence[str]
+
+
+def trial_json(candidate: Candidate) -> Trial:
+    return {"trial": candidate.trial, "run": candidate.run, **_judged(candidate)}
+
+
+def _judged(c: Candidate) -> JudgedConfig:
+    source, binary, figure = c.source, c.binary, c.measurement
+    terms = figure.terms if figure else {}
+    estimated = figure is not None and figure.kind is Kind.ESTIMATED
+    vs_baseline = figure.vs_baseline if figure else None
+    return {
+        "problem": c.problem,
+        "gpu": c.gpu,
+        "config": dict(c.config),
+        "outcome": c.outcome,
+        "reason": c.reason,
+        "device": c.device,
+        "created_at": c.created_at,
+        "finished_at": c.finished_at,
+        "imported_from": c.imported_from,
+        "source_sha256": source.sha256 if source else None,
+        "registers": binary.registers if binary else None,
+        "spill_bytes": binary.spill_bytes if binary else None,
+        "shared_bytes": c.shared_bytes,
+        "occupancy": c.occupancy,
+        "compile_ms": binary.compile_ms if binary else None,
+        "correct": c.correct,
+        "gate_version": c.gate_version,
+        "binary_correct": c.binary_verdict.correct if c.binary_verdict else None,
+        "max_abs_error": max((v.max_error for v in c.verdicts if v.max_error is not None), default=None),
+        "tflops": figure.tflops if figure else None,
+        "tflops_kind": figure.kind if figure else None,
+        "median_us": figure.median_us if figure else None,
+        "normalised_us": figure.normalised_us if figure else None,
+        "samples": len(figure.samples_us) if figure else None,
+        "taken_at": figure.taken_at if figure else None,
+        "peak_percent": peak_percent(figure.terms, figure.compared_us) if figure else None,
+        "vs_baseline": vs_baseline,
+        "vs_sdpa": vs_baseline,
+        "policy": figure.policy if figure else None,
+        "range_us": range_us(terms),
+        "bound": bound(terms),
+        "utilisation": utilisation(terms),
+        "model": model_of(terms) if estimated else None,
+        "model_version": model_version(terms) if estimated else None,
+        "clock": clock(terms),
+        "kernel_class": kernel_class(terms),
+        "sustained": _sustained(c.sustained) if c.sustained else None,
+        "parents": c.parents,
+        "operator": c.operator,
+        "retry_of": c.retry_of,
+        "taken_from": c.taken_from,
+    }
+
+
+def one_trial_json(candidate: Candidate) -> OneTrial:
+    return {"schema": SCHEMA, **trial_json(candidate)}
+
+
+def _sustained(figure: Measurement) -> Sustained:
+    terms = figure.terms
+    return {
+        "tflops": figure.tflops,
+        "median_us": figure.median_us,
+        "policy": figure.policy,
+        "sm_mhz": terms.get("sm_mhz"),
+        "watts": terms.get("watts"),
+    }
+
+
+def page_json(c: Candidate, profile: Profile | None) -> TrialPage:
+    """Return all that is known of one trial; `figure` has the samples and the terms."""
+    return {
+        **one_trial_json(c),
+        "launch": _launch(c),
+        "source_lines": len(c.source.text.splitlines()) if c.source else None,
+        "binary": _compiled(c),
+        "verdict": _judgement(c.verdict),
+        "cases": c.verdict.cases if c.verdict else (),
+        "binary_verdict": _judgement(c.binary_verdict),
+        "binary_cases": c.binary_verdict.cases if c.binary_verdict else (),
+        "figure": _figure(c),
+        "profile": profile,
+        "evidence": c.evidence,
+    }
+
+
+def verified_json(c: Candidate, seed: int, correct: bool, remark: str | None) -> Verified:
+    return {
+        "schema": SCHEMA,
+        "trial": None,
+        "run": None,
+        **_judged(c),
+        "correct": correct,
+        "seed": seed,
+        "cases": c.verdict.cases if c.verdict else (),
+        "binary_cases": c.binary_verdict.cases if c.binary_verdict else (),
+        "binary_remark": remark,
+    }
+
+
+def _launch(c: Candidate) -> LaunchGeometry | None:
+    if c.source is None:
+        return None
+    launch = c.source.launch
+    return {
+        "grid": launch.grid,
+        "threads": launch.threads,
+        "shared_bytes": launch.shared_bytes,
+        "block_yz": launch.block_yz,
+        "then": launch.then,
+        "entry": c.source.entry,
+        "block": launch.block,
+    }
+
+
+def _compiled(c: Candidate) -> Compiled | None:
+    if c.binary is None:
+        return None
+    return {
+        "arch": c.binary.arch,
+        "options": c.binary.options,
+        "compiler": c.binary.compiler,
+        "stack_bytes": c.binary.stack_bytes,
+        "warnings": c.binary.warnings,
+        "instructions": c.binary.mix,
+        "other_kernels": c.binary.others,
+    }
+
+
+def _judgement(verdict: Verdict | None) -> Judgement | None:
+    if verdict is None:
+        return None
+    return {
+        "correct": verdict.correct,
+        "device": verdict.device,
+        "outcome": verdict.outcome,
+        "reason": verdict.reason,
+        "coverage": verdict.coverage,
+        "wall_ms": verdict.wall_ms,
+        "taken_at": verdict.taken_at,
+    }
+
+
+def _figure(c: Candidate) -> Figure | None:
+    """Return the figure as an exported kernel states it, and why it is suspect."""
+    found = figure_json(c)
+    return cast("Figure", {**found, "suspect": c.ranked_by.suspect}) if found else None
+
+
+def lineage_json(steps: Iterable[Step]) -> Lineage:
+    return {"schema": SCHEMA, "lineage": lineage_steps(steps)}
+
+
+def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStep]:
+    return [
+        {
+            "trial": made.candidate.trial,
+            "parent": made.parent.trial if made.parent else None,
+            "operator": made.candidate.operator,
+            "changes": {knob: (old, new) for knob, old, new in made.changes},
+            "gain": made.gain,
+        }
+        for made in steps
+    ]
+
+
+def profile_json(trial: int, profile: Profile) -> ProfilePage:
+    return cast("ProfilePage", {"schema": SCHEMA, "trial": trial, **asdict(profile)})
