@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from evoengine.virtual import activate
 from tests.support.documents import blocks
 from tests.support.machine_code import require_tools
 
+KERNELS = Path(__file__).parents[1] / "support" / "triton_kernels.py"
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
 
 
@@ -31,7 +33,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TRITON_CACHE_DIR": str(project / "cache")}
+    # an installed package offers the plug-in to pytest, which would not take it twice
+    env = {**os.environ, "TRITON_CACHE_DIR": str(project / "cache"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run([sys.executable, *arguments], cwd=project, env=env, capture_output=True, text=True)
 
 
@@ -57,11 +60,15 @@ def test_a_script_that_fails_shows_its_own_traceback_and_what_to_do_about_cuda(p
 def test_the_plugin_runs_tests_and_a_race_fails_one(project):
     (project / "test_add.py").write_text(
         "import torch\nfrom add import add\n"
+        "from triton_kernels import overlap\n"
         "def test_right():\n    x = torch.rand(3000)\n    assert torch.equal(add(x, x), 2 * x)\n"
+        "def test_race():\n    overlap[(3,)](torch.zeros(190, dtype=torch.int32), 190, BLOCK=64)\n"
     )
+    shutil.copy(KERNELS, project)
     done = python(project, "-m", "pytest", "-q", "-p", "evoengine.virtual.pytest_plugin", "--virtual-gpu", "a100")
-    assert done.returncode == 0, done.stdout
-    assert "virtual a100" in done.stdout and "add_kernel" in done.stdout
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "virtual a100" in done.stdout and "add_kernel  " in done.stdout
+    assert "FAILED test_add.py::test_race - evoengine.virtual.device.RaceWarning" in done.stdout
 
 
 def test_a_plugin_without_its_option_imports_nothing():
