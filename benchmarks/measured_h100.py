@@ -56,7 +56,8 @@ PROBE_NS = 60_000
 WAKE_NS = 300_000_000
 """in which an idle GPU raises its clocks"""
 SAMPLES, SAMPLE_BYTES = 64, 16
-TOOLS = """
+TOOLS = {
+    "probe": """
 extern "C" __global__ void probe(unsigned long long* o, int at, int ns) {
   unsigned long long first, from, to;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(first));
@@ -66,12 +67,16 @@ extern "C" __global__ void probe(unsigned long long* o, int at, int ns) {
   o[2 * at] = clock64() - begin;
   o[2 * at + 1] = to - from;
 }
+""",
+    "flush": """
 extern "C" __global__ void flush(const float4* a, float* o, int n) {
   float sum = 0;
   for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += 256 * gridDim.x) sum += a[i].x + a[i].w;
   if (sum == 12345.678f) *o = sum;
 }
-"""
+""",
+}
+"""kernels that read the clock, and that fill the L2 with something else"""
 _MORE = {
     "cuMemAlloc_v2": (ctypes.c_void_p, ctypes.c_size_t),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
@@ -231,8 +236,9 @@ class Bench:
     def __init__(self, folder: Path, rows: Sequence[Row]) -> None:
         cuda_api.use_primary_context()
         self.folder, self.memory = folder, Memory(rows)
-        tools = Module(gzip.decompress((folder / "tools.gz").read_bytes()))
-        self._probe, self._flush = tools.function("probe"), tools.function("flush")
+        self._probe, self._flush = (
+            Module(gzip.decompress((folder / f"{name}.gz").read_bytes())).function(name) for name in TOOLS
+        )
         self._clocks = allocate(16 * 256)
         self._big = allocate(FLUSH_BYTES)
         cuda_api.memset(self._big, 0, FLUSH_BYTES)
@@ -437,12 +443,20 @@ def work(folder: Path) -> int:
             found = bench.sustain(rows[name]) if what == "sustain" else bench.measure(rows[name])
             print(json.dumps(found), flush=True)
         except Exception as error:
-            print(json.dumps({"id": name, "error": f"{type(error).__name__}: {error}"}), flush=True)
-            try:
-                call("cuCtxSynchronize")
-            except CudaError:
+            gone = not is_alive()
+            print(json.dumps({"id": name, "error": f"{type(error).__name__}: {error}", "gone": gone}), flush=True)
+            if gone:
                 return 3
     return 0
+
+
+def is_alive() -> bool:
+    """Return whether the context has survived."""
+    try:
+        call("cuCtxSynchronize")
+    except CudaError:
+        return False
+    return True
 
 
 class Worker:
@@ -523,6 +537,8 @@ class Session:
                 return {"id": name, "error": f"the process did not start: {ready.get('error')}", "start": True}
         self._worker.say(f"{what} {name}")
         answer = self._worker.hear(min(ROW_LIMIT_SECONDS, self.left + 1))
+        if answer.get("gone"):
+            self._worker.end()
         return {"id": name, **answer}
 
     def run(self, rows: Sequence[Row], with_torch: bool) -> None:
@@ -564,7 +580,7 @@ class Session:
             self.note("sustained", self.ask("sustain", row["id"]))
 
     def _torch(self, baselines: Worker) -> None:
-        baselines.say(str(max(5.0, self.left - 3)))
+        baselines.say(str(max(5.0, min(TORCH_SECONDS, self.left - 3))))
         while self.left > 0:
             found = baselines.hear(self.left)
             if "end" in found or "gone" in found:

@@ -436,7 +436,8 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def write_tools(folder: Path, text: str) -> None:
+def write_tools(folder: Path, texts: Mapping[str, str]) -> None:
     """Compile the kernels that benchmarks/measured_h100.py itself needs into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tools.gz").write_bytes(gzip.compress(InstalledNvrtc().compile(text, ARCH, ()), 9, mtime=0))
+    for name, text in texts.items():
+        (folder / f"{name}.gz").write_bytes(gzip.compress(InstalledNvrtc().compile(text, ARCH, ()), 9, mtime=0))

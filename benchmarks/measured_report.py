@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from evoengine.sass.chip import find_chip
+from evoengine.sass.clock import SUSTAINED, Clock
+
 Result = dict[str, Any]
+CHIP = "h100"
 BOOTSTRAPS = 2000
 LEAST_RANKED = 5
 """rows of a problem for which ranks and first picks are computed"""
@@ -201,17 +205,21 @@ def sustained(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
     if not good:
         return
     warm = {m["id"]: statistics.median(m["warm_us"]) for m in results["rows"] if m.get("warm_us")}
+    chip = find_chip(CHIP)
     yield "\n## Without a pause\n"
-    yield "| set | problem | kernel | µs | TFLOPS | alone µs | GHz | W | predicted warm µs | its GHz |"
+    yield "Predicted at the clock that the model gives tensor cores that run without a pause.\n"
+    yield "| set | problem | kernel | µs | TFLOPS | alone µs | GHz | W | predicted µs | its GHz |"
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
     for m in good:
         row, last = by_id[m["id"]], m["sustained_us"][len(m["sustained_us"]) // 2 :]
         us, watts = statistics.median(last), [n["watts"] for n in m["nvml"] if n]
         p = row["predicted"]["warm"]
+        ghz = chip.ghz(Clock(SUSTAINED), p["shares"].get("tensor", 0.0))
+        predicted_us = p["clocks"] / ghz / 1e3 + chip.launch_us
         yield (
             f"| {row['set']} | {row['problem']} | {row['kernel'][:40]} | {us:,.1f} | {row['flops'] / us / 1e6:.0f} "
             f"| {warm.get(m['id'], math.nan):,.1f} | {m['sustained_ghz'][0]:.3f} "
-            f"| {statistics.median(watts) if watts else math.nan:.0f} | {p['us']:,.1f} | {p['ghz']:.3f} |"
+            f"| {statistics.median(watts) if watts else math.nan:.0f} | {predicted_us:,.1f} | {ghz:.3f} |"
         )
 
 
