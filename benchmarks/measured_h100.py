@@ -2,6 +2,7 @@
 
     python benchmarks/measured_h100.py --prepare DIR --data SHARED   anywhere: kernels, launches, frozen predictions
     python benchmarks/measured_h100.py --from DIR --out FILE.json    on the GPU: times them; needs NumPy alone
+    python benchmarks/measured_h100.py --counters DIR --out FILE     on the GPU: what ncu counts of some of them, cold
     python benchmarks/measured_h100.py --report FILE.json DIR        anywhere: errors by class and set, ranks, picks
 
 The time of a launch is that between two events around it, of ten or more, once with what the launches before left in
@@ -82,6 +83,8 @@ _MORE = {
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
     "cuMemcpyDtoD_v2": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t),
     "cuCtxSynchronize": (),
+    "cuProfilerStart": (),
+    "cuProfilerStop": (),
 }
 
 
@@ -604,6 +607,81 @@ def heaviest(rows: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
     return chosen
 
 
+# ── counters ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+COUNTERS = (
+    "gpu__time_duration.sum", "sm__cycles_elapsed.max", "sm__cycles_active.avg", "dram__bytes_read.sum",
+    "dram__bytes_write.sum", "lts__t_sectors.sum", "lts__t_sectors_op_read.sum", "lts__t_sectors_op_write.sum",
+    "lts__t_sectors_lookup_hit.sum", "lts__t_sectors_lookup_miss.sum", "smsp__inst_executed.sum",
+    "smsp__issue_active.sum", "sm__inst_executed_pipe_xu.sum", "sm__pipe_tensor_cycles_active.avg",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+)  # fmt: skip
+COUNTED_AT_ONCE, COUNTED_OF_A_GROUP, COUNT_SECONDS = 12, 3, 60.0
+
+
+def count(folder: Path, out: Path, seconds: float) -> int:
+    """Write what ncu counts of some rows of every set, `COUNTED_AT_ONCE` in a process, a JSON line a process.
+
+    ncu flushes the caches before each kernel, and is told to leave the clocks alone.
+    """
+    begun = time.monotonic()
+    known = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True).stdout
+    stems = {line.split()[0] for line in known.splitlines() if "__" in line.partition(" ")[0]}
+    metrics = [name for name in COUNTERS if name in stems or name.partition(".")[0] in stems]
+    options = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw")
+    taken: dict[tuple[str, str], int] = defaultdict(int)
+    rows = []
+    for row in in_turns(read_rows(folder)):
+        group = row["set"], row["problem"] if row["config"] else ""
+        taken[group] += 1
+        if taken[group] <= COUNTED_OF_A_GROUP and row["predicted"]["cold"]["us"] < 3000:
+            rows.append(row)
+    with out.open("w") as file:
+        for first in range(0, len(rows), COUNTED_AT_ONCE):
+            left = seconds - (time.monotonic() - begun)
+            if left < 15:
+                print(f"stopped before row {first} of {len(rows)}", file=sys.stderr)
+                break
+            ids = [row["id"] for row in rows[first : first + COUNTED_AT_ONCE]]
+            command = ["ncu", *options, "--metrics", ",".join(metrics), sys.executable, str(Path(__file__).resolve())]
+            try:
+                done = subprocess.run(
+                    [*command, "--once", str(folder), *ids], capture_output=True, text=True,
+                    timeout=min(left, COUNT_SECONDS),
+                )  # fmt: skip
+                said = {"ids": ids, "code": done.returncode, "csv": done.stdout, "stderr": done.stderr[-2000:]}
+            except subprocess.TimeoutExpired:
+                said = {"ids": ids, "error": "time was up"}
+            file.write(json.dumps(said) + "\n")
+            file.flush()
+            print(f"{time.monotonic() - begun:.0f} s, {first + len(ids)}/{len(rows)}", file=sys.stderr)
+    return 0
+
+
+def once(folder: Path, ids: Sequence[str]) -> int:
+    """Launch each row twice, the second time for a profiler."""
+    by_id = {row["id"]: row for row in read_rows(folder)}
+    rows = [by_id[name] for name in ids]
+    cuda_api.use_primary_context()
+    memory = Memory(rows)
+    for row in rows:
+        module, _ = load(folder, row)
+        launches = Launches(row, module, memory.place(row))
+        launches.prepare()
+        launches.queue()
+        call("cuCtxSynchronize")
+        launches.prepare()
+        call("cuCtxSynchronize")
+        call("cuProfilerStart")
+        launches.queue()
+        call("cuCtxSynchronize")
+        call("cuProfilerStop")
+        print(f"launched {row['id']} {len(row['kernels'])}", flush=True)
+    return 0
+
+
 # ── torch ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -738,6 +816,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-torch", action="store_true", help="leave out torch's kernels")
     parser.add_argument("--report", type=Path, nargs=2, metavar=("FILE", "DIR"), help="tables of the results")
     parser.add_argument("--freeze", type=Path, nargs=2, metavar=("DIR", "FILE"), help="write the predictions alone")
+    parser.add_argument("--counters", type=Path, metavar="DIR", help="have ncu count some of what --prepare wrote")
+    parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--torch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -745,6 +825,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return work(options.worker)
     if options.torch:
         return torch_main(options.torch)
+    if options.once:
+        return once(Path(options.once[0]), options.once[1:])
+    if options.counters:
+        if not options.out:
+            parser.error("--counters takes --out FILE")
+        return count(options.counters, options.out, options.seconds)
     if options.source:
         if not options.out:
             parser.error("--from takes --out FILE")
