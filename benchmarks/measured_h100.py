@@ -48,7 +48,7 @@ FLUSH_BYTES = 256 << 20
 POLICY_SECONDS = 0.12
 """of launches timed with one state of the L2"""
 ROW_LIMIT_SECONDS, START_LIMIT_SECONDS = 8.0, 60.0
-SUSTAINED_SECONDS, SUSTAINED_ROWS = 0.6, 20
+SUSTAINED_SECONDS, SUSTAINED_ROWS = 0.6, 30
 TENSOR_CLASSES = ("wgmma with softmax", "wgmma", "mma.sync")
 TORCH_SECONDS = 45.0
 SHORT_US = 200.0
@@ -546,7 +546,7 @@ class Session:
 
     def run(self, rows: Sequence[Row], with_torch: bool) -> None:
         baselines = Worker("--torch", self.folder) if with_torch else None
-        reserve = (TORCH_SECONDS if with_torch else 0) + 1.3 * SUSTAINED_ROWS
+        reserve = min((TORCH_SECONDS if with_torch else 0) + 1.3 * SUSTAINED_ROWS, self.seconds / 3)
         try:
             self._rows("rows", in_turns(rows), reserve)
             self._sustained(rows, TORCH_SECONDS if with_torch else 0)
