@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -403,8 +403,10 @@ STEPS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 
 
 def issue_ladders(common: dict[str, Any]) -> Iterator[Bench]:
-    declared = "u32 " + ", ".join(f"x{j} = 0" for j in range(24)) + ";"
-    end = "sink[threadIdx.x] = " + " + ".join(f"x{j}" for j in range(24)) + ";"
+    # Behind the clock all registers are read, so that none of them is the one that the clock is read into.
+    declared = "u32 x = 0, " + ", ".join(f"x{j} = 0" for j in range(24)) + ";"
+    used = "x ^= " + " ^ ".join(f"x{j}" for j in range(24)) + ";"
+    end = "sink[threadIdx.x] = x;"
     for ways in (1, 8):
         setup = f"{FILL}{declared} u32 a = at(s) + threadIdx.x % 32 * {4 * ways};"
         loads = 'asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x@) : "r"(a + @ * 512) : "memory");\n'
@@ -412,7 +414,7 @@ def issue_ladders(common: dict[str, Any]) -> Iterator[Bench]:
         for name, once, opcode in (("lds.32", loads, "LDS"), ("sts.32", stores, "STS")):
             yield Bench(
                 name=f"{name}, {ways}-way conflict: clocks until k are issued", kind="ladder", steps=STEPS, n=(16, 16),
-                text=ladder(STEPS, once, setup, end=end), constant="memory_interval, memory_queue", predict=False,
+                text=ladder(STEPS, once, setup, used, end), constant="memory_interval, memory_queue", predict=False,
                 expect={opcode: sum(STEPS)}, **common,
             )  # fmt: skip
     setup = "float " + ", ".join(f"f{j} = threadIdx.x + {j}" for j in range(24)) + ";"
@@ -441,7 +443,9 @@ def first_level() -> Iterator[Bench]:
         )
         declared = "u32 " + ", ".join(f"x{j}" for j in range(8 * words)) + ";"
         finish = "sink[threadIdx.x] = x;"
-        setup = f"u32 x = 0; {declared} const char* a = data + threadIdx.x % 32 * {4 * words};"
+        setup = f"u32 x = 0; {declared} const char* own = data + threadIdx.x % 32 * {4 * words};"
+        # Addresses change from turn to turn, or ptxas would take the loads out of the loop.
+        body = f"const char* a = own + (i & 1) * 8192;\n{body}"
         for warps in (4, 16):
             yield Bench(
                 "shared", f"L1 hits of {bits} bits, interval of the SM, {warps} warps",
@@ -671,8 +675,10 @@ def wgmma() -> Iterator[Bench]:
         name="wait with nothing under way", threads=128, ops=8, **common,
         text=loop("pending<0>();\n" * 8, TILES, threads=128),
     )  # fmt: skip
-    steps = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
     for n, a in ((8, "ss"), (64, "ss"), (128, "ss"), (256, "ss"), (64, "rs"), (128, "rs")):
+        # ptxas takes minutes for a hundred products of 256 columns in one kernel.
+        steps = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16) if n <= 64 else (1, 2, 4, 6, 7, 8, 9, 11)
+        steps = steps if n <= 128 else (1, 2, 4, 8)
         declared, stored = sums_of(n)
         text = ladder(
             steps, product(n, a=a), declared + TILES + "fence();\n", "commit();\npending<0>();", stored, threads=128
@@ -878,13 +884,15 @@ def tma() -> Iterator[Bench]:
     for rows in (8, 32, 64, 128, 256):
         text = kernel(
             f"""{start}if (threadIdx.x == 0) {{
+int row = 0;
 #pragma unroll 1
 for (int i = 0; i < 2 * n; ++i) {{
   u64 t0 = now();
   expect(at(s), {rows * 128});
-  load_box(at(s + 1024), map, at(s), i % n * {rows});
+  load_box(at(s + 1024), map, at(s), row);
   wait(at(s), i & 1);
   u64 t1 = now();
+  row = i + 1 == n ? 0 : row + {rows};
   if (i >= n) out[i - n] = t1 - t0;
 }} }}""",
             tensor_map=True,
@@ -895,13 +903,15 @@ for (int i = 0; i < 2 * n; ++i) {{
         )  # fmt: skip
     bulk = kernel(
         f"""{start}if (threadIdx.x == 0) {{
+const char* from = data;
 #pragma unroll 1
 for (int i = 0; i < 2 * n; ++i) {{
   u64 t0 = now();
   expect(at(s), 8192);
-  load_bulk(at(s + 1024), data + i % n * 8192, 8192, at(s));
+  load_bulk(at(s + 1024), from, 8192, at(s));
   wait(at(s), i & 1);
   u64 t1 = now();
+  from = i + 1 == n ? data : from + 8192;
   if (i >= n) out[i - n] = t1 - t0;
 }} }}"""
     )
@@ -1090,7 +1100,8 @@ def key_of(text: str) -> str:
 def prepare(folder: Path, seconds: float) -> int:
     """Compile all kernels, check their listings and predict until `seconds` are over; write manifest and archive.
 
-    Kernels that the folder has already are not compiled again. Return how many benches their listing refutes.
+    What the folder has already, kernels and predictions, is not made again. Return how many benches their listing
+    refutes.
     """
     by_text: dict[str, list[Bench]] = {}
     for group in GROUPS.values():
@@ -1098,19 +1109,28 @@ def prepare(folder: Path, seconds: float) -> int:
             by_text.setdefault(key_of(bench.text), []).append(bench)
     folder.mkdir(parents=True, exist_ok=True)
     there: dict[str, bytes] = {}
+    told: dict[tuple[str, str], Any] = {}
     if (folder / ARCHIVE).exists():
         with zipfile.ZipFile(folder / ARCHIVE) as old:
             there = {name: old.read(name) for name in old.namelist()}
+    if (folder / MANIFEST).exists():
+        old_entries = json.loads((folder / MANIFEST).read_text())["benches"]
+        told = {(entry["key"], entry["name"]): entry["predicted"] for entry in old_entries}
     cubins = [there.get(f"{key}.cubin") for key in by_text]
     entries: list[dict[str, Any]] = []
     until = [time.time() + seconds] * len(by_text)
     packed = {"compression": zipfile.ZIP_DEFLATED, "compresslevel": 9}
     with zipfile.ZipFile(folder / ARCHIVE, "w", **packed) as archive, ProcessPoolExecutor(2) as pool:
-        done = pool.map(prepare_text, by_text.values(), cubins, until)
+        asked = [
+            [replace(b, predict=b.predict and told.get((key, b.name)) is None) for b in benches]
+            for key, benches in by_text.items()
+        ]
+        done = pool.map(prepare_text, asked, cubins, until)
         for (key, benches), (cubin, found) in zip(by_text.items(), done, strict=True):
             archive.writestr(f"{key}.cu", benches[0].text)
             archive.writestr(f"{key}.cubin", cubin)
             for bench, about in zip(benches, found, strict=True):
+                about["predicted"] = about["predicted"] or told.get((key, bench.name))
                 entries.append({**{k: v for k, v in asdict(bench).items() if k != "text"}, "key": key, **about})
     (folder / MANIFEST).write_text(json.dumps({"benches": entries, "constants": constants()}, indent=1))
     refuted = [entry for entry in entries if entry["missing"]]
@@ -1310,9 +1330,12 @@ class Gpu:
 
 
 def compiled_here(text: str) -> bytes:
-    from cupy.cuda import compiler
+    """Return the cubin by this machine's own NVRTC, which CuPy finds."""
+    from cupy.cuda import nvrtc
 
-    return bytes(compiler.compile_using_nvrtc(text, ("-arch=sm_90a", "-std=c++17"), arch="90a", method="direct")[0])
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    nvrtc.compileProgram(program, ("--gpu-architecture=sm_90a", "--std=c++17"))
+    return bytes(nvrtc.getCUBIN(program)) + b"\0"  # CuPy omits the last byte, a zero
 
 
 def of(values: Sequence[float]) -> dict[str, float]:
@@ -1530,6 +1553,10 @@ def measure(folder: Path, out: Path, groups: Sequence[str]) -> int:
     results: dict[str, Any] = {"constants": manifest["constants"], "benches": [], "log": []}
     names = list(dict.fromkeys(entry["group"] for entry in manifest["benches"]))
     start = time.monotonic()
+    with suppress(Exception):  # the groups' processes say what is wrong
+        from evoengine.devices import cuda_api
+
+        cuda_api.use_primary_context()  # keeps the driver initialised from one group's process to the next
     for group in [name for name in names if not groups or name in groups]:
         entries = [entry for entry in manifest["benches"] if entry["group"] == group]
         first, tries = 0, 0
