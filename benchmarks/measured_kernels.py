@@ -350,6 +350,58 @@ def keep(folder: Path, row: Row, cubin: bytes, source: str | None, options: str)
             os.replace(scratch, path)
 
 
+# ── predicting again ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def made_of(row: Row, folder: Path) -> list[Made]:
+    """Return the kernels of a row that the folder holds, to predict them again."""
+    cubin = gzip.decompress((folder / "cubins" / f"{row['cubin']}.gz").read_bytes())
+    listing = disassemble(cubin)
+    made = []
+    for kernel in row["kernels"]:
+        arguments = [_argument(given, row["buffers"], f"p{n}") for n, given in enumerate(kernel["parameters"])]
+        geometry = Geometry(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"])
+        launch = prepare(read_kernel(cubin, kernel["entry"]), geometry, arguments, SEED)
+        for allocation in launch.allocations:
+            if allocation.name in row["buffers"] and row["buffers"][allocation.name][2] == "zero":
+                allocation.held[:] = 0
+        made.append(Made(kernel["entry"], Program(listing, kernel["entry"]), launch, geometry))
+    return made
+
+
+def _argument(given: Any, buffers: Mapping[str, Sequence[Any]], name: str) -> Any:
+    """Return the argument that `parameter` wrote."""
+    if isinstance(given, str):
+        size, dtype, role = buffers[given]
+        contents = None
+        if role not in ("in", "out", "zero"):
+            contents = np.frombuffer(zlib.decompress(base64.b64decode(role)), np.uint8)
+        return DrawnArgument(given, size, dtype, role in ("out", "zero"), contents)
+    if "s" in given:
+        return ScalarArgument(name, np.void(bytes.fromhex(given["s"])))
+    if "map" in given:
+        map_name, tensor, dtype, dims, strides, box, swizzle = given["map"]
+        return TensorMapArgument(map_name, tensor, dtype, tuple(dims), tuple(strides), tuple(box), swizzle)
+    parts = tuple((at, _argument(part, buffers, f"{name}.{at}")) for at, part in given["parts"])
+    return StructArgument(name, given["struct"], parts)
+
+
+def predict_again(row: Row, folder: Path) -> Row:
+    """Return the row with the current model's predictions in place of those that were made before it was measured."""
+    start = time.process_time()
+    found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"])
+    return {**row, "model": MODEL_VERSION, "predicted": found, "cpu_s": round(time.process_time() - start, 2)}
+
+
+def predict_folder_again(folder: Path, out: Path, processes: int, only: str) -> None:
+    """Write the folder's rows with the current model's predictions to `out`, a line of JSON a row."""
+    rows = [json.loads(line) for line in _lines(folder / "rows.jsonl")]
+    wanted = [row for row in rows if only in row["set"]]
+    with ProcessPoolExecutor(processes) as pool, out.open("w") as file:
+        for row in pool.map(predict_again, wanted, [folder] * len(wanted)):
+            print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+
+
 # ── preparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Task = Callable[[Path], Row | str]

@@ -16,7 +16,7 @@ from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.sass.clock import SUSTAINED, Clock
 
 FILE = Path(__file__).with_name("chips.toml")
-STATUSES = ("published", "fitted", "inferred", "assumed")
+STATUSES = ("measured", "published", "fitted", "inferred", "assumed")
 HOPPER = 90
 
 GUIDE = "the CUDA C++ Programming Guide's table for its compute capability"
@@ -84,9 +84,16 @@ NEEDED = {
     "dram_efficiency": Origin(STREAM),
     "launch_us": Origin("an empty kernel"),
     # Hopper
+    "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
+    "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
+    "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
     "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute
+    "hgmma_arithmetic_interval": Origin(REPEATED, HOPPER),  # of the other arithmetic pipes, while wgmmas compute
+    # a sub-core's register file has a turn a clock: those of a wgmma for each clock, and of an FP32 instruction
+    "hgmma_turns": Origin(REPEATED, HOPPER),
+    "hgmma_fma_turns": Origin(REPEATED, HOPPER),
     "hgmma_queue": Origin(REPEATED, HOPPER),  # wgmmas that wait for the tensor cores
     "hgmma_issue": Origin(REPEATED, HOPPER),  # of the first seven; behind them with A in shared memory, in registers
     "hgmma_issue_shared": Origin(REPEATED, HOPPER),

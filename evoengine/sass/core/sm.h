@@ -43,6 +43,7 @@ struct Slot {
 struct Part {
   double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
   double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
+  double taken = 0;          // turns that FP32 instructions took while a wgmma computed
   Slot* last = nullptr;
   std::vector<Slot*> slots;
 };
@@ -73,6 +74,8 @@ struct Sm {
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
   double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
   Chain chain{nullptr, 0};                // of the wgmma that computes
+  Product running;                        // the wgmma that computes, from `started` on
+  double started = 0, columns = 0;        // when it began, and the clocks that it takes alone
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;            // for the tensor cores
   int next_part = 0;
@@ -82,7 +85,7 @@ struct Sm {
 struct Event {
   double at;
   u64 order;
-  std::shared_ptr<Completion> work;  // null: the tensor cores of `sm` can take the next wgmma
+  std::shared_ptr<Completion> work;  // null: the wgmma that `sm` computes should be done
   Sm* sm;
   bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
 };
@@ -98,6 +101,7 @@ class Timing : public Machine {
  private:
   // timing.cpp
   void start_cluster(double at);
+  double wake(Wait::Kind) const;
   void poll(Slot&);
   double accepts(const Sm&, const Part&, const Instruction&) const;
   bool ports_free(const Part&, int index) const;
@@ -105,6 +109,8 @@ class Timing : public Machine {
   void issued(Sm&, Part&, Slot&, const Instruction&, int index);
   void occupy(Sm&, Part&, const Instruction&, double& done, double& read);
   void occupy_mufu(Sm&, Part&, double& done, double& read);
+  void occupy_fma(Sm&, Part&);
+  double arithmetic(const Sm&, double interval) const;
   double issue_gap(Slot&, const Instruction&);
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
@@ -127,6 +133,7 @@ class Timing : public Machine {
   double store_box(Slot&, const Completion&);
   void begin_product(Sm&, Slot&, std::shared_ptr<Completion>);
   void start_product(Sm&);
+  void end_product(Sm&);
   void land(Slot&, std::shared_ptr<Completion>, double at);
   void land_due();
 

@@ -1,12 +1,14 @@
 // Asynchronous work of an SM: copies by TMA, and wgmmas on the tensor cores.
 //
 // A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free; of those that wait, one
-// that adds to the same sums goes first, then one of the same warpgroup. It takes N/2 clocks for k = 16, or as long as
-// shared memory takes to give its operands. While it computes, its sums move through the register file, which costs MUFU
-// a part of its rate (timing.cpp).
+// that adds to the same sums goes first, then one of the same warpgroup. It takes N/2 clocks, or as long as shared memory
+// takes to give its operands. While it computes, its sums move through the register file, which costs the other pipes a
+// part of their rates (timing.cpp).
 #include "sm.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 namespace sass {
 
@@ -39,7 +41,7 @@ void Timing::land_due() {
       due.work->land();
       changes++;
     } else {
-      start_product(*due.sm);
+      end_product(*due.sm);
     }
   }
 }
@@ -110,20 +112,38 @@ void Timing::start_product(Sm& sm) {
   if (next == sm.waiting.end()) next = where([&](const Product& p) { return p.chain.first == sm.chain.first; });
   if (next == sm.waiting.end()) next = sm.waiting.begin();
   const Completion& work = *next->warps[0].second;
-  double steps = work.k / 16.0, columns = work.n * rates.hgmma_clocks_per_column * steps;
+  double columns = work.n * rates.hgmma_clocks_per_column;
   // B, and A where it lies in shared memory, are read once for the four warps together
-  double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES * steps;
+  double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES;
   double start = std::max(now, sm.tensor);
   sm.port = std::max(sm.port, start) + operands;
   // what TMA has under way need not have been written yet
+  sm.started = start;
+  sm.columns = columns;
   sm.tensor = std::max(start + columns, sm.port - rates.tma_in_flight_bytes / PORT_BYTES);
   sm.traffic = columns / (sm.tensor - start);
   sm.chain = next->chain;
   result.tensor += PARTS * columns;
   result.tensor_work += columns;
-  for (auto& [slot, piece] : next->warps) land(*slot, piece, sm.tensor + rates.hgmma_latency);
+  sm.running = std::move(*next);
   sm.waiting.erase(next);
   events.push({sm.tensor, order++, nullptr, &sm});
+}
+
+// A wgmma leaves some turns at the register file to others. Where FP32 instructions took more, it is late by as much; the
+// four sub-cores compute it together, so the one that is latest holds up the others.
+void Timing::end_product(Sm& sm) {
+  double taken = 0;
+  for (Part& part : sm.parts) taken = std::max(taken, part.taken);
+  double end = sm.started + std::fma(rates.hgmma_turns, sm.columns, taken);
+  if (end > sm.tensor) {
+    sm.tensor = end;
+    events.push({sm.tensor, order++, nullptr, &sm});
+    return;
+  }
+  for (Part& part : sm.parts) part.taken = 0;
+  for (auto& [slot, piece] : sm.running.warps) land(*slot, piece, sm.tensor + rates.hgmma_latency);
+  start_product(sm);
 }
 
 }  // namespace sass

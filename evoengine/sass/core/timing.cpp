@@ -9,6 +9,9 @@ namespace sass {
 
 namespace {
 
+// A fence that the whole GPU sees.
+bool reaches_gpu(const Instruction& i) { return i.pipe == Pipe::Memory && i.a && i.opcode.starts_with("MEMBAR"); }
+
 bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
 
 bool has_registers_for_a(const Instruction& i) {
@@ -56,13 +59,22 @@ void Timing::end_warp(Slot& slot) {
 
 // ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+// Clocks from what a warp waits for until it goes on.
+double Timing::wake(Wait::Kind kind) const {
+  switch (kind) {
+    case Wait::Kind::Barrier: return rates.barrier_latency;
+    case Wait::Kind::TransactionBarrier: return rates.mbarrier_wake;
+    case Wait::Kind::ClusterBarrier: return std::max(1.0, rates.cluster_barrier_latency);
+    default: return 1;
+  }
+}
+
 void Timing::poll(Slot& slot) {
   if (slot.polled == changes) return;
   slot.polled = changes;
   Wait::Kind kind = slot.warp->wait.kind;
   if (is_waiting(*this, *slot.warp)) return;
-  bool transaction = kind == Wait::Kind::TransactionBarrier;
-  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_wake : 1);
+  slot.wait_over = now + wake(kind);
   slot.ready = std::max(slot.ready, slot.wait_over);
 }
 
@@ -78,7 +90,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
     case Pipe::Mufu: return part.mufu - rates.mufu_interval;  // one may wait before the pipe
     case Pipe::Uniform: return part.uniform;
     case Pipe::Tensor:
-      if (!is_group_product(i)) return part.tensor;
+      if (!is_group_product(i)) return std::floor(part.tensor);
       return double(sm.waiting.size()) < rates.hgmma_queue ? 0 : sm.tensor;
     case Pipe::Memory: {
       double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
@@ -132,16 +144,15 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
   bool two = rates.fma_interval < 2;
   switch (i.pipe) {
     case Pipe::Fma:
-      (two && part.fma <= part.heavy ? part.fma : part.heavy) = now + 2;
-      result.fma += two ? 1 : 2;
+      occupy_fma(sm, part);
       break;
     case Pipe::FmaHeavy:
-      part.heavy = now + rates.imad_interval;
+      part.heavy = now + arithmetic(sm, rates.imad_interval);
       result.fma += two ? rates.imad_interval / 2 : rates.imad_interval;
       break;
-    case Pipe::Half: part.half = now + rates.half_interval; break;
+    case Pipe::Half: part.half = now + arithmetic(sm, rates.half_interval); break;
     case Pipe::Alu:
-      part.alu = now + rates.alu_interval;
+      part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;
       break;
     case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
@@ -153,10 +164,11 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     case Pipe::Tensor:
       if (!is_group_product(i)) {
-        double clocks = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
-        part.tensor = now + clocks;
+        double work = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
+        double clocks = std::max(work, rates.hmma_least);
+        part.tensor = std::max(part.tensor, now) + clocks;
         result.tensor += clocks;
-        result.tensor_work += clocks / PARTS;
+        result.tensor_work += work / PARTS;
         done = now + rates.hmma_latency;
       }
       break;
@@ -168,6 +180,19 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     default: break;
   }
+}
+
+// Clocks of a pipe for an instruction: more while a wgmma's sums move through the register file.
+double Timing::arithmetic(const Sm& sm, double interval) const {
+  return sm.tensor > now ? std::max(interval, sm.traffic * rates.hgmma_arithmetic_interval) : interval;
+}
+
+// FP32 instructions take turns at the register file with a wgmma's sums (see end_product).
+void Timing::occupy_fma(Sm& sm, Part& part) {
+  bool two = rates.fma_interval < 2;
+  (two && part.fma <= part.heavy ? part.fma : part.heavy) = now + arithmetic(sm, 2);
+  result.fma += two ? 1 : 2;
+  if (sm.tensor > now) part.taken += rates.hgmma_fma_turns;
 }
 
 // While a wgmma's sums move through the register file, MUFU loses a part of its rate.
@@ -216,6 +241,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   }
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
+  if (reaches_gpu(i)) from = std::max(from, now + rates.membar_latency);
   if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
   slot.fixed = from;
   set_ready(slot, from);

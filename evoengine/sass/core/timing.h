@@ -15,7 +15,8 @@ namespace sass {
   X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_private_bytes_per_clock)                 \
   X(l2_private_tma_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \
   X(barrier_latency) X(block_start) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
-  X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
+  X(hgmma_mufu_loss) X(hgmma_arithmetic_interval) X(hgmma_turns) X(hgmma_fma_turns) X(hgmma_queue) X(hgmma_issue)  \
+  X(hgmma_issue_shared) X(hgmma_issue_registers) X(hmma_least) X(membar_latency) X(cluster_barrier_latency)           \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
   X(multicast_latency) X(l2_written_bytes) X(local_from_dram)
 
