@@ -100,6 +100,7 @@ NEEDED = {
     "hgmma_issue_registers": Origin(REPEATED, HOPPER),
     "mbarrier_latency": Origin(REPEATED, HOPPER),  # of a wait that need not wait
     "mbarrier_wake": Origin(REPEATED, HOPPER),  # from an arrival until a warp that waits goes on
+    "l2_tma_bytes_per_clock": Origin(STREAM, HOPPER),  # by TMA, as l2_bytes_per_clock
     "l2_private_tma_bytes_per_clock": Origin(STREAM, HOPPER),
     "tma_latency": Origin("a TMA load timed by clock64", HOPPER),
     "tma_issue": Origin(REPEATED, HOPPER),
@@ -109,7 +110,7 @@ NEEDED = {
 }
 
 
-OPTIONAL = ("boost_ghz", "power_base", "power_knee")
+OPTIONAL = ("boost_ghz", "boost_knee", "boost_full_ghz", "power_base", "power_knee")
 """of a GPU whose clock under load is known; see Chip.ghz"""
 
 
@@ -151,17 +152,25 @@ class Chip:
     def ghz(self, clock: Clock, tensor_use: float) -> float:
         """Return the clock where tensor cores are in use 0…1 of the time.
 
-        Sustained: power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays
-        what it is at the boost clock and the use `power_knee`; a GPU of which these are not known keeps its boost
-        clock.
+        Boost: beyond the use `boost_knee` the GPU runs more slowly than its boost clock, at once and whatever power is
+        left, down to `boost_full_ghz` where they are always in use. Sustained: power, which goes with the cube of the
+        clock and with `power_base` and the tensor cores' use, stays what it is at the boost clock and the use
+        `power_knee`. A GPU of which these are not known keeps its boost clock.
         """
         if clock.mhz:
             return clock.mhz / 1e3
-        boost = self.stated["boost_ghz"].value if "boost_ghz" in self.stated else self.gpu.clock_ghz
+
+        def stated(name: str, default: float) -> float:
+            return self.stated[name].value if name in self.stated else default
+
+        full = stated("boost_ghz", self.gpu.clock_ghz)
+        knee = stated("boost_knee", 1.0)
+        beyond = max(0.0, tensor_use - knee) / max(1e-9, 1 - knee)
+        boost = full - beyond * (full - stated("boost_full_ghz", full))
         if clock.kind != SUSTAINED or "power_knee" not in self.stated:
             return boost
         base, knee = self.stated["power_base"].value, self.stated["power_knee"].value
-        return float(boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3))
+        return float(min(boost, full * ((base + knee) / (base + tensor_use)) ** (1 / 3)))
 
     def provenance(self, name: str) -> str:
         """Return value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""

@@ -208,7 +208,6 @@ struct Completion {
   int destinations = 1;      // TensorLoad: blocks that a multicast reaches
   int eviction = 0;          // TensorLoad: by its cache hint, first (-1) or last (1)
   int n = 0;                 // Product: columns; rows are the warp's 16, and it is 32 bytes deep
-  int sums = 0;              // Product: first register of its sums
   bool a_in_registers = false;
   u64 address = 0;           // TensorLoad, TensorStore: global address of the box's first byte in the tensor
   // TensorLoad, TensorStore: calls with address and bytes of each row in the tensor

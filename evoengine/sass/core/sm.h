@@ -48,13 +48,9 @@ struct Part {
   std::vector<Slot*> slots;
 };
 
-// Whose sums a wgmma adds to: the warpgroup, and the first register.
-using Chain = std::pair<const Warp*, int>;
-
 // A wgmma that some warps of its warpgroup have begun; it can start when all four have.
 struct Product {
   std::vector<std::pair<Slot*, std::shared_ptr<Completion>>> warps;
-  Chain chain;
 };
 
 // What is asked of an allocation, and what of it has been charged to the DRAM so far.
@@ -73,7 +69,6 @@ struct Sm {
   double port = 0;                        // until when the banks of shared memory have work
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
   double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
-  Chain chain{nullptr, 0};                // of the wgmma that computes
   Product running;                        // the wgmma that computes, from `started` on
   double started = 0, columns = 0;        // when it began, and the clocks that it takes alone
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
@@ -101,7 +96,6 @@ class Timing : public Machine {
  private:
   // timing.cpp
   void start_cluster(double at);
-  double wake(Wait::Kind) const;
   void poll(Slot&);
   double accepts(const Sm&, const Part&, const Instruction&) const;
   bool ports_free(const Part&, int index) const;
@@ -112,6 +106,7 @@ class Timing : public Machine {
   void occupy_fma(Sm&, Part&);
   double arithmetic(const Sm&, double interval) const;
   double issue_gap(Slot&, const Instruction&);
+  double latency_of_order(const Instruction&) const;
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
   void end_warp(Slot&);

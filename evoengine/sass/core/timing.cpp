@@ -9,9 +9,6 @@ namespace sass {
 
 namespace {
 
-// A fence that the whole GPU sees.
-bool reaches_gpu(const Instruction& i) { return i.pipe == Pipe::Memory && i.a && i.opcode.starts_with("MEMBAR"); }
-
 bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
 
 bool has_registers_for_a(const Instruction& i) {
@@ -59,22 +56,13 @@ void Timing::end_warp(Slot& slot) {
 
 // ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Clocks from what a warp waits for until it goes on.
-double Timing::wake(Wait::Kind kind) const {
-  switch (kind) {
-    case Wait::Kind::Barrier: return rates.barrier_latency;
-    case Wait::Kind::TransactionBarrier: return rates.mbarrier_wake;
-    case Wait::Kind::ClusterBarrier: return std::max(1.0, rates.cluster_barrier_latency);
-    default: return 1;
-  }
-}
-
 void Timing::poll(Slot& slot) {
   if (slot.polled == changes) return;
   slot.polled = changes;
   Wait::Kind kind = slot.warp->wait.kind;
   if (is_waiting(*this, *slot.warp)) return;
-  slot.wait_over = now + wake(kind);
+  bool transaction = kind == Wait::Kind::TransactionBarrier;
+  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_wake : 1);
   slot.ready = std::max(slot.ready, slot.wait_over);
 }
 
@@ -215,6 +203,12 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
   return has_registers_for_a(i) ? rates.hgmma_issue_registers : rates.hgmma_issue_shared;
 }
 
+// Clocks for which a fence or a barrier of a cluster holds its warp up at least.
+double Timing::latency_of_order(const Instruction& i) const {
+  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? rates.membar_latency : 0;
+  return i.pipe == Pipe::Uniform && i.opcode.starts_with("UCGABAR_WAIT") ? rates.cluster_barrier_latency : 0;
+}
+
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
   Warp& w = *slot.warp;
   attribute(slot, index);
@@ -241,7 +235,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   }
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
-  if (reaches_gpu(i)) from = std::max(from, now + rates.membar_latency);
+  from = std::max(from, now + latency_of_order(i));
   if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
   slot.fixed = from;
   set_ready(slot, from);
