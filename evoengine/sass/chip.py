@@ -100,7 +100,6 @@ NEEDED = {
     "hgmma_issue_registers": Origin(REPEATED, HOPPER),
     "mbarrier_latency": Origin(REPEATED, HOPPER),  # of a wait that need not wait
     "mbarrier_wake": Origin(REPEATED, HOPPER),  # from an arrival until a warp that waits goes on
-    "l2_tma_bytes_per_clock": Origin(STREAM, HOPPER),  # by TMA, as l2_bytes_per_clock
     "l2_private_tma_bytes_per_clock": Origin(STREAM, HOPPER),
     "tma_latency": Origin("a TMA load timed by clock64", HOPPER),
     "tma_issue": Origin(REPEATED, HOPPER),

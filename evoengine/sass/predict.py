@@ -144,8 +144,7 @@ def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold
 # ── one SM ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MEMORY_RATES = (
-    "dram_bytes_per_clock", "l2_bytes_per_clock", "l2_private_bytes_per_clock", "l2_tma_bytes_per_clock",
-    "l2_private_tma_bytes_per_clock",
+    "dram_bytes_per_clock", "l2_bytes_per_clock", "l2_private_bytes_per_clock", "l2_private_tma_bytes_per_clock",
 )  # fmt: skip
 
 

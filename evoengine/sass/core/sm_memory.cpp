@@ -28,9 +28,8 @@ int Timing::allocation_at(u64 address) {
 // alone half lie behind the other partition.
 double Timing::load_clocks(int allocation, bool tma) const {
   double alone = tma ? rates.l2_private_tma_bytes_per_clock : rates.l2_private_bytes_per_clock;
-  double together = tma ? rates.l2_tma_bytes_per_clock : rates.l2_bytes_per_clock;
   double shared = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].loads_shared : 0;
-  return SECTOR * (shared / together + (1 - shared) / alone);
+  return SECTOR * (shared / rates.l2_bytes_per_clock + (1 - shared) / alone);
 }
 
 // Clocks of an SM's share of the DRAM for what of the sectors just asked for has to come from there.
