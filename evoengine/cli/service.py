@@ -52,7 +52,7 @@ def serve(host: str | None, port: int | None, trusted_proxy: str | None, check: 
 
     settings = load_settings(host=host, port=port, trusted_proxy=trusted_proxy)
     if check:
-        from evoengine.service.check import check as checked
+        from evoengine.service.server import check as checked
 
         for line in checked(settings, db):
             say(line)
@@ -78,12 +78,12 @@ def token() -> None:
 @db_option
 def new(name: str, scope: str, days: float | None, db: str | None) -> None:
     """Create a token and print it. It cannot be shown again: the ledger stores only its SHA-256."""
-    from evoengine.service.database import open_service
-    from evoengine.service.tokens import Tokens
+    from evoengine.ledger.store import open_ledger
+    from evoengine.service.access import Tokens
 
-    with open_service(db, create=True) as database:
+    with open_ledger(db, create=True) as ledger:
         say_which(db)
-        click.echo(Tokens(database).new(name, scope, days))
+        click.echo(Tokens(ledger).new(name, scope, days))
 
 
 @token.command("list")
@@ -92,15 +92,15 @@ def new(name: str, scope: str, days: float | None, db: str | None) -> None:
 def list_(db: str | None, as_json: bool) -> None:
     """List the tokens with their scope, expiry and last use."""
     from evoengine.cli.output import print_json, stdout
-    from evoengine.service.database import open_service
-    from evoengine.service.tokens import Tokens
+    from evoengine.ledger.store import open_ledger
+    from evoengine.service.access import Tokens
     from evoengine.times import utc
     from evoengine.views.encoding import SCHEMA
     from evoengine.views.tables import Column, Table
 
-    with open_service(db, create=False) as database:
+    with open_ledger(db, create=False) as ledger:
         say_which(db)
-        known = Tokens(database).all()
+        known = Tokens(ledger).all()
     if as_json:
         tokens: list[TokenInfo] = [
             {
@@ -129,12 +129,12 @@ def list_(db: str | None, as_json: bool) -> None:
 def revoke(name: str, db: str | None) -> None:
     """Revoke a token. Running servers refuse it within seconds."""
     from evoengine.cli.output import say
-    from evoengine.service.database import open_service
-    from evoengine.service.tokens import Tokens
+    from evoengine.ledger.store import open_ledger
+    from evoengine.service.access import Tokens
 
-    with open_service(db, create=False) as database:
+    with open_ledger(db, create=False) as ledger:
         say_which(db)
-        Tokens(database).revoke(name)
+        Tokens(ledger).revoke(name)
     say(f"revoked {name}")
 
 
@@ -196,16 +196,15 @@ def retune(
 
 
 def _queued(gpu: str, asked: dict[str, object], db: str | None) -> list[tuple[int, str, str]]:
-    from evoengine.service.database import open_service
+    from evoengine.ledger.store import open_ledger
     from evoengine.service.jobs import Jobs
-    from evoengine.service.requests import RetuneRequest
-    from evoengine.service.retune import retune_requests
+    from evoengine.service.requests import RetuneRequest, retune_requests
     from evoengine.service.settings import load_settings
 
     settings = load_settings()
-    with open_service(db, create=False) as database:
+    with open_ledger(db, create=False) as ledger:
         say_which(db)
-        jobs = Jobs(database)
-        requests = retune_requests(RetuneRequest.model_validate({"gpu": gpu, **asked}), settings, database, jobs)
+        jobs = Jobs(ledger)
+        requests = retune_requests(RetuneRequest.model_validate({"gpu": gpu, **asked}), settings, ledger, jobs)
         made = [jobs.submit(request, 0, None, settings.max_jobs) for request in requests]
     return [(job.id, job.parts[0]["problem"], job.state) for job in made]
