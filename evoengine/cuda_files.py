@@ -1,4 +1,4 @@
-"""Find NVIDIA's files: in its Python wheels first, then in a CUDA toolkit."""
+"""Find NVIDIA's files: in its Python wheels first, then in Triton's, then in a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 @cache
 def disassembler() -> str | None:
     """Return nvdisasm's path, or None: without it machine code can run on a GPU but cannot be read."""
-    for folder in wheel_folders():
+    for folder in (*wheel_folders(), *_triton_folders()):
         tool = folder / "bin" / "nvdisasm"
         if tool.is_file():
             return str(tool)
@@ -29,6 +29,12 @@ def wheel_folders() -> list[Path]:
     spec = find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
     return [root / name for root in roots for name in _WHEELS]
+
+
+def _triton_folders() -> list[Path]:
+    """Return where Triton's wheel holds NVIDIA's tools."""
+    spec = find_spec("triton")
+    return [Path(root, "backends", "nvidia") for root in (spec.submodule_search_locations or [])] if spec else []
 
 
 def broken_compiler() -> str | None:

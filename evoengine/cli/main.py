@@ -22,6 +22,7 @@ COMMANDS = {
     "problems": "List the built-in workloads with the syntax of their problems and an example of each.",
     "gpus": "List the supported GPUs with their limits and peaks, and the families that fit them.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
+    "run": "Run a Python script with Triton kernels on a virtual GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List the trials in the ledger and their outcomes.",
     "runs": "List the runs in the ledger, or remove some.",

@@ -113,7 +113,7 @@ def check_given(group: click.Context, command: click.Command, name: str | None, 
     lacks its value (click would use the next option as the value), or if a value is unusable by any command: empty, not
     text, or too long for a file name.
     """
-    ctx = click.Context(command, info_name=name, parent=group)
+    ctx = click.Context(command, info_name=name, parent=group, **command.context_settings)
     options = [p for p in command.params if isinstance(p, click.Option)]
     single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
     for option in single:
@@ -132,6 +132,8 @@ def check_given(group: click.Context, command: click.Command, name: str | None, 
             raise click.UsageError(f"{option.opts[0]} is given {twice}; it takes one value", ctx)
     names = {name for option in command.get_params(ctx) for name in option.opts if name.startswith("--")}
     for param in command.params:
+        if param.type is click.UNPROCESSED:  # the arguments of another program
+            continue
         found = given.get(param.name)
         for value in [found] if isinstance(found, str) else found if isinstance(found, Sequence) else ():
             if isinstance(value, str) and value.partition("=")[0] in names and isinstance(param, click.Option):

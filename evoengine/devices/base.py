@@ -83,10 +83,10 @@ class TensorArgument:
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument:
-    """A by-value argument; the NumPy type of `value` (int32, int64, float32) is its C type."""
+    """A by-value argument; the NumPy type of `value` (int32, int64, float32) is its C type, np.void its bytes."""
 
     name: str
-    value: np.int32 | np.int64 | np.float32
+    value: np.int32 | np.int64 | np.float32 | np.void
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,8 @@ class TensorMapArgument:
     box: tuple[int, ...]
     swizzle: int
     """bytes: 0, 32, 64 or 128"""
+    offset: int = 0
+    """bytes from the tensor's start to the view's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,10 @@ class KernelFailure(Exception):
 
 class KernelCrashed(KernelFailure):
     outcome = Outcome.CRASHED
+
+
+class KernelRaced(KernelCrashed):
+    """Nothing orders two accesses to memory of which one is a write; on a GPU the launch may seem to succeed."""
 
 
 class KernelHung(KernelFailure):

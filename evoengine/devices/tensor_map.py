@@ -41,7 +41,7 @@ def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> byte
     strides = five(argument.strides_bytes)[:4]
     element, rank = _ELEMENTS[argument.dtype][0], len(argument.dims)
     shape = (*five(argument.dims), *five(argument.box))
-    return _DESCRIPTION.pack(address, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
+    return _DESCRIPTION.pack(address + argument.offset, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
 
 
 def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
@@ -75,7 +75,7 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     if a.swizzle and row != a.swizzle:
         yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
     last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
-    end = last + a.dims[0] * _ELEMENTS[a.dtype][0]
+    end = a.offset + last + a.dims[0] * _ELEMENTS[a.dtype][0]
     if end > tensor_bytes:
         yield f"it reaches {end} bytes into tensor {a.tensor} of {tensor_bytes}"
 
@@ -96,7 +96,7 @@ def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
             ctypes.addressof(memory) + start,
             dtype,
             rank,
-            device_pointer,
+            device_pointer + argument.offset,
             (ctypes.c_uint64 * rank)(*argument.dims),
             (ctypes.c_uint64 * rank)(*argument.strides_bytes),
             (ctypes.c_uint32 * rank)(*argument.box),

@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from evoengine.devices.base import VISIT, KernelCrashed, KernelHung
+from evoengine.devices.base import VISIT, KernelCrashed, KernelHung, KernelRaced
 from evoengine.devices.pool import ChosenBlock
 from evoengine.errors import UsageError
 from evoengine.sass.build import build
@@ -24,7 +24,7 @@ LIMIT = 200_000_000
 _MESSAGE_BYTES = 4096
 _TEXT_BYTES = 1 << 18
 _UNSEEN = "unseen: "
-_CRASHED, _HUNG = 1, 2
+_CRASHED, _HUNG, _RACED = 1, 2, 3
 
 
 class Program:
@@ -63,15 +63,20 @@ class Program:
         return {name: int(count) for name, _, count in pairs}
 
 
-def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> np.ndarray:
+def run(
+    program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT, ordered: bool = True
+) -> np.ndarray:
     """Execute the numbered blocks of the grid, whole clusters at a time, or all where none is named.
 
     `limit` is in warp instructions per block. Returns what warps visited, [n] VISIT. Raises KernelCrashed and
-    KernelHung with the reason and the place, KernelCrashed for a register hazard or a race too.
+    KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced where `ordered`
+    and nothing orders two accesses.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    status = library().sass_run(program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message))
+    status = library().sass_run(
+        program.handle, launch.reference(), chosen, len(blocks), limit, ordered, message, len(message)
+    )
     check(status, message)
     count = c_uint64()
     visits = library().sass_visits(ctypes.byref(count))
@@ -108,11 +113,13 @@ def run_blocks(
 
 
 def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
-    """Raise KernelCrashed or KernelHung with the message where the core's status says so."""
+    """Raise KernelCrashed, KernelHung or KernelRaced with the message where the core's status says so."""
     if status == _CRASHED:
         raise KernelCrashed(_text(message))
     if status == _HUNG:
         raise KernelHung(_text(message))
+    if status == _RACED:
+        raise KernelRaced(_text(message))
 
 
 def _filled(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
@@ -143,6 +150,7 @@ def library() -> ctypes.CDLL:
         POINTER(c_uint64),
         c_int,
         c_uint64,
+        c_int,
         c_char_p,
         c_int,
     )

@@ -69,6 +69,27 @@ class DrawnArgument:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of the caller, `data` [bytes] uint8, that a launch reads and writes in place."""
+
+    name: str
+    data: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PointerArgument:
+    """A pointer `offset` bytes into the memory of that name, which is passed to `prepare` as `mapped`."""
+
+    name: str
+    memory: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StructArgument:
     """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero."""
 
@@ -79,9 +100,9 @@ class StructArgument:
 
 Sparse = TensorParameter | ScratchParameter
 """memory of which only the pages exist that a block touches"""
-Part = PassedArgument | DrawnArgument | Sparse
+Part = PassedArgument | DrawnArgument | HostMemory | PointerArgument | Sparse
 AnyArgument = Part | StructArgument
-InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
+InMemory = TensorArgument | DrawnArgument | HostMemory | ScratchArgument | Sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +194,10 @@ def prepare(
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run.
 
-    `arguments` are in the order of its parameters, `__constant__` variables by name; `mapped` are tensors that only
-    tensor maps point to. `seed` draws the launch's schedule and, without `memory`, the addresses of tensors. Raises
-    UsageError where arguments do not fit the binary's parameters, KernelCrashed where a GPU would refuse the launch,
-    KernelUnbuildable for an impossible tensor map.
+    `arguments` are in the order of its parameters, `__constant__` variables by name; `mapped` is memory to which only
+    tensor maps and PointerArguments point. `seed` draws the launch's schedule and, without `memory`, the addresses of
+    tensors. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed where a GPU would
+    refuse the launch, KernelUnbuildable for an impossible tensor map.
     """
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
@@ -191,8 +212,13 @@ def prepare(
 
 def require_arch(kernel: Kernel) -> None:
     """Raise UsageError unless the executor knows how the binary's architecture is launched."""
-    if not 75 <= kernel.arch <= 90:
-        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; that of sm_75 to sm_90 can")
+    require_arch_of(kernel.arch)
+
+
+def require_arch_of(arch: int) -> None:
+    """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
+    if not 75 <= arch <= 90:
+        raise UsageError(f"machine code of sm_{arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
@@ -296,7 +322,7 @@ class _Item(NamedTuple):
 def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> Iterator[_Item]:
     for argument in _parts(arguments):
         if isinstance(argument, InMemory):
-            writable = isinstance(argument, ScratchArgument | ScratchParameter) or argument.output
+            writable = isinstance(argument, ScratchArgument | ScratchParameter | HostMemory) or argument.output
             yield _Item(argument.name, _bytes_of(argument), writable, argument)
     for segment in kernel.globals:
         yield _Item(segment.name, segment.size, True, segment)
@@ -312,6 +338,8 @@ def _first_contents(of: InMemory | Segment) -> np.ndarray:
         return np.full(of.bytes, 0 if of.zeroed else 0xFF, np.uint8)
     if isinstance(of, TensorArgument):
         return np.full(of.data.nbytes, 0xFF, np.uint8)
+    if isinstance(of, HostMemory):
+        return of.data
     held = _input_contents(of)
     return held.copy() if held.nbytes == of.bytes else held
 
@@ -420,6 +448,8 @@ def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
     """Return a parameter's bytes."""
     if isinstance(argument, InMemory):
         return struct.pack("<Q", placed[argument.name].address)
+    if isinstance(argument, PointerArgument):
+        return struct.pack("<Q", placed[argument.memory].address + argument.offset)
     if isinstance(argument, ScalarArgument):
         return argument.value.tobytes()
     if isinstance(argument, TensorMapArgument):

@@ -103,6 +103,7 @@ CALLS = {
     "token": [["revoke", HOSTILE]],
     "claims": [["revoke", HOSTILE]],
     "retune": [["--gpu", HOSTILE]],
+    "run": [[HOSTILE], ["--gpu", HOSTILE, HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""
 READING = ("history", "best", "show", "report", "compare", "runs", "profile", "measure", "export", "accuracy")

@@ -102,6 +102,7 @@ VALUES = [
     for name, command in commands(evoengine)
     for param in command.params
     if isinstance(param, click.Argument) or not (param.is_flag or param.is_eager)
+    if param.type is not click.UNPROCESSED  # the arguments of another program
 ]
 
 

@@ -14,7 +14,7 @@ using namespace sass;
 
 namespace {
 
-constexpr int OK = 0, CRASHED = 1, HUNG = 2;
+constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3;
 
 void tell(const std::string& text, char* message, int size) { snprintf(message, size, "%s", text.c_str()); }
 
@@ -26,7 +26,7 @@ int guarded(Work work, char* message, int size) {
     return OK;
   } catch (const Fault& fault) {
     tell(fault.message, message, size);
-    return fault.hung ? HUNG : CRASHED;
+    return fault.hung ? HUNG : fault.race ? RACED : CRASHED;
   } catch (const std::exception& error) {
     tell(std::string("the executor failed: ") + error.what(), message, size);
     return CRASHED;
@@ -149,7 +149,8 @@ int sass_latencies(void* program, int arch, char* text, int size) {
 
 static thread_local std::vector<Visited> last_visits;
 
-int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, char* message, int size) {
+int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, int ordered,
+             char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
@@ -158,7 +159,7 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
         auto banks = banks_of(*from);
         last_visits.clear();
         last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-                          cluster_starts(launch, blocks, count), limit);
+                          cluster_starts(launch, blocks, count), limit, ordered != 0);
       },
       message, size);
 }

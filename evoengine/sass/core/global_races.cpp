@@ -44,7 +44,7 @@ void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, 
   snprintf(place, sizeof place, "` at 0x%x %s in block (%llu, %llu, %llu), warp %d: nothing orders the two", other.address,
            wrote ? "writes" : "reads", (unsigned long long)block[0], (unsigned long long)block[1],
            (unsigned long long)block[2], r.warp);
-  throw Fault{text + other.text + place};
+  throw Fault{text + other.text + place, false, true};
 }
 
 GlobalTouch Order::begin_global(const Warp& w, const Instruction& i, const Allocation& a, Touch kind) {

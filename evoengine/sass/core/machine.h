@@ -141,9 +141,9 @@ struct Modifiers {
 
 // ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-struct Fault {  // what ends a run; `hung` where nothing could go on
+struct Fault {  // what ends a run; `hung` where nothing could go on, `race` where nothing orders two accesses
   std::string message;
-  bool hung = false;
+  bool hung = false, race = false;
 };
 
 struct Shadow;

@@ -85,7 +85,7 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   else if (a.kind == AgentKind::Transfer) text += ": its mbarrier was not waited for";
   else if (a.kind == AgentKind::Lanes) text += ": nothing orders the two";
   else text += ": its group was not waited for";
-  throw Fault{text};
+  throw Fault{text, false, true};
 }
 
 // ── one lane ────────────────────────────────────────────────────────────────────────────────────────────────────────

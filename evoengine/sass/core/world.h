@@ -46,6 +46,7 @@ struct World {
   const Program& program;
   const Launch& launch;
   std::vector<GlobalAccess> records;
+  bool ordered = true;   // whether races are looked for
   bool fences = false;   // whether the program has a fence that other clusters could see
   bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
   bool proxies = false;  // whether it has work of the asynchronous proxy

@@ -1,0 +1,54 @@
+"""A virtual GPU for programs that launch Triton kernels: machine code on a CPU, with predicted times.
+
+    import evoengine.virtual
+
+    evoengine.virtual.activate("h100")
+
+From then on Triton compiles for that GPU, and a launch on CPU tensors is executed by the executor of machine code,
+which reports races, hazards and accesses outside of tensors. `triton.testing.do_bench` and autotuners get the time that
+the model predicts. `evoengine run` and `pytest --virtual-gpu` do the same for a script and for tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from evoengine.errors import MachineError
+
+if TYPE_CHECKING:
+    from evoengine.virtual.device import VirtualGpu
+
+__all__ = ["activate", "deactivate"]
+
+NO_TRITON = "Triton is not installed: pip install 'evoengine[triton]'"
+
+
+def activate(gpu: str = "h100", *, sample: bool = False) -> VirtualGpu:
+    """Make Triton of this process use the virtual GPU, and return it; `print(gpu.summary())` tells what ran.
+
+    With `sample`, of a launch that would take over a minute only some blocks are executed. Raises UsageError for a GPU
+    that is unknown or whose machine code cannot be executed, or another version of Triton than is supported;
+    MachineError where Triton or PyTorch is not installed.
+    """
+    from evoengine.virtual.device import virtual_gpu
+
+    device = virtual_gpu(gpu, sample)
+    try:
+        from evoengine.virtual.triton_driver import install
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        raise MachineError(
+            NO_TRITON if error.name == "triton" else "PyTorch is not installed: pip install torch"
+        ) from None
+    install(device)
+    return device
+
+
+def deactivate() -> None:
+    """Leave Triton to find a GPU of this machine, as it does by itself."""
+    if "evoengine.virtual.triton_driver" in sys.modules:
+        from evoengine.virtual.triton_driver import uninstall
+
+        uninstall()

@@ -1,0 +1,149 @@
+"""The arguments of one launch: tensors on the CPU as the storages that they are views of, and where in these."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from evoengine.devices.base import ScalarArgument, TensorMapArgument
+from evoengine.sass.launch import DrawnArgument, HostMemory, Part, PointerArgument
+
+WHOLE_BYTES = 1 << 20
+"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped"""
+_HELD_MULTIPLE = 256
+
+_FORMATS = {
+    "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
+    "u64": "<Q",
+}  # fmt: skip # a table
+"""Triton's type of an integer → how `struct` packs it"""
+_FLOATS = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "f32": torch.float32,
+    "fp64": torch.float64,
+}
+_MAPPED = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_SWIZZLES = (0, 32, 64, 128)
+
+
+class BadArgument(Exception):
+    """An argument that a kernel cannot be launched with; the message names it."""
+
+
+class Descriptor(NamedTuple):
+    """Triton's host-side tensor descriptor and what the compiler says of it."""
+
+    value: Any
+    meta: Any
+    """swizzle (number of the pattern), element type and box; None where the kernel takes a plain pointer"""
+
+
+class Arguments:
+    """Parameters in the order of a kernel's, and the storages that they point to."""
+
+    def __init__(self) -> None:
+        self.parameters: list[Part] = []
+        self._storages: dict[int, HostMemory] = {}
+
+    @property
+    def mapped(self) -> Sequence[HostMemory]:
+        """Return the storages in place: a launch changes the tensors themselves."""
+        return list(self._storages.values())
+
+    def for_model(self) -> list[DrawnArgument]:
+        """Return the storages' contents for a prediction, which leaves the tensors as they are."""
+        return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: _held(s.bytes)]) for s in self.mapped]
+
+    def key(self) -> tuple[object, ...]:
+        """Return what a prediction depends on, but for the contents of tensors."""
+        parts = ((p.name, p.value.tobytes()) if isinstance(p, ScalarArgument) else p for p in self.parameters)
+        return (*parts, *((s.name, s.bytes) for s in self.mapped))
+
+    def add(self, name: str, kind: Any, value: Any) -> None:
+        """Append the parameters that an argument of Triton's type `kind` becomes. Raises BadArgument."""
+        if isinstance(kind, tuple):
+            for number, (inner, each) in enumerate(zip(kind, value, strict=True)):
+                self.add(f"{name}[{number}]", inner, each)
+        elif kind.startswith("*"):
+            self.parameters.append(self._pointer(name, value))
+        elif kind.startswith("tensordesc"):
+            self._add_descriptor(name, value)
+        elif kind != "constexpr":
+            self.parameters.append(ScalarArgument(name, np.void(_packed(name, kind, value))))
+
+    def _pointer(self, name: str, value: Any) -> Part:
+        if value is None:
+            return ScalarArgument(name, np.int64(0))
+        storage, offset = self._place(name, value)
+        return PointerArgument(name, storage, offset) if storage else ScalarArgument(name, np.int64(0))
+
+    def _place(self, name: str, value: Any) -> tuple[str, int]:
+        """Return the storage of a tensor, empty for one without contents, and the tensor's offset in bytes."""
+        tensor = getattr(value, "base", value)  # triton.reinterpret wraps one
+        if not isinstance(tensor, torch.Tensor):
+            raise BadArgument(f"argument {name} is a {type(value).__name__}; a virtual GPU takes tensors of PyTorch")
+        if tensor.device.type != "cpu":
+            raise BadArgument(
+                f"argument {name} is a tensor on {tensor.device}; a virtual GPU takes those on the CPU: "
+                "leave device=... out, or use triton.runtime.driver.active.get_active_torch_device()"
+            )
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return "", 0
+        key = storage.data_ptr()
+        if key not in self._storages:
+            data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            self._storages[key] = HostMemory(name, data)
+        return self._storages[key].name, int(tensor.storage_offset()) * tensor.element_size()
+
+    def _add_descriptor(self, name: str, given: Descriptor) -> None:
+        value, meta = given
+        shape, strides = [int(n) for n in value.shape], [int(n) for n in value.strides]
+        if meta is None:
+            self.parameters.append(self._pointer(name, value.base))
+            self._scalars(name, "i64", [*shape, *strides])
+            self._scalars(name, "i1", [value.padding == "nan", value.round_f32_to_tf32])
+        else:
+            self.parameters.append(self._tensor_map(name, value, meta, shape, strides))
+        self._scalars(name, "i32", shape)
+        self._scalars(name, "i64", strides)
+
+    def _scalars(self, name: str, kind: str, values: Sequence[int]) -> None:
+        for value in values:
+            self.parameters.append(ScalarArgument(name, np.void(_packed(name, kind, value))))
+
+    def _tensor_map(self, name: str, value: Any, meta: Any, shape: list[int], strides: list[int]) -> TensorMapArgument:
+        dtype = _MAPPED.get(value.base.dtype)
+        if dtype is None or meta["fp4_padded"] or meta.get("is_im2col") or value.padding == "nan":
+            what = (
+                "im2col" if meta.get("is_im2col") else "padding by NaN" if value.padding == "nan" else value.base.dtype
+            )
+            raise BadArgument(f"argument {name} is a tensor descriptor with {what}, which cannot be executed yet")
+        size = value.base.element_size()
+        storage, offset = self._place(name, value.base)
+        return TensorMapArgument(
+            name, storage, dtype, tuple(reversed(shape)), tuple(n * size for n in reversed(strides[:-1])),
+            tuple(reversed(meta["block_size"])), _SWIZZLES[meta["swizzle"]], offset,
+        )  # fmt: skip
+
+
+def _held(size: int) -> int:
+    """Return how much of a storage the model holds: less than all of a long one, so that it is not copied."""
+    return size if size <= WHOLE_BYTES else (size - 1) // _HELD_MULTIPLE * _HELD_MULTIPLE
+
+
+def _packed(name: str, kind: str, value: Any) -> bytes:
+    if kind in _FLOATS:
+        return torch.tensor([float(value)], dtype=_FLOATS[kind]).view(torch.uint8).numpy().tobytes()
+    try:
+        return struct.pack(_FORMATS[kind], value)
+    except KeyError:
+        raise BadArgument(f"argument {name} has the type {kind}, which cannot be passed yet") from None
+    except struct.error as error:
+        raise BadArgument(f"argument {name} is {value!r}, no {kind}: {error}") from None

@@ -1,0 +1,265 @@
+"""The virtual GPU: executes launches, predicts them once each, and keeps the account of both."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from evoengine.devices.base import KernelFailure, KernelRaced
+from evoengine.errors import EvoengineError, UsageError
+from evoengine.gpu import Gpu, find_gpu
+from evoengine.sass import core
+from evoengine.sass.chip import Chip, find_chip
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import Kernel, read_kernel
+from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
+from evoengine.sass.listing import disassemble, line_table
+from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.sass.source_lines import names_an_instruction, with_source_lines
+
+if TYPE_CHECKING:
+    from evoengine.virtual.arguments import Arguments
+
+INSTRUCTIONS_PER_SECOND = 4e6
+"""warp instructions that the executor runs on one core with its checks, by which long launches are announced"""
+SAMPLED_FROM, SAMPLED_SECONDS = 60.0, 10.0
+"""with `sample`: launches estimated to take longer than the former execute blocks for the latter"""
+LONGEST = 3600.0
+"""estimated seconds from which a launch that is not sampled is refused"""
+PATIENCE = 10.0
+"""seconds after which a launch that goes on is reported, and between such reports"""
+
+
+class VirtualGpuError(RuntimeError):
+    """A launch that failed on the virtual GPU, in place of the error by which a driver reports it."""
+
+
+class RaceWarning(UserWarning):
+    """Nothing orders two accesses of a launch. A GPU would say nothing, so the launch is completed, unchecked."""
+
+
+@dataclass(eq=False, slots=True)
+class LoadedKernel:
+    """A kernel of a cubin, decoded."""
+
+    kernel: Kernel
+    program: Program
+    cubin: bytes = field(repr=False)
+    source_file: str = ""
+    """name of the file with the kernel's own text; empty where it is not known"""
+
+
+class Instant(NamedTuple):
+    """The virtual clock, and what has happened until then."""
+
+    us: float
+    launches: int
+    unpredicted: int
+
+
+@dataclass(slots=True)
+class Use:
+    """What became of one kernel with one set of options."""
+
+    name: str
+    options: str
+    executed: int = 0
+    only_predicted: int = 0
+    sampled: int = 0
+    times_us: list[float] = field(default_factory=list)
+    """of executed launches"""
+    bounds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """µs by what bounds them"""
+    unpredictable: str = ""
+    """why the model has no time, where it has none"""
+    failures: list[str] = field(default_factory=list)
+    races: list[str] = field(default_factory=list)
+
+
+def virtual_gpu(gpu: str, sample: bool = False) -> VirtualGpu:
+    """Return the GPU of that name as a virtual one. Raises UsageError where its machine code cannot be executed."""
+    found = find_gpu(gpu)
+    require_arch_of(found.capability)
+    return VirtualGpu(found, find_chip(found.key), sample)
+
+
+class VirtualGpu:
+    """A GPU of which there is the data sheet and the model of an SM. Not for use by several threads at once."""
+
+    def __init__(self, gpu: Gpu, chip: Chip, sample: bool = False) -> None:
+        self.gpu, self.chip, self.sample = gpu, chip, sample
+        self.now = Instant(0.0, 0, 0)
+        self.only_predicts = False
+        """whether launches are timed and not executed, as in the loops of a benchmark"""
+        self._uses: dict[tuple[str, str], Use] = {}
+        self._predictions: dict[object, Prediction | str] = {}
+
+    def load(self, cubin: bytes, name: str) -> LoadedKernel:
+        """Decode a kernel. Raises VirtualGpuError where it cannot be executed."""
+        try:
+            kernel, program = read_kernel(cubin, name), Program(disassemble(cubin), name)
+        except UsageError as error:
+            raise VirtualGpuError(str(error)) from error
+        if program.unknown:
+            names = ", ".join(program.unknown)
+            raise VirtualGpuError(f"kernel {name} cannot be executed: its instructions {names} are not known")
+        return LoadedKernel(kernel, program, cubin)
+
+    def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
+        """Predict the launch, and execute it unless `only_predicts`. Raises VirtualGpuError where a launch fails."""
+        name = loaded.kernel.entry
+        use = self._uses.setdefault((name, options), Use(name, options))
+        with self._failures(loaded, use):
+            prediction = self._predicted(loaded, geometry, arguments)
+            blocks = () if self.only_predicts else self._execute(use, loaded, geometry, arguments, prediction)
+        self._note(use, prediction, bool(blocks))
+
+    @contextmanager
+    def _failures(self, loaded: LoadedKernel, use: Use) -> Iterator[None]:
+        """Turn what fails into VirtualGpuError with source lines, and end any benchmark."""
+        try:
+            yield
+        except (KernelFailure, UsageError, VirtualGpuError) as error:
+            self.only_predicts = False
+            use.failures.append(_explained(error, loaded))
+            raise VirtualGpuError(use.failures[-1]) from None
+
+    def _predicted(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Prediction | str:
+        """Return the launch's prediction, or why there is none."""
+        key = (loaded, geometry, arguments.key())
+        if key not in self._predictions:
+            launch = prepare(loaded.kernel, geometry, arguments.parameters, 0, mapped=arguments.for_model())
+            hazards, _ = loaded.program.hazards(loaded.kernel.arch, loaded.kernel.registers)
+            if hazards:
+                raise VirtualGpuError(hazards[0])
+            try:
+                self._predictions[key] = predict(loaded.program, launch, self.chip)
+            except Unpredictable as error:
+                self._predictions[key] = str(error)
+        return self._predictions[key]
+
+    def _execute(
+        self, use: Use, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, prediction: Prediction | str
+    ) -> Sequence[int]:
+        """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
+        launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
+        seconds = _seconds(prediction, geometry)
+        blocks = self._sampled(geometry, seconds)
+        before = [storage.data.copy() for storage in arguments.mapped]
+        try:
+            _run_watched(loaded, launch, blocks, seconds)
+        except KernelRaced as race:
+            use.races.append(_explained(race, loaded))
+            _warn(use.races[-1])
+            for storage, contents in zip(arguments.mapped, before, strict=True):
+                storage.data[:] = contents
+            _run_watched(loaded, launch, blocks, seconds, ordered=False)
+        return blocks
+
+    def _sampled(self, geometry: Geometry, seconds: float) -> Sequence[int]:
+        """Return the blocks to execute, none for all. Raises VirtualGpuError for a launch that would take hours."""
+        if self.sample and seconds > SAMPLED_FROM:
+            total = math.prod(geometry.grid)
+            count = max(1, int(total * SAMPLED_SECONDS / seconds))
+            return [int((n + 0.5) * total / count) for n in range(count)]
+        if seconds > LONGEST:
+            raise VirtualGpuError(
+                f"executing it would take about {seconds / 3600:.1f} hours; with --sample (sample=True) only blocks "
+                f"for about {SAMPLED_SECONDS:.0f} s of it are executed"
+            )
+        return ()
+
+    def _note(self, use: Use, prediction: Prediction | str, sampled: bool) -> None:
+        us, launches, unpredicted = self.now
+        use.only_predicted += self.only_predicts
+        use.executed += not self.only_predicts
+        use.sampled += sampled
+        if isinstance(prediction, str):
+            use.unpredictable = prediction
+            self.now = Instant(us, launches + 1, unpredicted + 1)
+            return
+        self.now = Instant(us + prediction.time_us, launches + 1, unpredicted)
+        if not self.only_predicts:
+            use.times_us.append(prediction.time_us)
+            use.bounds[prediction.bound] += prediction.time_us
+
+    # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pass_time(self, us: float) -> None:
+        self.now = self.now._replace(us=self.now.us + us)
+
+    def ms_between(self, start: Instant, end: Instant) -> float:
+        """Return the predicted milliseconds of the launches between; infinite without any, or where one has no time."""
+        if end.launches == start.launches or end.unpredicted > start.unpredicted:
+            return math.inf
+        return (end.us - start.us) / 1e3
+
+    @property
+    def raced(self) -> bool:
+        """Whether a launch had a race."""
+        return any(use.races for use in self._uses.values())
+
+    def summary(self) -> str:
+        """Return a table of the kernels: launches, predicted µs, and what bounds each."""
+        from evoengine.virtual.summary import table
+
+        return table(self.gpu, list(self._uses.values()))
+
+
+def _seconds(prediction: Prediction | str, geometry: Geometry) -> float:
+    """Return an estimate of how long the executor takes; 0 where the model has none."""
+    if isinstance(prediction, str):
+        return 0.0
+    return prediction.counts["instructions"] * math.prod(geometry.grid) / INSTRUCTIONS_PER_SECOND
+
+
+def _explained(error: Exception, loaded: LoadedKernel) -> str:
+    """Return what went wrong with the kernel's name and the lines of its source."""
+    message, entry = str(error), loaded.kernel.entry
+    if names_an_instruction(message):
+        message = with_source_lines(message, line_table(loaded.cubin, entry), loaded.source_file)
+    return message if entry in message else f"kernel {entry}: {message}"
+
+
+def _warn(message: str) -> None:
+    """Warn at the line of the program that launched, outside of Triton and of this package."""
+    frame = sys._getframe(1)  # noqa: SLF001 # `warnings` itself takes the frame by it
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "evoengine",
+        "triton",
+        "contextlib",
+    ):
+        frame = frame.f_back
+    warnings.warn_explicit(message, RaceWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _run_watched(
+    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, ordered: bool = True
+) -> None:
+    """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            core.run(loaded.program, launch, blocks, ordered=ordered)
+        except (KernelFailure, EvoengineError) as error:
+            failures.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(PATIENCE)
+    passed = 0.0
+    while worker.is_alive():
+        passed += PATIENCE
+        about = f" of about {seconds:.0f}" if seconds > passed else ""
+        print(f"evoengine: executing kernel {loaded.kernel.entry}: {passed:.0f} s{about}", file=sys.stderr, flush=True)
+        worker.join(PATIENCE)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,283 @@
+"""Triton's side of the virtual GPU: a driver and a launcher, set by Triton's own `runtime.driver.set_active`.
+
+What Triton asks of a driver changes between its releases, so the versions that it was tried with are checked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import _allocation
+
+from evoengine.errors import UsageError
+from evoengine.sass.launch import Geometry
+from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
+from evoengine.virtual.device import Instant, LoadedKernel, VirtualGpu, VirtualGpuError
+
+OLDEST, NEWEST = (3, 7), (3, 9)
+WARP, LARGEST_BLOCK = 32, 1024
+"""threads"""
+_INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
+_LINE = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
+CLEARING_US = 1e6
+"""virtual time of clearing the cache between a benchmark's runs: a loop that is to fill a span of time makes one run"""
+
+
+def install(device: VirtualGpu) -> None:
+    """Make the virtual GPU Triton's active driver. Raises UsageError for another version of Triton."""
+    found = re.match(r"(\d+)\.(\d+)", triton.__version__)
+    if not found or not OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
+        raise UsageError(f"this is Triton {triton.__version__}; a virtual GPU works with 3.7 to 3.9")
+    triton.runtime.driver.set_active(Driver(device))
+    if triton.knobs.runtime.add_stages_inspection_hook is None:
+        triton.knobs.runtime.add_stages_inspection_hook = correct_lines
+
+
+def uninstall() -> None:
+    """Leave Triton to find a GPU of this machine."""
+    triton.runtime.driver.set_active(None)
+    if triton.knobs.runtime.add_stages_inspection_hook is correct_lines:
+        triton.knobs.runtime.add_stages_inspection_hook = None
+
+
+def correct_lines(
+    backend: Any = None, stages: Any = None, options: Any = None, language: Any = None, capability: Any = None
+) -> tuple[str, str] | None:
+    """Correct the line table of what Triton compiles: its hook for stages, which is asked for a key too.
+
+    Triton 3.9 writes a load without a mask as inline assembly of several lines, and numbers these on, so that the load
+    stands some lines behind its own.
+    """
+    if stages is None:
+        return "evoengine lines", "1"
+    make = stages["ptx"]
+    stages["ptx"] = lambda source, metadata: _INLINE.sub(_one_line, make(source, metadata))
+    return None
+
+
+def _one_line(block: re.Match[str]) -> str:
+    first = _LINE.search(block[0])
+    return block[0][: first.end()] + _LINE.sub("", block[0][first.end() :]) if first else block[0]
+
+
+class Driver(DriverBase):
+    """What Triton asks of a GPU's driver."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        super().__init__()
+        self.device = device
+        self.utils = Utilities(device)
+        self.launcher_cls = Launcher
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        from triton.backends.nvidia.driver import ty_to_cpp
+
+        return str(ty_to_cpp(ty))
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.device.gpu.capability, WARP)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """Do nothing: there is one device."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return divmod(self.device.gpu.capability, 10)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def allocate_default_profile_scratch(self, size: int, alignment: int, stream: int | None) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int8)
+
+    # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get_benchmarker(self) -> Callable[..., float | list[float]]:
+        """Return what autotuners time a configuration by: one call, predicted and not executed."""
+
+        def benchmark(
+            call: Callable[[], object], *, quantiles: Sequence[float] | None = None, **_: object
+        ) -> float | list[float]:
+            with self._only_predicting():
+                start = self.device.now
+                call()
+                ms = self.device.ms_between(start, self.device.now)
+            return ms if quantiles is None else [ms] * len(quantiles)
+
+        return benchmark
+
+    @contextmanager
+    def _only_predicting(self) -> Iterator[None]:
+        before, self.device.only_predicts = self.device.only_predicts, True
+        try:
+            yield
+        finally:
+            self.device.only_predicts = before
+
+    def get_device_interface(self) -> Interface:
+        return Interface(self.device)
+
+    def get_empty_cache_for_benchmark(self) -> Benchmark:
+        return Benchmark(self.device)
+
+    def clear_cache(self, cache: Benchmark) -> None:
+        self.device.pass_time(CLEARING_US)
+
+
+class Benchmark:
+    """Stands for the buffer by which `do_bench` clears the cache; while it lives, launches are only predicted."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+        device.only_predicts = True
+
+    def __del__(self) -> None:
+        self._device.only_predicts = False
+
+
+class Interface:
+    """What `triton.testing` uses of `torch.cuda`."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+
+    def Event(self, enable_timing: bool = False, **_: object) -> Event:
+        return Event(self._device)
+
+    def synchronize(self, device: object = None) -> None:
+        """Return at once: launches have ended when they return."""
+
+    def current_device(self) -> int:
+        return 0
+
+
+class Event:
+    """A moment of the virtual clock."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+        self._at = Instant(0.0, 0, 0)
+
+    def record(self, stream: object = None) -> None:
+        self._at = self._device.now
+
+    def synchronize(self) -> None:
+        """Return at once: it has happened when it is recorded."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return milliseconds."""
+        return self._device.ms_between(self._at, end._at)
+
+
+class Utilities:
+    """What Triton's compiler and runtime ask of a driver's C module."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+
+    def load_binary(
+        self, name: str, cubin: bytes, shared: int, device: int
+    ) -> tuple[LoadedKernel, LoadedKernel, int, int, int]:
+        """Return the module, the kernel in it, its registers, its spilled registers and its largest block."""
+        loaded = self._device.load(cubin, name)
+        kernel = loaded.kernel
+        return loaded, loaded, kernel.registers, kernel.local_bytes // 4, kernel.max_threads or LARGEST_BLOCK
+
+    def unload_module(self, module: LoadedKernel) -> None:
+        """Leave the kernel to be freed when nothing refers to it."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Return the data sheet. Memory clock and bus are such that their product is its bandwidth."""
+        gpu = self._device.gpu
+        return {
+            "max_shared_mem": gpu.shared_per_block,
+            "max_num_regs": gpu.registers_per_sm,
+            "multiprocessor_count": gpu.sms,
+            "warpSize": WARP,
+            "sm_clock_rate": round(gpu.clock_ghz * 1e6),
+            "mem_clock_rate": round(gpu.memory_gbs * 1e6 / 2 / 128),
+            "mem_bus_width": 1024,
+        }
+
+
+class Launcher:
+    """Launches one compiled kernel with the arguments of its Python function."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self._signature = dict(source.signature)
+        self._metadata = metadata
+        function = getattr(getattr(source, "fn", None), "fn", None)
+        self._file = os.path.basename(function.__code__.co_filename) if function else ""
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: int, function: LoadedKernel, packed: object, launch_metadata: Any,
+        enter: Any, leave: Any, *given: Any,
+    ) -> None:  # fmt: skip
+        if enter is not None:
+            enter(launch_metadata)
+        if x * y * z > 0:
+            function.source_file = self._file
+            self._launch((x, y, z), function, given)
+        if leave is not None:
+            leave(launch_metadata)
+
+    def _launch(self, grid: tuple[int, int, int], loaded: LoadedKernel, given: Sequence[Any]) -> None:
+        driver, metadata = triton.runtime.driver.active, self._metadata
+        together = metadata.num_ctas
+        threads = loaded.kernel.max_threads or WARP * metadata.num_warps
+        blocks = grid[0] * together, grid[1], grid[2]
+        cluster = (together, 1, 1) if together > 1 else None
+        geometry = Geometry(blocks, (threads, 1, 1), metadata.shared, cluster)
+        try:
+            arguments = self._arguments(blocks, given)
+        except BadArgument as error:
+            raise VirtualGpuError(f"kernel {loaded.kernel.entry}: {error}") from None
+        driver.device.launch(
+            loaded, geometry, arguments, f"num_warps={metadata.num_warps} num_stages={metadata.num_stages}"
+        )
+
+    def _arguments(self, grid: tuple[int, int, int], given: Sequence[Any]) -> Arguments:
+        found = Arguments()
+        descriptors = iter(getattr(self._metadata, "tensordesc_meta", None) or ())
+        for (name, kind), value in zip(self._signature.items(), given, strict=True):
+            found.add(str(name), kind, _with_meta(kind, value, descriptors))
+        for name in ("global_scratch", "profile_scratch"):
+            found.add(name, "*i8", self._scratch(name, grid))
+        return found
+
+    def _scratch(self, name: str, grid: tuple[int, int, int]) -> torch.Tensor | None:
+        """Return memory from the allocator that the program has set, as Triton's own launchers do."""
+        size = getattr(self._metadata, f"{name}_size") * grid[0] * grid[1] * grid[2]
+        if not size:
+            return None
+        alignment = getattr(self._metadata, f"{name}_align")
+        if name == "profile_scratch":
+            return torch.zeros(size, dtype=torch.int8)
+        buffer: torch.Tensor = _allocation._allocator.get()(size, alignment, 0)  # noqa: SLF001 # there is no getter
+        return buffer
+
+
+def _with_meta(kind: Any, value: Any, descriptors: Iterator[Any]) -> Any:
+    """Put what the compiler says of each tensor descriptor beside it."""
+    if isinstance(kind, tuple):
+        return [_with_meta(inner, each, descriptors) for inner, each in zip(kind, value, strict=True)]
+    if isinstance(kind, str) and kind.startswith("tensordesc"):
+        return Descriptor(value, next(descriptors, None))
+    return value

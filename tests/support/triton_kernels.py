@@ -1,0 +1,47 @@
+"""Triton kernels for the virtual GPU's tests, right ones and such with a planted fault."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def add_without_mask(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def overlap(out, n, BLOCK: tl.constexpr):
+    """Store a program's number; the last element is the next program's first."""
+    number = tl.program_id(0)
+    at = number * (BLOCK - 1) + tl.arange(0, BLOCK)
+    tl.store(out + at, at * 0 + number, mask=at < n)
+
+
+@triton.jit
+def increment(counter):
+    tl.atomic_add(counter, 1)
+
+
+@triton.jit
+def store_scalars(out, none, b, i, j, f, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if b:
+        tl.store(out + at, (i + j).to(tl.float64) + f + at * 0)
+
+
+@triton.jit
+def copy_tile(source, target, ROWS: tl.constexpr, COLS: tl.constexpr):
+    at = [tl.program_id(0) * ROWS, tl.program_id(1) * COLS]
+    target.store(at, source.load(at))
+
+
+tuned_add = triton.autotune(
+    [triton.Config({"BLOCK": 32}, num_warps=1), triton.Config({"BLOCK": 1024}, num_warps=4)], key=["n"]
+)(add)

@@ -1,0 +1,221 @@
+"""Triton launches on the virtual GPU compute what they should; faults are named by the line of the Triton source."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from evoengine.devices.base import KernelRaced
+from evoengine.errors import UsageError
+from evoengine.virtual import activate, deactivate
+from evoengine.virtual import device as module
+from evoengine.virtual.device import RaceWarning, VirtualGpu, VirtualGpuError
+from tests.support.exhaustive import more
+from tests.support.machine_code import require_tools
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+import torch  # noqa: E402
+
+from benchmarks import triton_kernels  # noqa: E402
+from tests.support import triton_kernels as kernels  # noqa: E402
+
+N = 5000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_anew(tmp_path_factory):
+    """Triton's cache, which no other run of the tests has filled."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        yield
+
+
+@pytest.fixture
+def gpu():
+    require_tools()
+    yield activate("h100")
+    deactivate()
+
+
+def line_of(text: str) -> int:
+    lines = Path(kernels.__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def add(kernel, x, y, out, n, **options):
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n, **options)
+
+
+# ── what is computed ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_launch_computes_and_is_predicted(gpu: VirtualGpu):
+    x, y, out = torch.randn(N), torch.randn(N), torch.full((N + 8,), 7.0)
+    add(kernels.add, x, y, out, N, BLOCK=1024)
+    assert torch.equal(out[:N], x + y) and (out[N:] == 7.0).all()
+    assert 1 < gpu.now.us < 10
+    assert "add            1" in gpu.summary() and "num_warps=4" in gpu.summary()
+
+
+def test_views_of_one_storage_are_read_and_written_in_place(gpu: VirtualGpu):
+    whole = torch.arange(3 * N, dtype=torch.float32)
+    before = whole.clone()
+    add(kernels.add, whole[:N], whole[N : 2 * N], whole[:N], N, BLOCK=1024)
+    assert torch.equal(whole[:N], before[:N] + before[N : 2 * N]) and torch.equal(whole[N:], before[N:])
+
+
+def test_scalars_of_all_kinds_and_none_are_passed(gpu: VirtualGpu):
+    out = torch.zeros(32, dtype=torch.float64)
+    kernels.store_scalars[(1,)](out, None, True, -5, 2**40, 0.25, BLOCK=32)
+    assert (out == 2**40 - 5 + 0.25).all()
+
+
+@pytest.mark.parametrize("name", ["h100", *more(["a100", "l4", "rtx3090", "rtx2080ti"])])
+def test_shared_memory_barriers_and_tensor_cores_work(gpu: VirtualGpu, name: str):
+    activate(name)
+    x, out = torch.randn(3, 300), torch.empty(3, 300)
+    triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512)
+    torch.testing.assert_close(out, torch.softmax(x, 1))
+    a, b, c = torch.randn(70, 96).half(), torch.randn(96, 40).half(), torch.empty(70, 40)
+    triton_kernels.matmul[(2, 1)](a, b, c, 70, 40, 96, M=64, N=64, K=32)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["h100", *more(["a100"])])
+def test_host_tensor_descriptors_are_tensor_maps_or_pointers(gpu: VirtualGpu, name: str):
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    activate(name)
+    whole = torch.randn(65, 128).half()
+    source, target = whole[1:], torch.zeros(64, 128).half()
+    both = [TensorDescriptor.from_tensor(t, [32, 64]) for t in (source, target)]
+    kernels.copy_tile[(2, 2)](*both, ROWS=32, COLS=64)
+    assert torch.equal(target, source)
+
+
+# ── what is reported ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_missing_mask_is_an_error_with_the_line_of_the_load(gpu: VirtualGpu):
+    x, y, out = torch.randn(N), torch.randn(N), torch.empty(N)
+    line = line_of("tl.load(x + at) +")
+    with pytest.raises(VirtualGpuError, match=rf"\(triton_kernels.py:{line}\).* outside all tensors; .* into x"):
+        add(kernels.add_without_mask, x, y, out, N, BLOCK=1024)
+    assert "failed: kernel add_without_mask" in gpu.summary()
+
+
+def test_a_race_warns_with_the_line_of_the_store_and_the_launch_is_completed(gpu: VirtualGpu):
+    out = torch.full((190,), -1, dtype=torch.int32)
+    line = line_of("tl.store(out + at, at * 0 + number")
+    with pytest.warns(RaceWarning, match=rf"\(triton_kernels.py:{line}\).* nothing orders the two") as found:
+        kernels.overlap[(3,)](out, 190, BLOCK=64)
+    assert found[0].filename == __file__
+    assert gpu.raced and "race: kernel overlap" in gpu.summary()
+    assert out[1:63].eq(0).all() and out[64:126].eq(1).all() and out[127:].eq(2).all()
+
+
+def test_after_a_race_the_launch_begins_from_what_it_found(gpu: VirtualGpu, monkeypatch):
+    """Its first attempt, whose writes are undone, has added to the counter already."""
+    counter, attempts, run = torch.zeros(1, dtype=torch.int32), [], module.core.run
+
+    def raced_at_its_end(*arguments, ordered=True, **options):
+        attempts.append(ordered)
+        run(*arguments, ordered=ordered, **options)
+        if ordered:
+            raise KernelRaced("at its end")
+
+    monkeypatch.setattr(module.core, "run", raced_at_its_end)
+    with pytest.warns(RaceWarning, match="kernel increment: at its end"):
+        kernels.increment[(5,)](counter)
+    assert counter.item() == 5 and attempts == [True, False]
+
+
+def test_a_barrier_that_is_taken_out_of_the_binary_is_a_race(gpu: VirtualGpu, monkeypatch):
+    """Several of them; the same kernel with all of them has none."""
+    x, out, disassemble = torch.randn(3, 300), torch.empty(3, 300), module.disassemble
+    triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512)
+    assert not gpu.raced
+    monkeypatch.setattr(module, "disassemble", lambda cubin: re.sub(r"BAR\.SYNC[^;]*;", "NOP;", disassemble(cubin)))
+    with pytest.warns(RaceWarning, match="kernel softmax, .* shared address .*: nothing orders the two"):
+        triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512, num_warps=2)
+
+
+def test_a_tensor_that_is_not_on_the_cpu_is_refused_with_what_to_do(gpu: VirtualGpu):
+    elsewhere = torch.empty(N, device="meta")
+    with pytest.raises(VirtualGpuError, match="argument out is a tensor on meta; .* leave device=... out"):
+        add(kernels.add, torch.empty(N), torch.empty(N), elsewhere, N, BLOCK=1024)
+
+
+def test_a_launch_of_hours_is_refused_or_sampled(gpu: VirtualGpu, monkeypatch):
+    monkeypatch.setattr(module, "INSTRUCTIONS_PER_SECOND", 0.1)
+    x, y, out = torch.randn(N), torch.randn(N), torch.zeros(N)
+    with pytest.raises(VirtualGpuError, match="kernel add: executing it would take about .* hours; with --sample"):
+        add(kernels.add, x, y, out, N, BLOCK=128)
+    assert not out.any()
+    sampling = activate("h100", sample=True)
+    add(kernels.add, x, y, out, N, BLOCK=128)
+    assert 0 < out.count_nonzero() <= 128
+    assert "1 launches were sampled" in sampling.summary()
+
+
+# ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_do_bench_gives_the_predicted_time_and_executes_once(gpu: VirtualGpu):
+    counter = torch.zeros(1, dtype=torch.int32)
+    ms = triton.testing.do_bench(lambda: kernels.increment[(8,)](counter))
+    assert counter.item() == 8
+    counter.zero_()
+    before = gpu.now.us
+    kernels.increment[(8,)](counter)
+    assert ms == pytest.approx((gpu.now.us - before) / 1e3) and counter.item() == 8
+
+
+def test_what_launches_nothing_has_no_time(gpu: VirtualGpu):
+    assert triton.testing.do_bench(lambda: torch.ones(3) + 1) == math.inf
+
+
+def test_a_benchmark_that_fails_ends(gpu: VirtualGpu):
+    counter, calls = torch.zeros(1, dtype=torch.int32), []
+
+    def fails_later():
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyError
+        kernels.increment[(1,)](counter)
+
+    with pytest.raises(KeyError):
+        triton.testing.do_bench(fails_later)
+    kernels.increment[(1,)](counter)
+    assert counter.item() == 2
+
+
+def test_an_autotuner_picks_by_prediction_and_executes_the_best_alone(gpu: VirtualGpu):
+    n = 1 << 19
+    x, y, out = torch.randn(n), torch.randn(n), torch.empty(n)
+    add(kernels.tuned_add, x, y, out, n)
+    assert torch.equal(out, x + y)
+    times = {config.kwargs["BLOCK"]: ms[0] for config, ms in kernels.tuned_add.configs_timings.items()}
+    assert times[1024] < times[32] and kernels.tuned_add.best_config.kwargs["BLOCK"] == 1024
+    assert gpu.now.launches == 3 and "2 launches of benchmarks" in gpu.summary()
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["b200", "rtx5090"])
+def test_a_gpu_whose_machine_code_cannot_be_executed_is_refused(name: str):
+    with pytest.raises(UsageError, match="that of sm_75 to sm_90 can"):
+        activate(name)
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "4.0.0", "unknown"])
+def test_another_version_of_triton_is_refused(monkeypatch, version: str):
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.raises(UsageError, match=rf"this is Triton {version}; a virtual GPU works with 3.7 to 3.9"):
+        activate("h100")
