@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -15,10 +19,14 @@ from evoengine.cli.options import (
     json_option,
     kernel_option,
     problem_option,
+    reading,
     space_option,
     templates_option,
-)  # fmt: skip
+)
+from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
+from evoengine.records import Config
+from evoengine.untrusted import parse_json, read_limited_text
 
 
 @click.command()
@@ -57,9 +65,7 @@ def verify(
 
     On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
     """
-    from evoengine.cli.config_option import read_config
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
     from evoengine.views.candidate_page import cases
@@ -84,3 +90,64 @@ def verify(
         say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
     return 0 if verified.correct else 1
+
+
+MOST_BYTES = 1 << 20
+
+
+class Given(NamedTuple):
+    """A configuration, and where it is a trial's the problem and the GPU of that."""
+
+    config: Config
+    problem: str | None = None
+    gpu: str | None = None
+
+
+def read_config(text: str, db: str | None) -> Given:
+    """Read a configuration from JSON text, a file, standard input, or a trial's number.
+
+    Raises UsageError if `text` is none of these, or if the source holds no configuration.
+    """
+    if text.isdecimal():
+        return _of_trial(int(text[:18]), db)
+    if text.lstrip().startswith(("{", "[", '"')):
+        return Given(_parsed(text, "--config"))
+    if text == "-":
+        return Given(_parsed(sys.stdin.read(MOST_BYTES + 1), "standard input"))
+    return Given(_parsed(_file(Path(text)), text))
+
+
+def _of_trial(trial: int, db: str | None) -> Given:
+    with reading(db) as ledger:
+        found = ledger.candidate(trial)
+    return Given(found.config, found.problem, found.gpu)
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_limited_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"--config {str(path)[:80]!r} is neither JSON nor a trial's number, and cannot be read as a file: {why}"
+        ) from None
+
+
+def _parsed(text: str, where: str) -> Config:
+    """Parse a configuration. An object with a field `config`, as printed by show --json and stored in kernel.json,
+    stands for that field."""
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON of a configuration: {str(error)[:200]}") from None
+    if isinstance(found, dict) and isinstance(found.get("config"), dict):
+        found = found["config"]
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} must be a JSON object of knobs and values, not {type(found).__name__}")
+    for knob, value in found.items():
+        if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+            shown = json.dumps(value)[:40]
+            raise UsageError(f"{where} gives {knob} {shown}; a knob is a number, text, true or false")
+    return found
