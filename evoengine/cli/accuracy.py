@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import db_option, json_option, reading
 from evoengine.errors import NothingFound, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def accuracy(
         raise UsageError("--nvrtc, --samples and --jobs go with --kernels DIR")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
-    from evoengine.cli.display import say
+    from evoengine.cli.output import say
 
     if kernels is not None:
         from evoengine.accuracy.recorded import recorded_rows
@@ -72,7 +72,6 @@ def accuracy(
 def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
     from evoengine.accuracy.own import measured_rows
     from evoengine.accuracy.page import Row
-    from evoengine.cli.ledger import reading
     from evoengine.cli.progress import LiveProgress
 
     with LiveProgress() as live, reading(db) as ledger:
@@ -82,9 +81,7 @@ def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
 
 def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.accuracy.own import predict_again
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say
     from evoengine.cli.progress import LiveProgress
     from evoengine.views.accuracy import again_json
 
@@ -102,8 +99,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
 
 def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
     from evoengine.accuracy.page import page
-    from evoengine.cli.display import say
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say
     from evoengine.views.accuracy import accuracy_json
 
     text = page(rows, remarks)

@@ -23,8 +23,7 @@ def cluster() -> None:
 @json_option
 def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.cluster_status import cluster_status
     from evoengine.views.cluster import cluster_json, cluster_remarks, nodes_table
 
@@ -76,7 +75,7 @@ def up(
 
     Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
     """
-    from evoengine.cli.display import say
+    from evoengine.cli.output import say
     from evoengine.tuning.cluster_up import KUBERNETES, SLURM, Cluster, write_files
 
     if slurm == k8s:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from evoengine.cli.display import say, stdout
-from evoengine.cli.output import print_json
+from evoengine.cli.output import print_json, say, stdout
+from evoengine.cli.process import read_by_nobody, unwritten
 from evoengine.cli.progress import status, time_spent
-from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
 from evoengine.records import Candidate, Outcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, reading, stored_problem_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.runs import PENDING
@@ -57,8 +57,7 @@ def history(
     where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """List the trials in the ledger and their outcomes."""
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
     from evoengine.ledger.lists import Wanted
     from evoengine.space.where import Where
 
@@ -100,7 +99,7 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
     """Print tables page by page while the trials are read, so that the first page of a million trials appears at
     once."""
-    from evoengine.cli.display import stdout
+    from evoengine.cli.output import stdout
     from evoengine.views.candidate_tables import history_table
 
     for start in range(0, len(trials), PAGE):
@@ -113,9 +112,9 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
-    from evoengine.cli.display import say
-    from evoengine.cli.output import csv_lines
+    from evoengine.cli.output import say
     from evoengine.publish.atomic_file import write_atomically
+    from evoengine.views.csv import csv_lines
 
     lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))
     if file == STDOUT:

@@ -47,11 +47,9 @@ def measure(
     printed at the end. Without --problem and --gpu those of the last run are used.
     """
     from evoengine.cli.conclusion import INTERRUPTED, result_code
-    from evoengine.cli.display import stdout
-    from evoengine.cli.log import EventLog
-    from evoengine.cli.output import print_json
-    from evoengine.cli.progress import LiveProgress
-    from evoengine.cli.signals import stop_on_signal
+    from evoengine.cli.output import print_json, stdout
+    from evoengine.cli.process import stop_on_signal
+    from evoengine.cli.progress import EventLog, LiveProgress
     from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
     from evoengine.views.candidate_tables import ranking

@@ -1,10 +1,11 @@
-"""Options that several commands share, and how their texts become records."""
+"""Options that several commands share, how their texts become records, and what --db and --server open."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
 if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
     from evoengine.service.client import Client
 
     TextType = click.ParamType[str]
@@ -229,6 +231,30 @@ templates_option = click.option(
     help="Folder of kernel templates. Templates execute code: use only those that you trust.  "
     "[default: those of evoengine]",
 )
+
+
+# ── the ledger that --db names ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def reading(db: str | None) -> Iterator[Ledger]:
+    """Open an existing ledger. Raises NothingFound if there is none."""
+    from evoengine.ledger.store import open_ledger
+
+    with open_ledger(db, create=False) as ledger:
+        say_which(db)
+        yield ledger
+
+
+def say_which(db: str | None) -> None:
+    """Print which ledger a command used if --db was not given."""
+    if db is None:
+        from evoengine.cli.output import say
+        from evoengine.ledger.database import parse_url
+        from evoengine.ledger.driver_errors import display_url
+        from evoengine.paths import chosen_database
+
+        say(f"ledger {display_url(parse_url(chosen_database(None)))}")
 
 
 # ── against a service, in place of this machine ─────────────────────────────────────────────────────────────────────

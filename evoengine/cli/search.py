@@ -30,8 +30,7 @@ from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
 
 if TYPE_CHECKING:
-    from evoengine.cli.log import EventLog
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import EventLog, LiveProgress
     from evoengine.tuning.search import SearchOptions, SearchResult
 
     Live = EventLog | LiveProgress
@@ -131,10 +130,10 @@ def search(
     from evoengine.cli.progress import LiveProgress
 
     if log_json:
-        from evoengine.cli.log import EventLog
+        from evoengine.cli.progress import EventLog
     with EventLog() if log_json else LiveProgress() as live:
         from evoengine.cli.conclusion import print_summary
-        from evoengine.cli.signals import stop_on_signal
+        from evoengine.cli.process import stop_on_signal
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
 

@@ -1,16 +1,45 @@
-"""What `evoengine verify --triton` shows to people."""
+"""evoengine verify --triton"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from evoengine.cli.output import print_json, say, stdout
+from evoengine.errors import UsageError
 from evoengine.sass.predict import Prediction
 from evoengine.text import number
 from evoengine.views.tables import Column, Table
 
 if TYPE_CHECKING:
     from evoengine.virtual.gate import ConfigVerdict
+
+
+def verify_triton(
+    target: str, call: str | None, reference: str | None, gpu: str, seed: int | None, as_json: bool
+) -> int:
+    """Gate a Triton kernel, show the verdicts, and return the exit code. Raises UsageError without `call`."""
+    from evoengine.tuning.boards import choose_gpu
+    from evoengine.virtual import require_triton
+
+    if call is None:
+        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+    require_triton()
+    from evoengine.virtual.verify import as_answer, verify
+
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    key = choose_gpu(gpu, None).gpu.key
+    found = verify(target, call, reference, key, seed)
+    correct = not any(verdict.wrong for verdict in found)
+    if as_json:
+        print_json(as_answer(target, key, seed, found))
+        return 0 if correct else 1
+    stdout.print(table(found, key))
+    for line in remarks(found, reference is not None):
+        say(line)
+    say(f"{'correct' if correct else 'not correct'} · seed {seed}")
+    return 0 if correct else 1
 
 
 def table(verdicts: Sequence[ConfigVerdict], gpu: str) -> Table:

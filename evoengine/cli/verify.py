@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -15,11 +19,14 @@ from evoengine.cli.options import (
     json_option,
     kernel_option,
     problem_option,
+    reading,
     space_option,
     templates_option,
-)  # fmt: skip
+)
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
+from evoengine.records import Config
+from evoengine.untrusted import parse_json, read_limited_text
 
 
 @click.command()
@@ -76,14 +83,14 @@ def verify(
     """
     if triton is not None:
         _require_none_given(context, "triton", "gpu", "call", "reference", "seed", "as_json")
-        return _verify_triton(triton, call, reference, gpu, seed, as_json)
+        from evoengine.cli.triton_verdicts import verify_triton
+
+        return verify_triton(triton, call, reference, gpu, seed, as_json)
     if text is None:
         raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
     if call or reference:
         raise UsageError(f"--{'call' if call else 'reference'} is for --triton FILE::KERNEL, which is not given")
-    from evoengine.cli.config_option import read_config
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
     from evoengine.views.candidate_page import cases
@@ -118,31 +125,62 @@ def _require_none_given(context: click.Context, *allowed: str) -> None:
             raise UsageError(f"{parameter.opts[0]} is not for --triton; leave one of them out")
 
 
-def _verify_triton(
-    target: str, call: str | None, reference: str | None, gpu: str, seed: int | None, as_json: bool
-) -> int:
-    import secrets
+MOST_BYTES = 1 << 20
 
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
-    from evoengine.cli.triton_verdicts import remarks, table
-    from evoengine.tuning.boards import choose_gpu
-    from evoengine.virtual import require_triton
 
-    if call is None:
-        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
-    require_triton()
-    from evoengine.virtual.verify import as_answer, verify
+class Given(NamedTuple):
+    """A configuration, and where it is a trial's the problem and the GPU of that."""
 
-    seed = secrets.randbelow(1 << 32) if seed is None else seed
-    key = choose_gpu(gpu, None).gpu.key
-    found = verify(target, call, reference, key, seed)
-    correct = not any(verdict.wrong for verdict in found)
-    if as_json:
-        print_json(as_answer(target, key, seed, found))
-        return 0 if correct else 1
-    stdout.print(table(found, key))
-    for line in remarks(found, reference is not None):
-        say(line)
-    say(f"{'correct' if correct else 'not correct'} · seed {seed}")
-    return 0 if correct else 1
+    config: Config
+    problem: str | None = None
+    gpu: str | None = None
+
+
+def read_config(text: str, db: str | None) -> Given:
+    """Read a configuration from JSON text, a file, standard input, or a trial's number.
+
+    Raises UsageError if `text` is none of these, or if the source holds no configuration.
+    """
+    if text.isdecimal():
+        return _of_trial(int(text[:18]), db)
+    if text.lstrip().startswith(("{", "[", '"')):
+        return Given(_parsed(text, "--config"))
+    if text == "-":
+        return Given(_parsed(sys.stdin.read(MOST_BYTES + 1), "standard input"))
+    return Given(_parsed(_file(Path(text)), text))
+
+
+def _of_trial(trial: int, db: str | None) -> Given:
+    with reading(db) as ledger:
+        found = ledger.candidate(trial)
+    return Given(found.config, found.problem, found.gpu)
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_limited_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"--config {str(path)[:80]!r} is neither JSON nor a trial's number, and cannot be read as a file: {why}"
+        ) from None
+
+
+def _parsed(text: str, where: str) -> Config:
+    """Parse a configuration. An object with a field `config`, as printed by show --json and stored in kernel.json,
+    stands for that field."""
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON of a configuration: {str(error)[:200]}") from None
+    if isinstance(found, dict) and isinstance(found.get("config"), dict):
+        found = found["config"]
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} must be a JSON object of knobs and values, not {type(found).__name__}")
+    for knob, value in found.items():
+        if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+            shown = json.dumps(value)[:40]
+            raise UsageError(f"{where} gives {knob} {shown}; a knob is a number, text, true or false")
+    return found

@@ -35,9 +35,8 @@ from evoengine.service.access import require, require_own
 from evoengine.service.answers import Answered, Question
 from evoengine.service.executors import server_json
 from evoengine.service.jobs import LONGEST_KEY, Job, job_json
-from evoengine.service.lanes import busy, turn
-from evoengine.service.requests import JobRequest, RetuneRequest, checked
-from evoengine.service.retune import retune_requests
+from evoengine.service.limits import busy, turn
+from evoengine.service.requests import JobRequest, RetuneRequest, checked, retune_requests
 from evoengine.service.state import State, state_of
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
@@ -98,7 +97,7 @@ def submit(
     """Submit a search. Answers 202 with the job and its location; the same answer for the same Idempotency-Key and
     body."""
     state = state_of(request)
-    asked = checked(body, state.settings, state.database.url)
+    asked = checked(body, state.settings, state.ledger.url)
     job = state.jobs.submit(asked, submitter, idempotency_key, state.settings.max_jobs)
     return answer(job_json(job), HTTPStatus.ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -107,7 +106,7 @@ def submit(
 def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> Response:
     """Submit a search for another GPU of every problem in the ledger; problems that already have a job are skipped."""
     state = state_of(request)
-    asked = retune_requests(body, state.settings, state.database, state.jobs)
+    asked = retune_requests(body, state.settings, state.ledger, state.jobs)
     made = [state.jobs.submit(each, submitter, None, state.settings.max_jobs) for each in asked]
     queued: views.Jobs = {"schema": SCHEMA, "jobs": [job_json(job) for job in made]}
     return answer(queued, HTTPStatus.ACCEPTED)
@@ -258,7 +257,7 @@ def tagged(
 def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the CUDA text of a correct kernel."""
     state = state_of(request)
-    found = state.database.candidate(_trial(state, sha256, gpu)).source
+    found = state.ledger.candidate(_trial(state, sha256, gpu)).source
     assert found is not None  # it was found by it
     return _file(found.text.encode(), "text/plain; charset=utf-8", f"{sha256[:12]}.cu")
 
@@ -270,7 +269,7 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Re
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the machine code of a correct kernel."""
     state = state_of(request)
-    found = state.database.candidate(_trial(state, sha256, gpu), with_cubin=True)
+    found = state.ledger.candidate(_trial(state, sha256, gpu), with_cubin=True)
     if found.binary is None or is_elsewhere(found.binary):
         raise NothingFound(f"the machine code of trial {found.trial} is not in this ledger: it was imported")
     return _file(found.binary.cubin, "application/octet-stream", f"{sha256[:12]}.cubin")
@@ -281,7 +280,7 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) ->
     """Return what `evoengine show --json` prints for the kernel."""
     state = state_of(request)
     trial = _trial(state, sha256, gpu)
-    return answer(page_json(state.database.candidate(trial), state.database.profile(trial)))
+    return answer(page_json(state.ledger.candidate(trial), state.ledger.profile(trial)))
 
 
 @results_router.get(
@@ -291,7 +290,7 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) ->
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine best --export` writes as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
-    files = bundle(state.database, _trial(state, sha256, gpu))
+    files = bundle(state.ledger, _trial(state, sha256, gpu))
     return _file(_zipped(files), "application/zip", f"{sha256[:12]}.zip")
 
 
@@ -299,7 +298,7 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> 
 def fused_moe(request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]) -> Response:
     """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang, by
     name."""
-    found = find_fused_moe(state_of(request).database, find_gpu(gpu))
+    found = find_fused_moe(state_of(request).ledger, find_gpu(gpu))
     made: views.FusedMoeFiles = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
     return answer(made)
 
@@ -330,7 +329,7 @@ def _trial(state: State, sha256: str, gpu: str | None) -> int:
     wanted = select(CandidateRow.id).where(CandidateRow.source_sha256 == sha256, CandidateRow.outcome.in_(correct))
     if gpu is not None:
         wanted = wanted.where(CandidateRow.gpu == gpu)
-    with state.database.reading() as session:
+    with state.ledger.database.reading() as session:
         found = session.scalar(wanted.order_by(CandidateRow.id.desc()).limit(1))
     if found is None:
         on = f" for {gpu}" if gpu else ""
@@ -368,7 +367,7 @@ def entries(
     """List entries, newest first, each as the text that was stored."""
     wanted = select(CacheRow).where(CacheRow.key.startswith(prefix, autoescape=True))
     newest = wanted.order_by(CacheRow.stored_at.desc(), CacheRow.key).limit(limit)
-    with state_of(request).database.reading() as session:
+    with state_of(request).ledger.database.reading() as session:
         rows: list[views.CacheEntry] = [{"key": row.key, "data": row.data} for row in session.scalars(newest)]
     found: views.CacheEntries = {"schema": SCHEMA, "entries": rows}
     return answer(found)
@@ -377,7 +376,7 @@ def entries(
 @cache_router.get("/{key}", response_class=Response, responses=_of_type("application/json"))
 def entry(request: Request, _: Reader, key: CacheKey) -> Response:
     """Return the text as it was stored."""
-    with state_of(request).database.reading() as session:
+    with state_of(request).ledger.database.reading() as session:
         row = session.get(CacheRow, key)
     if row is None:
         raise NothingFound(f"nothing is stored under the key {key}")
@@ -406,7 +405,7 @@ async def _json_text(request: Request) -> str:
 
 
 def _put(request: Request, key: str, text: str, only_new: bool) -> None:
-    with state_of(request).database.writing() as session:
+    with state_of(request).ledger.database.writing() as session:
         known = session.get(CacheRow, key, with_for_update=True)
         if known is not None and only_new:
             raise HTTPException(HTTPStatus.PRECONDITION_FAILED, f"something is stored under the key {key} already")

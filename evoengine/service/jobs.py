@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
 from evoengine.ledger.service_tables import JobEventRow, JobRow
-from evoengine.service.database import Database
+from evoengine.ledger.store import Ledger
 from evoengine.views import service as views
 from evoengine.views.encoding import SCHEMA
 from evoengine.views.service import JobPart, JobState
@@ -80,8 +80,8 @@ class Event:
 
 
 class Jobs:
-    def __init__(self, database: Database) -> None:
-        self._db = database
+    def __init__(self, ledger: Ledger) -> None:
+        self._db = ledger.database
 
     # ── asked for ───────────────────────────────────────────────────────────────────────────────────────────────────
 

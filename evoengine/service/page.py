@@ -21,12 +21,11 @@ from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
 from evoengine.search.replay import RECORDED
 from evoengine.service.access import may_cancel, may_submit, require_own, require_own_page
-from evoengine.service.answers import ranked_targets
 from evoengine.service.api import Name, Number, Reader, Submitter, tagged
 from evoengine.service.errors import sentence
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
-from evoengine.service.lanes import turn
+from evoengine.service.limits import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
@@ -92,7 +91,7 @@ def submit(request: Request, submitter: Submitter, sent: Sent) -> Response:
     state = state_of(request)
     try:
         body = JobRequest.model_validate({**sent, "problems": sent.get("problems", "").split()})
-        asked = checked(body, state.settings, state.database.url)
+        asked = checked(body, state.settings, state.ledger.url)
     except ValidationError as error:
         return _form(request, sent, "; ".join(map(sentence, error.errors()[:3])))
     except UsageError as error:
@@ -166,7 +165,9 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
 
 def _bests(state: State) -> list[Trial]:
     """Return the best of each problem and GPU, latest first."""
-    found = (state.database.best(problem, gpu, top=1) for problem, gpu in ranked_targets(state.database)[:SHOWN_BESTS])
+    found = (
+        state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.lists.ranked_targets()[:SHOWN_BESTS]
+    )
     return [trial_json(each[0]) for each in found if each]
 
 

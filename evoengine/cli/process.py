@@ -1,5 +1,8 @@
-"""Standard output and error in whatever state they are: closed, full, read by nobody any more, or unable to hold a
-letter. Nothing that is written raises; what could not be written is known at the end, and decides the exit code."""
+"""The standard streams of a command in whatever state they are, and the signals that end it.
+
+Streams may be closed, full, read by nobody any more, or unable to hold a letter. Nothing that is written raises; what
+could not be written is known at the end, and decides the exit code. The first signal ends a command with what there is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -102,3 +107,24 @@ def unwritten() -> dict[str, OSError]:
 def read_by_nobody(failure: OSError) -> bool:
     """Return whether the reader has exited, as in `evoengine history | less`."""
     return failure.errno == errno.EPIPE
+
+
+def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
+    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once; return
+    whether there was one.
+
+    SIGHUP or SIGINT that the parent has set to be ignored, as nohup and scripts do for what runs in the background,
+    stays ignored.
+    """
+    seen: list[int] = []
+    heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+
+    def handle(number: int, frame: object) -> None:
+        seen.append(number)
+        stop()
+        if signal.SIGINT in heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for each in (signal.SIGTERM, *heeded):
+        signal.signal(each, handle)
+    return lambda: bool(seen)
