@@ -64,6 +64,10 @@ from evoengine.untrusted import parse_json, read_limited_text
     "kernel writes.",
 )  # fmt: skip
 @click.option(
+    "--exact", is_flag=True,
+    help="With --triton: also compare the configurations bit by bit in Triton's exact algebra (FpSan, Triton 3.9).",
+)  # fmt: skip
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     help="Random seed. The same seed repeats a verdict.  [default: drawn and printed]",
@@ -74,7 +78,7 @@ from evoengine.untrusted import parse_json, read_limited_text
 def verify(
     context: click.Context, text: str | None, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
     device: str, space: Path | None, templates: Path | None, binary: bool, triton: str | None, call: str | None,
-    reference: str | None, seed: int | None, db: str | None, as_json: bool,
+    reference: str | None, exact: bool, seed: int | None, db: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Gate one configuration, or all of a Triton kernel. The exit code is 0 if it is correct and 1 if it is not.
 
@@ -82,14 +86,15 @@ def verify(
     A Triton kernel is judged by the executor (docs/virtual-gpu.md).
     """
     if triton is not None:
-        _require_none_given(context, "triton", "gpu", "call", "reference", "seed", "as_json")
+        _require_none_given(context, "triton", "gpu", "call", "reference", "exact", "seed", "as_json")
         from evoengine.cli.triton_verdicts import verify_triton
 
-        return verify_triton(triton, call, reference, gpu, seed, as_json)
+        return verify_triton(triton, call, reference, exact, gpu, seed, as_json)
     if text is None:
         raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
-    if call or reference:
-        raise UsageError(f"--{'call' if call else 'reference'} is for --triton FILE::KERNEL, which is not given")
+    for name, given_for_triton in (("call", call), ("reference", reference), ("exact", exact)):
+        if given_for_triton:
+            raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
