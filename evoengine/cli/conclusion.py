@@ -23,8 +23,10 @@ SHOWN = 10
 def print_summary(
     result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
 ) -> int:
-    """Print the summary by `echo` and the ranking on stdout; return the exit code. `following` lists commands to run
-    next."""
+    """Print the summary by `echo` and the ranking on stdout; return the exit code.
+
+    `following` lists commands to run next.
+    """
     if as_json:
         print_json(summary_json(result))
     return _print_summary(result, as_json, db, following, echo)
@@ -83,8 +85,10 @@ def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str
 
 
 def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
-    """Return the exit code of a command whose results are in the ledger. A result that nobody read is reported and
-    is no success."""
+    """Return the exit code of a command whose results are in the ledger.
+
+    A result that nobody read is reported and is no success.
+    """
     lost = unwritten().get("stdout")
     if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
         return code

@@ -97,8 +97,10 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 
 
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
-    """Print tables page by page while the trials are read, so that the first page of a million trials appears at
-    once."""
+    """Print tables page by page while the trials are read.
+
+    The first page of a million trials appears at once.
+    """
     from evoengine.cli.output import stdout
     from evoengine.views.candidate_tables import history_table
 

@@ -92,8 +92,10 @@ class CheckedGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command and its arguments. Raises click.UsageError for an unknown command or unusable
-        arguments."""
+        """Return the command and its arguments.
+
+        Raises click.UsageError for an unknown command or unusable arguments.
+        """
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             near = did_you_mean(args[0], known)
@@ -267,8 +269,10 @@ server_option = click.option(
 
 
 def connect(url: str) -> Client:
-    """Return a client of the service. Raises UsageError for an invalid URL, and MachineError if a package is
-    missing."""
+    """Return a client of the service.
+
+    Raises UsageError for an invalid URL, and MachineError if a package is missing.
+    """
     try:
         from evoengine.service.client import Client
     except ModuleNotFoundError as error:

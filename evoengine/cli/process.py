@@ -81,8 +81,10 @@ def _wrapped(fd: int, old: TextIO | None) -> TextIO:
 
 
 def readable(error: UnicodeError) -> tuple[str, int]:
-    r"""Return a replacement for text that an encoding cannot represent: LETTERS for evoengine's own characters,
-    `\xff` for a byte of a file name, and `\u1234` otherwise."""
+    r"""Return a replacement for text that an encoding cannot represent.
+
+    It is that of LETTERS for evoengine's own characters, `\xff` for a byte of a file name, and `\u1234` otherwise.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_readable, error.object[error.start : error.end])), error.end
@@ -110,11 +112,10 @@ def read_by_nobody(failure: OSError) -> bool:
 
 
 def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
-    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once; return
-    whether there was one.
+    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once.
 
-    SIGHUP or SIGINT that the parent has set to be ignored, as nohup and scripts do for what runs in the background,
-    stays ignored.
+    The function returned tells whether there was one. SIGHUP or SIGINT that the parent has set to be ignored, as nohup
+    and scripts do for what runs in the background, stays ignored.
     """
     seen: list[int] = []
     heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]

@@ -134,8 +134,10 @@ def _file(path: Path) -> str:
 
 
 def _parsed(text: str, where: str) -> Config:
-    """Parse a configuration. An object with a field `config`, as printed by show --json and stored in kernel.json,
-    stands for that field."""
+    """Parse a configuration.
+
+    An object with a field `config`, as printed by show --json and stored in kernel.json, stands for that field.
+    """
     if len(text) > MOST_BYTES:
         raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
     try:

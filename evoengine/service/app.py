@@ -41,8 +41,10 @@ HEADERS = (
 def make_app(
     settings: Settings, ledger: Ledger, executors: Executors, dispatches: Callable[[], bool] = lambda: True
 ) -> FastAPI:
-    """Return an application that serves the database; it is ready while `dispatches` returns true. Close the
-    database when it has ended."""
+    """Return an application that serves the ledger; it is ready while `dispatches` returns true.
+
+    Close the ledger when it has ended.
+    """
     apart, quick = Ledger(ledger.database.url, make_engine(ledger.database.url)), Threads(QUICK)
     state = State(
         settings, ledger, Jobs(ledger), Tokens(apart), Answers(apart), executors, dispatches,

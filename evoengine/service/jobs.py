@@ -138,7 +138,7 @@ class Jobs:
         return dict.fromkeys(map(str, STATES), 0) | {state: count for state, count in found}
 
     def cancel(self, number: int) -> Job:
-        """Ends it where it has not ended; what was found stays. Raises NothingFound."""
+        """End the job where it has not ended; what was found stays. Raises NothingFound."""
         with self._db.writing() as session:
             row = _row(session, number, lock=True)
             if row.state not in ENDED:
@@ -164,7 +164,7 @@ class Jobs:
         self, number: int, fence: int, event: str, data: Mapping[str, Any],
         parts: list[dict[str, Any]] | None = None, progress: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Adds an event, and notes how far the job came. Raises Fenced."""
+        """Add an event, and record how far the job came. Raises Fenced."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             _note(row, parts, progress)

@@ -275,8 +275,10 @@ class _Enough(Exception):
 
 
 class BodyLimit:
-    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS; others are read whole
-    before they are answered."""
+    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS.
+
+    Others are read whole before they are answered.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most

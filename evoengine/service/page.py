@@ -1,5 +1,7 @@
-"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for. Rendered
-here, without any script."""
+"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for.
+
+They are rendered here, without any script.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +122,10 @@ def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Respons
 
 @router.get("/report", response_class=HTMLResponse)
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
-    """Return what `evoengine report --html` writes. Its own policy permits its two scripts, and this one isolates
-    them from everything else served here."""
+    """Return what `evoengine report --html` writes.
+
+    Its own policy permits its two scripts, and this one isolates them from everything else served here.
+    """
     state = state_of(request)
     found = await state.reports.find(problem, gpu)
     headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}

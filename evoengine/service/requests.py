@@ -181,8 +181,10 @@ def _can_be_searched(problem: str, workload: str | None) -> bool:
 
 
 def _nearest_board(ledger: Ledger, problem: str, gpu: Gpu, targets: list[tuple[str, str]]) -> float:
-    """Return the distance of the nearest board with results for the problem: the same board, one of the same
-    architecture, or one of another compute capability."""
+    """Return the distance of the nearest board with results for the problem.
+
+    It is 0 for the same board, 1 for one of the same architecture, and more for one of another compute capability.
+    """
     found = math.inf
     for key in {on for other, on in targets if other == problem}:
         try:

@@ -92,8 +92,10 @@ def address(settings: Settings, listening: socket.socket) -> str:
 
 
 def prepare(settings: Settings, ledger: Ledger) -> None:
-    """Register the operator's kernels. Raises UsageError for an invalid one, and if tokens are required and there is
-    none."""
+    """Register the operator's kernels.
+
+    Raises UsageError for an invalid one, and if tokens are required and there is none.
+    """
     for folder in settings.kernel_folders.values():
         register_kernel(folder)
     _ = settings.recorded_files

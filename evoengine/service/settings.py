@@ -1,5 +1,7 @@
-"""What an operator decides, from `EVOENGINE_*` in the environment. A secret may be in a file that `EVOENGINE_…_FILE`
-names."""
+"""What an operator decides, from `EVOENGINE_*` in the environment.
+
+A secret may be in a file that `EVOENGINE_…_FILE` names.
+"""
 
 from __future__ import annotations
 
@@ -116,8 +118,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: object) -> Settings:
-    """Return the settings of the environment, overridden by what is `given` and not None. Raises UsageError naming
-    the variable."""
+    """Return the settings of the environment, overridden by what is `given` and not None.
+
+    Raises UsageError naming the variable.
+    """
     try:
         stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Settings(**stated)
