@@ -252,8 +252,7 @@ def say_which(db: str | None) -> None:
     """Print which ledger a command used if --db was not given."""
     if db is None:
         from evoengine.cli.output import say
-        from evoengine.ledger.database import parse_url
-        from evoengine.ledger.driver_errors import display_url
+        from evoengine.ledger.database import display_url, parse_url
         from evoengine.paths import chosen_database
 
         say(f"ledger {display_url(parse_url(chosen_database(None)))}")

@@ -23,7 +23,6 @@ from evoengine.ledger import chains
 from evoengine.ledger.chains import broken
 from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
 from evoengine.ledger.heartbeat import find_suspects, of_one_death
-from evoengine.ledger.listing import BATCH
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.ranking import check_standings
 from evoengine.ledger.rows import unpacked
@@ -42,6 +41,7 @@ from evoengine.ledger.tables import (
     UtcDateTime,
     VerdictRow,
 )
+from evoengine.ledger.trials import BATCH
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.text import spans
 

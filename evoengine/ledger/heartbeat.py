@@ -3,7 +3,7 @@
 A running search writes the time into its row every few seconds, by the database's clock: host names and process
 numbers mean nothing in containers. A run whose last beat is older than `KILLED_AFTER_SECONDS`, and that still does not
 beat while somebody looks, is taken for killed. So is, at once, one whose process was on this machine and is not there
-any more (`process.py`). Its fence is raised: a process that only stood still, stopped or asleep, finds that and may
+any more. Its fence is raised: a process that only stood still, stopped or asleep, finds that and may
 write no more.
 """
 

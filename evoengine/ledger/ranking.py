@@ -26,7 +26,6 @@ from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.chains import execute, insert_new
 from evoengine.ledger.checksums import Damaged, RowReader
-from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -37,6 +36,7 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
+from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, model_of
 

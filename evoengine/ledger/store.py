@@ -23,8 +23,7 @@ from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.chains import insert_row, update_row
 from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
-from evoengine.ledger.database import db_of, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.driver_errors import display_url
+from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
 from evoengine.ledger.heartbeat import (
     POLL_SECONDS,
     Watchman,
@@ -34,7 +33,6 @@ from evoengine.ledger.heartbeat import (
     mark_killed,
     seconds_until_last_beat,
 )
-from evoengine.ledger.listing import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
 from evoengine.ledger.maintenance import delete_runs
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
@@ -73,6 +71,7 @@ from evoengine.ledger.tables import (
 )
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
+from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.objectives import DEFAULT, Objective
 from evoengine.paths import chosen_database
 from evoengine.records import (

@@ -1,7 +1,7 @@
 """An open database of a ledger: its transactions, and what may forbid them.
 
-A write is refused where the file is no longer the one that was opened (`watch.py`), and where another search took a run
-of this process for killed (`heartbeat.py`).
+A write is refused where the file is no longer the one that was opened, and where another search took a run of this
+process for killed (`heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
 from evoengine.ledger import chains
-from evoengine.ledger.database import discard_log, empty_log
-from evoengine.ledger.driver_errors import Unavailable, display_url, is_away, translate_errors
+from evoengine.ledger.database import Unavailable, discard_log, display_url, empty_log, is_away, translate_errors
 from evoengine.ledger.heartbeat import Heart, beat, require_fence
 from evoengine.text import spans
 

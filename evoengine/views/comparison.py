@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from typing_extensions import TypedDict
 
-from evoengine.ledger.comparison import Comparison, Shared, Standing
+from evoengine.ledger.overview import Comparison, Shared, Standing
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number

@@ -31,14 +31,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, NothingFound, UsageError
 from evoengine.ledger.check import Fault
-from evoengine.ledger.database import engine_options, inspect_database, parse_url, set_pragmas, setup_lock
-from evoengine.ledger.driver_errors import translate_errors
-from evoengine.ledger.listing import BATCH, StudyTrial
+from evoengine.ledger.database import (
+    engine_options,
+    inspect_database,
+    parse_url,
+    set_pragmas,
+    setup_lock,
+    translate_errors,
+)
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
 from evoengine.ledger.rows import most_trusted_kind
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.transactions import FileLost
+from evoengine.ledger.trials import BATCH, StudyTrial
 from evoengine.lineage import Effect, effects, transition
 from evoengine.objectives import Objective, stored_objectives
 from evoengine.passwords import hide_passwords
