@@ -33,9 +33,11 @@ def print_summary(
 
 
 def print_summaries(
-    results: Mapping[str, tuple[SearchResult, Sequence[str]]], as_json: bool, db: str | None,
+    results: Mapping[str, tuple[SearchResult, Sequence[str]]],
+    as_json: bool,
+    db: str | None,
     echo: Callable[[str], None] = say,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
     if as_json:
         print_json(summaries_json({gpu: result for gpu, (result, _) in results.items()}))

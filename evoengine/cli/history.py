@@ -31,31 +31,48 @@ STDOUT = Path("-")
 @stored_problem_option
 @click.option("--run", type=click.IntRange(min=1), help="Restrict the output to this run.")
 @click.option(
-    "--outcome", "outcomes", type=click.Choice(ENDINGS), multiple=True, metavar="NAME",
+    "--outcome",
+    "outcomes",
+    type=click.Choice(ENDINGS),
+    multiple=True,
+    metavar="NAME",
     help=f"Restrict the output to trials with this outcome ({', '.join(ENDINGS)}). Can be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--family", "families", multiple=True, metavar="NAME", help="Restrict the output to this family. Can be repeated."
 )
 @click.option(
-    "--where", metavar="EXPRESSION",
+    "--where",
+    metavar="EXPRESSION",
     help="Restrict the output to trials whose knobs satisfy this expression, as in space files: 'tile_m >= 64 and "
     "stages in [2, 3]'.",
-)  # fmt: skip
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), help=f"Show only the last N trials.  [default: {SHOWN} in a table]"
 )
 @click.option("--all", "all_of_them", is_flag=True, help="Show all trials in the table.")
 @click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Write the trials as CSV with the fields of the JSON as columns; - writes to stdout.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 def history(
-    gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
-    where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str | None,
+    problem: str | None,
+    run: int | None,
+    outcomes: Sequence[str],
+    families: Sequence[str],
+    where: str | None,
+    limit: int | None,
+    all_of_them: bool,
+    csv_file: Path | None,
+    db: str | None,
+    as_json: bool,
+) -> None:
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.output import say
     from evoengine.ledger.lists import Wanted

@@ -20,9 +20,25 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LETTERS = {
-    "µ": "u", "·": "-", "–": "-", "—": "-", "…": "...", "→": "->", "×": "x", "≥": ">=", "≤": "<=", "±": "+-",
-    "²": "^2", "ᵀ": "^T", "√": "sqrt ", "Σ": "sum ", "ρ": "rho", "✓": "ok", "✗": "no", "’": "'",
-}  # fmt: skip
+    "µ": "u",
+    "·": "-",
+    "–": "-",
+    "—": "-",
+    "…": "...",
+    "→": "->",
+    "×": "x",
+    "≥": ">=",
+    "≤": "<=",
+    "±": "+-",
+    "²": "^2",
+    "ᵀ": "^T",
+    "√": "sqrt ",
+    "Σ": "sum ",
+    "ρ": "rho",
+    "✓": "ok",
+    "✗": "no",
+    "’": "'",
+}
 """how evoengine's own letters are written where the encoding does not have them"""
 _ERRORS = "evoengine.readable"
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -71,9 +87,12 @@ def prepare_streams() -> None:
 def _wrapped(fd: int, old: TextIO | None) -> TextIO:
     raw = Stream(fd, "w", closefd=False)
     text = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=old.encoding if old else "utf-8", errors=_ERRORS,
-        line_buffering=fd == 2 or os.isatty(fd), write_through=fd == 2,
-    )  # fmt: skip
+        io.BufferedWriter(raw),
+        encoding=old.encoding if old else "utf-8",
+        errors=_ERRORS,
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=fd == 2,
+    )
     if old is not None:
         old.flush()
     _streams[fd] = text, raw

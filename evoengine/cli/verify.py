@@ -31,18 +31,24 @@ from evoengine.untrusted import parse_json, read_limited_text
 
 @click.command()
 @click.option(
-    "--config", "text", required=True, metavar="WHAT",
+    "--config",
+    "text",
+    required=True,
+    metavar="WHAT",
     help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
     "number of a trial, which also supplies problem and GPU unless they are given.",
-)  # fmt: skip
+)
 @gpu_option(default=AUTO)
 @gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device",
+    type=OneOf(["auto", "emulator", "cuda"]),
+    default="auto",
+    show_default=True,
     help="Where the gate runs: cuda on the GPU, emulator on the CPU.",
-)  # fmt: skip
+)
 @space_option
 @templates_option
 @click.option(
@@ -57,10 +63,20 @@ from evoengine.untrusted import parse_json, read_limited_text
 @json_option
 @click.pass_context
 def verify(
-    context: click.Context, text: str, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
-    device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
+    context: click.Context,
+    text: str,
+    gpu: str,
+    gpu_file: Path | None,
+    problem: str | None,
+    kernel: Path | None,
+    device: str,
+    space: Path | None,
+    templates: Path | None,
+    binary: bool,
+    seed: int | None,
+    db: str | None,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Render, compile and gate one configuration. The exit code is 0 if it is correct and 1 if it is not.
 
     On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
@@ -76,9 +92,19 @@ def verify(
         gpu = given.gpu
     with LiveProgress() as live:
         verified = run(
-            given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
-            templates=templates, binary=binary, seed=seed, echo=live.say, on_stage=live.stage,
-        )  # fmt: skip
+            given.config,
+            problem or given.problem,
+            gpu,
+            gpu_file=gpu_file,
+            kernel=kernel,
+            device=device,
+            space=space,
+            templates=templates,
+            binary=binary,
+            seed=seed,
+            echo=live.say,
+            on_stage=live.stage,
+        )
     candidate = verified.candidate
     if as_json:
         remark = str(verified.on_cpu) if verified.on_cpu else None

@@ -93,9 +93,11 @@ def revoke(session: Session, trial: int) -> bool:
 def decided(session: Session, trials: Iterable[int]) -> set[int]:
     """Of trials that others evaluate, those that are not under way any more: ended, removed, or of a run that is."""
     wanted = set(trials)
-    under_way = select(CandidateRow.id).join(RunRow, RunRow.id == CandidateRow.run_id).where(
-        CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING
-    )  # fmt: skip
+    under_way = (
+        select(CandidateRow.id)
+        .join(RunRow, RunRow.id == CandidateRow.run_id)
+        .where(CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
+    )
     return wanted - set(session.scalars(under_way))
 
 

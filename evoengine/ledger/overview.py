@@ -98,9 +98,20 @@ def read_overview(
     trials = list(read_trials(reading, drawn, resources=False))
     figured = [t.trial for t in trials if t.outcome and t.outcome.has_figure]
     return Overview(
-        problem, gpu, runs, trials, total, list(read_times(reading, figured)), outcomes, baselines, best, lineage,
-        read_effects(reading, problem, gpu), cases, finalists,
-    )  # fmt: skip
+        problem,
+        gpu,
+        runs,
+        trials,
+        total,
+        list(read_times(reading, figured)),
+        outcomes,
+        baselines,
+        best,
+        lineage,
+        read_effects(reading, problem, gpu),
+        cases,
+        finalists,
+    )
 
 
 def _runs(session: Session, problem: str, gpu: str) -> list[Run]:
@@ -192,9 +203,10 @@ class Effects:
 def read_effects(reading: Reading, problem: str, gpu: str, most: int = MOST_EFFECTS) -> Effects:
     """Return the effects of the last `most` trials with a figure; their parents may be earlier ones."""
     ranked = select(CandidateRow.id).where(
-        CandidateRow.problem == problem, CandidateRow.gpu == gpu,
+        CandidateRow.problem == problem,
+        CandidateRow.gpu == gpu,
         CandidateRow.outcome.in_([str(o) for o in Outcome if o.has_figure]),
-    )  # fmt: skip
+    )
     with reading() as session:
         total = session.scalars(select(func.count()).select_from(ranked.subquery())).one()
         skipped = ranked.order_by(CandidateRow.id.desc()).offset(most - 1).limit(1)
@@ -337,12 +349,22 @@ def _differences(first: Run, second: Run) -> dict[str, tuple[str | None, str | N
 def _settings(run: Run) -> dict[str, str | None]:
     device = run.device
     return {
-        "problem": run.problem, "GPU": run.gpu, "device": device.name, "device UUID": device.uuid,
-        "driver": device.driver, "sampler": run.sampler, "objectives": run.objectives, "seed": str(run.seed),
-        "space": run.space_name, "space SHA-256": run.space_sha256, "kernel SHA-256": run.kernel,
-        "gate version": _text((run.conditions or {}).get("gate")), "evoengine": run.version,
-        "imported from": run.imported_from, **{name: str(version) for name, version in device.versions.items()},
-    }  # fmt: skip
+        "problem": run.problem,
+        "GPU": run.gpu,
+        "device": device.name,
+        "device UUID": device.uuid,
+        "driver": device.driver,
+        "sampler": run.sampler,
+        "objectives": run.objectives,
+        "seed": str(run.seed),
+        "space": run.space_name,
+        "space SHA-256": run.space_sha256,
+        "kernel SHA-256": run.kernel,
+        "gate version": _text((run.conditions or {}).get("gate")),
+        "evoengine": run.version,
+        "imported from": run.imported_from,
+        **{name: str(version) for name, version in device.versions.items()},
+    }
 
 
 def _text(value: object) -> str | None:

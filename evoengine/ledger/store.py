@@ -197,12 +197,28 @@ class Ledger:
         self.look_for_killed()
         with self.database.writing() as session:
             row = RunRow(
-                started_at=utc_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
-                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
-                objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition, gpu_definition=gpu_definition, trials=trials, seconds=seconds,
-                conditions=conditions, kernel=kernel,
-            )  # fmt: skip
+                started_at=utc_now(),
+                status=RUNNING,
+                gpu=gpu,
+                problem=problem,
+                device=device_row(session, device),
+                space_name=space.name,
+                space_sha256=space.sha256,
+                space_text=space.text,
+                sampler=sampler,
+                seed=seed,
+                objectives=objectives,
+                version=__version__,
+                host=this_host(),
+                pid=os.getpid(),
+                command=command,
+                definition=definition,
+                gpu_definition=gpu_definition,
+                trials=trials,
+                seconds=seconds,
+                conditions=conditions,
+                kernel=kernel,
+            )
             session.add(row)
             session.flush()
             fence = begin_beating(session, row.id)
@@ -357,10 +373,18 @@ class Ledger:
         ledger's own has recorded it yet.
         """
         this = aliased(RunRow)
-        like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
-            RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
-        )  # fmt: skip
+        like = (
+            select(BaselineRow)
+            .join(RunRow)
+            .join(this, this.id == run)
+            .where(
+                RunRow.problem == this.problem,
+                RunRow.gpu == this.gpu,
+                RunRow.device_id == this.device_id,
+                BaselineRow.name == baseline.name,
+                RunRow.imported_from.is_(None),
+            )
+        )
         with self.database.reading() as session:
             known = [to_baseline(row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
@@ -373,7 +397,7 @@ class Ledger:
 
     def import_run(
         self, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
-    ) -> tuple[int, list[int]]:  # fmt: skip
+    ) -> tuple[int, list[int]]:
         """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order.
 
         `on_done` is told how many trials are written.
@@ -396,9 +420,16 @@ class Ledger:
 
     @patient
     def add_candidate(
-        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-        source: Source | None = None, retry_of: int | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        run: int,
+        problem: str,
+        gpu: str,
+        config: Config,
+        parents: Sequence[int],
+        operator: str | None,
+        source: Source | None = None,
+        retry_of: int | None = None,
+    ) -> int:
         """Its trial number: unique across the ledger, never given twice."""
         with self.database.write_connection() as connection:
             return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
@@ -415,9 +446,18 @@ class Ledger:
 
     @patient
     def add_claiming(
-        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-        source: Source, retry_of: int | None, key: str, again: bool,
-    ) -> tuple[int, Claim]:  # fmt: skip
+        self,
+        run: int,
+        problem: str,
+        gpu: str,
+        config: Config,
+        parents: Sequence[int],
+        operator: str | None,
+        source: Source,
+        retry_of: int | None,
+        key: str,
+        again: bool,
+    ) -> tuple[int, Claim]:
         """Enter a candidate and claim its evaluation, unless the key's is known or in flight elsewhere.
 
         With `again`, claim it in any case.
@@ -507,19 +547,32 @@ class Ledger:
 
     @patient
     def finish(
-        self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
-        verdicts: Sequence[Verdict] = (), figure: Measurement | None = None,
+        self,
+        trial: int,
+        outcome: Outcome,
+        reason: str | None,
+        occupancy: float | None,
+        device: str | None,
+        verdicts: Sequence[Verdict] = (),
+        figure: Measurement | None = None,
         evidence: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
         with self.database.write_connection() as connection:
             self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
 
     def _end(
-        self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
-        device: str | None, verdicts: Sequence[Verdict], figure: Measurement | None,
+        self,
+        connection: Connection,
+        trial: int,
+        outcome: str,
+        reason: str | None,
+        occupancy: float | None,
+        device: str | None,
+        verdicts: Sequence[Verdict],
+        figure: Measurement | None,
         evidence: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         now = utc_now()
         for verdict in verdicts:
             _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
@@ -558,9 +611,16 @@ class Ledger:
         return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
 
     def trials(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
-        outcomes: Collection[Outcome | None] = (), resources: bool = False, newest_first: bool = False,
-    ) -> Iterator[Trial]:  # fmt: skip
+        self,
+        *,
+        run: int | None = None,
+        problem: str | None = None,
+        gpu: str | None = None,
+        ranked: bool = False,
+        outcomes: Collection[Outcome | None] = (),
+        resources: bool = False,
+        newest_first: bool = False,
+    ) -> Iterator[Trial]:
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
         With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
@@ -625,7 +685,7 @@ class Ledger:
 
     def study_trials(
         self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
-    ) -> Iterator[list[StudyTrial]]:  # fmt: skip
+    ) -> Iterator[list[StudyTrial]]:
         """Yield what a study of that kind of figure shows of these finished trials, in their order and in batches."""
         return read_study_trials(self.database.reading, trials, kind, objectives)
 
@@ -688,14 +748,33 @@ class Ledger:
 
 
 def _insert_candidate(
-    connection: Connection, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int],
-    operator: str | None, source: Source | None, retry_of: int | None,
-) -> int:  # fmt: skip
+    connection: Connection,
+    run: int,
+    problem: str,
+    gpu: str,
+    config: Config,
+    parents: Sequence[int],
+    operator: str | None,
+    source: Source | None,
+    retry_of: int | None,
+) -> int:
     rendered = get_or_create_source(connection, source) if source else {}
-    return insert_row(connection, CandidateRow, {
-        "run_id": run, "problem": problem, "gpu": gpu, "config": dict(config), "config_key": config_key(config),
-        "parents": list(parents), "operator": operator, "retry_of": retry_of, "created_at": utc_now(), **rendered,
-    })  # fmt: skip
+    return insert_row(
+        connection,
+        CandidateRow,
+        {
+            "run_id": run,
+            "problem": problem,
+            "gpu": gpu,
+            "config": dict(config),
+            "config_key": config_key(config),
+            "parents": list(parents),
+            "operator": operator,
+            "retry_of": retry_of,
+            "created_at": utc_now(),
+            **rendered,
+        },
+    )
 
 
 def _insert_taken(

@@ -289,7 +289,7 @@ class _BatchTransaction:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         with self._transaction:
             if self._failed:
                 raise error or MachineError(_UNDONE)

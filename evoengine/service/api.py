@@ -267,9 +267,11 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Re
 
 
 @results_router.get(
-    "/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"),
+    "/kernels/{sha256}/cubin",
+    response_class=Response,
+    responses=_of_type("application/octet-stream"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the machine code of a correct kernel."""
     state = state_of(request)
@@ -288,9 +290,11 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) ->
 
 
 @results_router.get(
-    "/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"),
+    "/kernels/{sha256}/bundle",
+    response_class=Response,
+    responses=_of_type("application/zip"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine best --export` writes as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
@@ -387,9 +391,10 @@ def entry(request: Request, _: Reader, key: CacheKey) -> Response:
 
 
 @cache_router.put(
-    "/{key}", status_code=204,
+    "/{key}",
+    status_code=204,
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
-)  # fmt: skip
+)
 async def store(request: Request, _: Writer, key: CacheKey) -> Response:
     """Store a JSON object under the key, replacing an earlier one; with `If-None-Match: *` only if there is none."""
     text = await _json_text(request)

@@ -68,9 +68,16 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
 
 def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        app, http=Connections(settings).protocol(), ws="none", log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
-    )  # fmt: skip
+        app,
+        http=Connections(settings).protocol(),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
+    )
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -175,10 +175,14 @@ def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
 def cases(verdict: Verdict) -> Table:
     """Return the gate's cases with their errors and seeds as a table."""
     columns = [
-        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("err ÷ allowed", right=True),
-        Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
-        Column("seed", right=True, leaves=5), Column("verdict", least=12, folds=True),
-    ]  # fmt: skip
+        Column("case", least=12, folds=True),
+        Column("problem", leaves=4),
+        Column("err ÷ allowed", right=True),
+        Column("mean err", right=True, leaves=3),
+        Column("allowed", right=True, leaves=2),
+        Column("seed", right=True, leaves=5),
+        Column("verdict", least=12, folds=True),
+    ]
     rows: list[list[Cell]] = []
     for c in verdict.cases:
         ratio = f"{c.error_ratio:.2g}" if c.error_ratio is not None else "–"
