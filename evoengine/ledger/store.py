@@ -1,7 +1,7 @@
 """The ledger: every run, candidate, verdict and figure, in one SQLite file or PostgreSQL database.
 
 Each `record_…` is one transaction and is committed when it returns, or when the block of `together` ends that it is
-called in: a kill loses at most the stage under way.
+called in: a kill loses at most the stage in progress.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Ledger:
 
     @patient
     def finish_run(self, run: int, status: str) -> None:
-        """`status` says how the search ended; what was under way in it ends too."""
+        """End a run; `status` says how its search ended. What is in flight in it ends too."""
         with self.database.writing() as session:
             row = session.get_one(RunRow, run)
             row.status, row.finished_at = status, utc_now()
@@ -262,21 +262,21 @@ class Ledger:
         self.database.release(run)
 
     def done(self, run: int) -> int:
-        """Trials of a run that count: judged, and no duplicates."""
+        """Return how many trials of a run count: judged, and no duplicates."""
         counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
         of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
         with self.database.reading() as session:
             return session.scalars(of_run).one()
 
     def seconds_spent(self, run: int) -> float:
-        """By the processes of a run so far."""
+        """Return the seconds that the processes of a run have taken so far."""
         with self.database.reading() as session:
             row = session.get(HeartbeatRow, run)
             return 0.0 if row is None else seconds_until_last_beat(row)
 
     @patient
     def runs(self) -> list[Run]:
-        """Oldest first."""
+        """Return the runs, oldest first."""
         with self.database.reading() as session:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
@@ -334,7 +334,7 @@ class Ledger:
         return last[0], last[1]
 
     def is_empty(self) -> bool:
-        """Whether it holds no trial."""
+        """Return whether the ledger holds no trial."""
         with self.database.reading() as session:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
 
@@ -391,14 +391,14 @@ class Ledger:
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
+        """Return all that is known of a run's finished candidates but their cubins, for another ledger to import."""
         with self.database.reading() as session:
             return read_run(session, run)
 
     def import_run(
         self, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
     ) -> tuple[int, list[int]]:
-        """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order.
+        """Insert a run of another ledger or tuner; return its number and the new trial numbers, in order.
 
         `on_done` is told how many trials are written.
         """
@@ -430,7 +430,7 @@ class Ledger:
         source: Source | None = None,
         retry_of: int | None = None,
     ) -> int:
-        """Its trial number: unique across the ledger, never given twice."""
+        """Insert a candidate; return its trial number, unique across the ledger and never given twice."""
         with self.database.write_connection() as connection:
             return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
 
@@ -471,21 +471,21 @@ class Ledger:
 
     @patient
     def claim(self, key: str, trial: int) -> Claim:
-        """Asks once more for a key whose holder is not under way any more."""
+        """Claim a key whose holder is no longer in flight."""
         with self.database.write_connection() as connection:
             return claim(connection, key, trial)
 
     def revoke_claim(self, trial: int) -> bool:
         """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
 
-        Raises UsageError where there is no such trial, or it is under way.
+        Raises UsageError where there is no such trial, or it is in flight.
         """
         with self.database.writing() as session:
             return revoke(session, trial)
 
     @patient
     def decided(self, trials: Sequence[int]) -> set[int]:
-        """Of trials that other searches evaluate, those that are not under way any more."""
+        """Return which of the trials that other searches evaluate are no longer in flight."""
         with self.database.reading() as session:
             return decided(session, trials)
 
@@ -523,7 +523,7 @@ class Ledger:
 
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
-        """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
+        """Store the binary of a candidate; one that is there already for the same source and compiler is kept."""
         with self.database.write_connection() as connection:
             made = get_or_create_binary(connection, source, binary)
             update_row(connection, CandidateRow, trial, {"binary_id": made})
@@ -642,7 +642,7 @@ class Ledger:
             yield from self._load(select(CandidateRow).where(of_batch))
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
-        """How many trials there are, narrowed by what is given."""
+        """Return how many trials there are, narrowed by what is given."""
         with self.database.reading() as session:
             counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
             return counted
@@ -677,7 +677,7 @@ class Ledger:
 
     @patient
     def origins(self, run: int) -> dict[int, Origin]:
-        """Of the trials of a run, in their order, whose kernel each has."""
+        """Return whose kernel each trial of a run has, in their order."""
         columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
         with self.database.reading() as session:
@@ -690,20 +690,20 @@ class Ledger:
         return read_study_trials(self.database.reading, trials, kind, objectives)
 
     def source_text(self, sha256: str) -> str | None:
-        """None where it was pruned."""
+        """Return the text of a source; None where it was pruned."""
         with self.database.reading() as session:
             packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
             return None if packed is None else unpacked(packed, SourceRow, sha256).decode()
 
     def is_pruned(self, trial: int) -> bool:
-        """Whether it had a source, which `evoengine db prune` took out."""
+        """Return whether the trial had a source that `evoengine db prune` deleted."""
         of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
         with self.database.reading() as session:
             pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
             return session.scalar(pruned) is not None
 
     def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
-        """Run → its trials that have ended, in their order; of one run or of all."""
+        """Return by run its trials that have ended, in their order; of one run or of all."""
         ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
         if run is not None:
             ended = ended.where(CandidateRow.run_id == run)
@@ -715,7 +715,7 @@ class Ledger:
 
     @patient
     def measurements(self, trial: int) -> list[Measurement]:
-        """All of a candidate's figures, of every kind, oldest first."""
+        """Return all figures of a candidate, of every kind, oldest first."""
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self.database.reading() as session:
             return [to_measurement(row) for row in session.scalars(of_trial)]
@@ -735,7 +735,7 @@ class Ledger:
             return None if row is None else to_profile(row)
 
     def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """When the candidate was started and when it was finished."""
+        """Return when the candidate was started and when it was finished."""
         with self.database.reading() as session:
             times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
             created, finished = session.execute(times).one()

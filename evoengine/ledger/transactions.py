@@ -310,7 +310,7 @@ class Database:
         self._commits = Commits()
         self._heart = Heart(self._beat)
         self.patience: Patience | None = None
-        """of a search, which waits for a database that is away; None of commands that are told at once"""
+        """of a search, which waits for an unavailable database; None of commands, which fail at once"""
         self.finished: list[int] = []
         """trials that ended through this object"""
         self._of_thread = threading.local()

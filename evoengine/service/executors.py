@@ -283,7 +283,7 @@ TICK_SECONDS = 0.25
 BEATS_PER_PATIENCE = 5
 """how often a server says that it lives, before it is taken for killed"""
 GIVE_BACK_SECONDS = 6.0
-"""for a search to end in order; what is under way then is lost, what ended is not"""
+"""for a search to end in order; what is in flight then is lost, what ended is not"""
 REST_SECONDS, LONGEST_REST = 1.0, 60.0
 """for which a slot takes no job after one could not be started in it; twice as long each time that happens again"""
 STILL_SECONDS = 60.0

@@ -25,13 +25,13 @@ from evoengine.tuning.ray_cluster import connected, require_fit, survey
 from evoengine.tuning.setup import register_kernel
 
 LAST_ANSWERS_SECONDS = 3
-"""for requests under way when it is told to stop; streams end at once, and clients ask again"""
+"""for requests in progress when it is told to stop; streams end at once, and clients ask again"""
 
 Say = Callable[[str], None]
 
 
 class Server(uvicorn.Server):
-    """Calls `on_exit` when it is told to stop, before it waits for the requests under way."""
+    """Calls `on_exit` when it is told to stop, before it waits for the requests in progress."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)

@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     max_streams: int = Field(default=200, ge=1)
     """requests that wait for events at once"""
     max_connections: int = Field(default=200, ge=1)
-    """of an address at once; of one that a trusted proxy forwards, requests under way"""
+    """of an address at once; of one that a trusted proxy forwards, requests in progress"""
     trusted_proxy: Annotated[tuple[Network, ...], NoDecode] = ()
     """addresses of proxies whose X-Forwarded-For says who asks, as in 127.0.0.1,10.0.0.0/8"""
     dashboard_url: str | None = None

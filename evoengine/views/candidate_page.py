@@ -28,7 +28,7 @@ def candidate_page(candidate: Candidate) -> Group:
     if c.taken_from:
         rows.append(("taken over", f"from trial {c.taken_from}, which was the same kernel: nothing was evaluated here"))
     if c.retry_of:
-        rows.append(("tried again", f"after trial {c.retry_of}, which was under way when its search was cut short"))
+        rows.append(("tried again", f"after trial {c.retry_of}, which was in flight when its search was cut short"))
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
