@@ -33,7 +33,6 @@ from evoengine.untrusted import parse_json, read_limited_text
 @click.option(
     "--config",
     "text",
-    required=True,
     metavar="WHAT",
     help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
     "number of a trial, which also supplies problem and GPU unless they are given.",
@@ -55,6 +54,24 @@ from evoengine.untrusted import parse_json, read_limited_text
     "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
 )
 @click.option(
+    "--triton",
+    metavar="FILE::KERNEL",
+    help="In place of --config: gate every configuration of a Triton kernel, on a virtual GPU. FILE is executed: use "
+    "only files that you trust.",
+)
+@click.option(
+    "--call",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
+    "sizes, with defaults.",
+)
+@click.option(
+    "--reference",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
+    "kernel writes.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     help="Random seed. The same seed repeats a verdict.  [default: drawn and printed]",
@@ -64,7 +81,7 @@ from evoengine.untrusted import parse_json, read_limited_text
 @click.pass_context
 def verify(
     context: click.Context,
-    text: str,
+    text: str | None,
     gpu: str,
     gpu_file: Path | None,
     problem: str | None,
@@ -73,14 +90,27 @@ def verify(
     space: Path | None,
     templates: Path | None,
     binary: bool,
+    triton: str | None,
+    call: str | None,
+    reference: str | None,
     seed: int | None,
     db: str | None,
     as_json: bool,
 ) -> int:
-    """Render, compile and gate one configuration. The exit code is 0 if it is correct and 1 if it is not.
+    """Gate one configuration, or all of a Triton kernel. The exit code is 0 if it is correct and 1 if it is not.
 
-    On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
+    On the CPU both judges judge a configuration to the end: the executor of machine code and the emulator of CUDA text.
+    A Triton kernel is judged by the executor (docs/virtual-gpu.md).
     """
+    if triton is not None:
+        _require_none_given(context, "triton", "gpu", "call", "reference", "seed", "as_json")
+        from evoengine.cli.triton_verdicts import verify_triton
+
+        return verify_triton(triton, call, reference, gpu, seed, as_json)
+    if text is None:
+        raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
+    if call or reference:
+        raise UsageError(f"--{'call' if call else 'reference'} is for --triton FILE::KERNEL, which is not given")
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
@@ -116,6 +146,14 @@ def verify(
         say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
     return 0 if verified.correct else 1
+
+
+def _require_none_given(context: click.Context, *allowed: str) -> None:
+    """Raise UsageError for an option that says nothing about a Triton kernel."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT
+        if given and parameter.name not in allowed:
+            raise UsageError(f"{parameter.opts[0]} is not for --triton; leave one of them out")
 
 
 MOST_BYTES = 1 << 20
