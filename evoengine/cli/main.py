@@ -32,7 +32,7 @@ COMMANDS = {
     "measure": "Time candidates of a search without a GPU on a GPU, best estimate first.",
     "profile": "Show what limits one candidate, by Nsight Compute or by the performance model.",
     "accuracy": "Compare predicted with measured times.",
-    "verify": "Render, compile and gate one configuration.",
+    "verify": "Gate one configuration, or a Triton kernel.",
     "export": "Write a run to a T4 file, the common format of auto-tuners.",
     "import": "Import a run from a T4 file or a Kernel Tuner cache file.",
     "cluster": "Write the files of a Ray cluster, or inspect one.",
@@ -113,8 +113,10 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """Return the exit code after all output has been written, and report a failed write. A reader that exited early
-    is no failure."""
+    """Return the exit code after all output has been written, and report a failed write.
+
+    A reader that exited early is no failure.
+    """
     lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror
