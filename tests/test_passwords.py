@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from evoengine.cli import dashboard
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger.database import parse_url
-from evoengine.ledger.driver_errors import display_url
+from evoengine.ledger.database import display_url, parse_url
 from evoengine.ledger.optuna import dashboard as study_summary
 from evoengine.ledger.optuna import study
 from evoengine.passwords import command_line, hide_passwords

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--kernels", type=click.Path(path_type=Path), metavar="DIR",
+    "--kernels",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
     help="Folder of kernels with measured times (docs/accuracy-data.md), used instead of the ledger's measurements.",
-)  # fmt: skip
+)
 @click.option(
-    "--nvrtc", multiple=True, metavar="VERSION=LIB",
+    "--nvrtc",
+    multiple=True,
+    metavar="VERSION=LIB",
     help="With --kernels: path of the NVRTC version that a kernel requires, as in 11.8=/path/libnvrtc.so.11.2.",
-)  # fmt: skip
+)
 @click.option(
     "--samples", type=click.IntRange(min=1), help="With --kernels: number of rows sampled per GPU.  [default: all]"
 )
@@ -37,9 +41,15 @@ if TYPE_CHECKING:
 @db_option
 @json_option
 def accuracy(
-    kernels: Path | None, nvrtc: tuple[str, ...], samples: int | None, jobs: int | None, repredict: bool,
-    out: Path | None, db: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    kernels: Path | None,
+    nvrtc: tuple[str, ...],
+    samples: int | None,
+    jobs: int | None,
+    repredict: bool,
+    out: Path | None,
+    db: str | None,
+    as_json: bool,
+) -> int:
     """Compare predicted with measured times: errors by class of kernel and by data set, and the worst rows.
 
     The measured times come from the ledger or from a folder. The exit code is 1 if a kernel with source or machine code

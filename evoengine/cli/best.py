@@ -39,18 +39,29 @@ if TYPE_CHECKING:
 )
 @click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")
 @click.option(
-    "--fused-moe", type=click.Path(path_type=Path), metavar="FOLDER",
+    "--fused-moe",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
     help="Write the best configuration of every gemm on --gpu as E=1,N=…,device_name=….json for the fused MoE kernel "
     "of vLLM and SGLang. The files suggest tile sizes; they hold no time of that kernel.",
-)  # fmt: skip
+)
 @kernel_option
 @db_option
 @server_option
 @json_option
 def best(
-    gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None,
-    trial: int | None, pareto: bool, fused_moe: Path | None, db: str | None, server: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str | None,
+    problem: str | None,
+    kernel: Path | None,
+    top: int | None,
+    folder: Path | None,
+    trial: int | None,
+    pareto: bool,
+    fused_moe: Path | None,
+    db: str | None,
+    server: str | None,
+    as_json: bool,
+) -> None:
     """Show the best kernels found, or export the best one or a trial.
 
     Only comparable figures are ranked together: one GPU, one kind (measured takes precedence over recorded, and
@@ -170,9 +181,12 @@ def _write_fused_moe(folder: Path, gpu: str, db: str | None) -> None:
 @gpu_option(default=None)
 @stored_problem_option
 @click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Write all results with charts to a self-contained HTML file.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 def report(gpu: str | None, problem: str | None, page: Path | None, db: str | None, as_json: bool) -> None:

@@ -31,31 +31,48 @@ STDOUT = Path("-")
 @stored_problem_option
 @click.option("--run", type=click.IntRange(min=1), help="Restrict the output to this run.")
 @click.option(
-    "--outcome", "outcomes", type=click.Choice(ENDINGS), multiple=True, metavar="NAME",
+    "--outcome",
+    "outcomes",
+    type=click.Choice(ENDINGS),
+    multiple=True,
+    metavar="NAME",
     help=f"Restrict the output to trials with this outcome ({', '.join(ENDINGS)}). Can be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--family", "families", multiple=True, metavar="NAME", help="Restrict the output to this family. Can be repeated."
 )
 @click.option(
-    "--where", metavar="EXPRESSION",
+    "--where",
+    metavar="EXPRESSION",
     help="Restrict the output to trials whose knobs satisfy this expression, as in space files: 'tile_m >= 64 and "
     "stages in [2, 3]'.",
-)  # fmt: skip
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), help=f"Show only the last N trials.  [default: {SHOWN} in a table]"
 )
 @click.option("--all", "all_of_them", is_flag=True, help="Show all trials in the table.")
 @click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Write the trials as CSV with the fields of the JSON as columns; - writes to stdout.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 def history(
-    gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
-    where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str | None,
+    problem: str | None,
+    run: int | None,
+    outcomes: Sequence[str],
+    families: Sequence[str],
+    where: str | None,
+    limit: int | None,
+    all_of_them: bool,
+    csv_file: Path | None,
+    db: str | None,
+    as_json: bool,
+) -> None:
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.output import say
     from evoengine.ledger.lists import Wanted
@@ -97,8 +114,10 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 
 
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
-    """Print tables page by page while the trials are read, so that the first page of a million trials appears at
-    once."""
+    """Print tables page by page while the trials are read.
+
+    The first page of a million trials appears at once.
+    """
     from evoengine.cli.output import stdout
     from evoengine.views.candidate_tables import history_table
 

@@ -113,8 +113,10 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """Return the exit code after all output has been written, and report a failed write. A reader that exited early
-    is no failure."""
+    """Return the exit code after all output has been written, and report a failed write.
+
+    A reader that exited early is no failure.
+    """
     lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror

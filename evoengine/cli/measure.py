@@ -14,7 +14,7 @@ from evoengine.cli.options import (
     kernel_option,
     log_json_option,
     stored_problem_option,
-)  # fmt: skip
+)
 from evoengine.hints import hint
 
 if TYPE_CHECKING:
@@ -38,9 +38,15 @@ if TYPE_CHECKING:
 @log_json_option
 @json_option
 def measure(
-    top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None,
-    log_json: bool, as_json: bool,
-) -> int:  # fmt: skip
+    top: int,
+    everything: bool,
+    gpu: str | None,
+    problem: str | None,
+    kernel: Path | None,
+    db: str | None,
+    log_json: bool,
+    as_json: bool,
+) -> int:
     """Time candidates of a search without a GPU on a GPU, best estimate first.
 
     The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is

@@ -20,8 +20,10 @@ from evoengine.views.encoding import SCHEMA, Answer, jsonable
 
 
 class Output(Console):
-    """A console that shows text as text: no markup, no emoji names, and control characters as `plain_lines` writes
-    them."""
+    """A console that shows text as text: no markup and no emoji names.
+
+    Control characters are written as `plain_lines` writes them.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)

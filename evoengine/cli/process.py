@@ -20,9 +20,25 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LETTERS = {
-    "µ": "u", "·": "-", "–": "-", "—": "-", "…": "...", "→": "->", "×": "x", "≥": ">=", "≤": "<=", "±": "+-",
-    "²": "^2", "ᵀ": "^T", "√": "sqrt ", "Σ": "sum ", "ρ": "rho", "✓": "ok", "✗": "no", "’": "'",
-}  # fmt: skip
+    "µ": "u",
+    "·": "-",
+    "–": "-",
+    "—": "-",
+    "…": "...",
+    "→": "->",
+    "×": "x",
+    "≥": ">=",
+    "≤": "<=",
+    "±": "+-",
+    "²": "^2",
+    "ᵀ": "^T",
+    "√": "sqrt ",
+    "Σ": "sum ",
+    "ρ": "rho",
+    "✓": "ok",
+    "✗": "no",
+    "’": "'",
+}
 """how evoengine's own letters are written where the encoding does not have them"""
 _ERRORS = "evoengine.readable"
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -71,9 +87,12 @@ def prepare_streams() -> None:
 def _wrapped(fd: int, old: TextIO | None) -> TextIO:
     raw = Stream(fd, "w", closefd=False)
     text = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=old.encoding if old else "utf-8", errors=_ERRORS,
-        line_buffering=fd == 2 or os.isatty(fd), write_through=fd == 2,
-    )  # fmt: skip
+        io.BufferedWriter(raw),
+        encoding=old.encoding if old else "utf-8",
+        errors=_ERRORS,
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=fd == 2,
+    )
     if old is not None:
         old.flush()
     _streams[fd] = text, raw
@@ -81,8 +100,10 @@ def _wrapped(fd: int, old: TextIO | None) -> TextIO:
 
 
 def readable(error: UnicodeError) -> tuple[str, int]:
-    r"""Return a replacement for text that an encoding cannot represent: LETTERS for evoengine's own characters,
-    `\xff` for a byte of a file name, and `\u1234` otherwise."""
+    r"""Return a replacement for text that an encoding cannot represent.
+
+    It is that of LETTERS for evoengine's own characters, `\xff` for a byte of a file name, and `\u1234` otherwise.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_readable, error.object[error.start : error.end])), error.end
@@ -110,11 +131,10 @@ def read_by_nobody(failure: OSError) -> bool:
 
 
 def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
-    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once; return
-    whether there was one.
+    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once.
 
-    SIGHUP or SIGINT that the parent has set to be ignored, as nohup and scripts do for what runs in the background,
-    stays ignored.
+    The function returned tells whether there was one. SIGHUP or SIGINT that the parent has set to be ignored, as nohup
+    and scripts do for what runs in the background, stays ignored.
     """
     seen: list[int] = []
     heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]

@@ -56,8 +56,10 @@ class Ticker(threading.Thread):
 
 
 class LiveProgress:
-    """What is being done and for how long; from the first trial on how many are done, and the best so far. Use as a
-    context manager."""
+    """Display of the current stage and its duration, and from the first trial on of how many are done and the best.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, trials: bool = False) -> None:
         """Create a progress display. With `trials`, print a line for each trial that ends."""
@@ -138,8 +140,10 @@ def clock(seconds: float) -> str:
 
 
 def status(progress: Progress) -> list[str]:
-    """Return `43/60`, `31 correct`, the number of each kind of rejection, and the time left. Recorded candidates
-    were not gated here."""
+    """Return `43/60`, `31 correct`, the number of each kind of rejection, and the time left.
+
+    Recorded candidates were not gated here.
+    """
     good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
     parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
     parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]

@@ -69,8 +69,12 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
     say(f"job {job.id} is {seen.job.state}{f': {seen.job.why}' if seen.job.why else ''}{f' · {told}' if told else ''}")
     if as_json:
         summary: WatchedJob = {
-            "schema": SCHEMA, "job": job.id, "state": seen.job.state, "outcomes": seen.outcomes, "best": found
-        }  # fmt: skip
+            "schema": SCHEMA,
+            "job": job.id,
+            "state": seen.job.state,
+            "outcomes": seen.outcomes,
+            "best": found,
+        }
         print_json(summary)
     elif found:
         stdout.print(sent_ranking(found))

@@ -76,10 +76,10 @@ def agreed(question: str) -> bool:
 @db_option
 @json_option
 def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
-    """Compare two runs: settings, outcomes, the best figure of each kind, the number of trials to come within 5 % of
-    it, and the configurations that both evaluated.
+    """Compare two runs: settings, outcomes, best figures, and the configurations that both evaluated.
 
-    Figures are compared only if problem, GPU, kind, device and measurement policy agree.
+    Of the best figure of each kind, the number of trials to come within 5 % of it is shown. Figures are compared only
+    if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.views.comparison import comparison_json, comparison_page

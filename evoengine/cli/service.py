@@ -29,9 +29,10 @@ SCOPES = ("read", "submit", "work", "admin")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: 8765]")
 @click.option(
-    "--trusted-proxy", metavar="ADDRESSES",
+    "--trusted-proxy",
+    metavar="ADDRESSES",
     help="Proxies whose X-Forwarded-For header names the client, as in 127.0.0.1,10.0.0.0/8.",
-)  # fmt: skip
+)
 @click.option(
     "--check", is_flag=True, help="Check whether the server can start and where it would run jobs, then exit."
 )
@@ -104,22 +105,29 @@ def list_(db: str | None, as_json: bool) -> None:
     if as_json:
         tokens: list[TokenInfo] = [
             {
-                "name": t.name, "scope": t.scope, "expired": t.expired, "created_at": t.created_at,
-                "expires_at": t.expires_at, "used_at": t.used_at,
+                "name": t.name,
+                "scope": t.scope,
+                "expired": t.expired,
+                "created_at": t.created_at,
+                "expires_at": t.expires_at,
+                "used_at": t.used_at,
             }
             for t in known
-        ]  # fmt: skip
+        ]
         listed: TokenList = {"schema": SCHEMA, "tokens": tokens}
         print_json(listed)
         return
     columns = [Column(name) for name in ("name", "scope", "made", "expires", "last used")]
     lines = [
         [
-            t.name, t.scope, utc(t.created_at) or "", f"{utc(t.expires_at) or 'never'}{' (expired)' * t.expired}",
+            t.name,
+            t.scope,
+            utc(t.created_at) or "",
+            f"{utc(t.expires_at) or 'never'}{' (expired)' * t.expired}",
             utc(t.used_at) or "never",
         ]
         for t in known
-    ]  # fmt: skip
+    ]
     stdout.print(Table(columns, lines))
 
 
@@ -146,20 +154,33 @@ def revoke(name: str, db: str | None) -> None:
 )
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time limit per problem.")
 @click.option(
-    "--sampler", type=OneOf(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
+    "--sampler",
+    type=OneOf(samplers.NAMES),
+    default=samplers.DEFAULT,
+    show_default=True,
     help="Sampler that proposes configurations.",
-)  # fmt: skip
+)
 @click.option(
-    "--device", type=OneOf(("auto", "cuda", "emulator")), default="auto", show_default=True,
+    "--device",
+    type=OneOf(("auto", "cuda", "emulator")),
+    default="auto",
+    show_default=True,
     help="cuda: wait for a server that has the GPU. auto: predict until one has it, then time. emulator: predict.",
-)  # fmt: skip
+)
 @db_option
 @server_option
 @json_option
 def retune(
-    gpu: str, workload: str | None, trials: int, minutes: float | None, sampler: str, device: str, db: str | None,
-    server: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str,
+    workload: str | None,
+    trials: int,
+    minutes: float | None,
+    sampler: str,
+    device: str,
+    db: str | None,
+    server: str | None,
+    as_json: bool,
+) -> None:
     """Queue a job for another GPU for each problem in the ledger. Servers (evoengine serve) run the jobs.
 
     Problems with results on similar boards come first. Each search starts from the best configurations of the nearest

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "source", metavar="KIND:FILE",
+    "--from",
+    "source",
+    metavar="KIND:FILE",
     help="Import a kernel: trace:DEFINITION.json[,WORKLOADS.jsonl], t1:FILE.json, kernel-tuner:SCRIPT.py or "
     "kernelbench:FILE.py.",
-)  # fmt: skip
+)
 @click.option(
     "--reference",
     type=click.Path(path_type=Path),

@@ -31,42 +31,51 @@ from evoengine.untrusted import parse_json, read_limited_text
 
 @click.command()
 @click.option(
-    "--config", "text", metavar="WHAT",
+    "--config",
+    "text",
+    metavar="WHAT",
     help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
     "number of a trial, which also supplies problem and GPU unless they are given.",
-)  # fmt: skip
+)
 @gpu_option(default=AUTO)
 @gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device",
+    type=OneOf(["auto", "emulator", "cuda"]),
+    default="auto",
+    show_default=True,
     help="Where the gate runs: cuda on the GPU, emulator on the CPU.",
-)  # fmt: skip
+)
 @space_option
 @templates_option
 @click.option(
     "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
 )
 @click.option(
-    "--triton", metavar="FILE::KERNEL",
+    "--triton",
+    metavar="FILE::KERNEL",
     help="In place of --config: gate every configuration of a Triton kernel, on a virtual GPU. FILE is executed: use "
     "only files that you trust.",
-)  # fmt: skip
+)
 @click.option(
-    "--call", metavar="FUNCTION",
+    "--call",
+    metavar="FUNCTION",
     help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
     "sizes, with defaults.",
-)  # fmt: skip
+)
 @click.option(
-    "--reference", metavar="FUNCTION",
+    "--reference",
+    metavar="FUNCTION",
     help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
     "kernel writes.",
-)  # fmt: skip
+)
 @click.option(
-    "--exact", is_flag=True,
+    "--exact",
+    is_flag=True,
     help="With --triton: also compare the configurations bit by bit in Triton's exact algebra (FpSan, Triton 3.9).",
-)  # fmt: skip
+)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -76,10 +85,24 @@ from evoengine.untrusted import parse_json, read_limited_text
 @json_option
 @click.pass_context
 def verify(
-    context: click.Context, text: str | None, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
-    device: str, space: Path | None, templates: Path | None, binary: bool, triton: str | None, call: str | None,
-    reference: str | None, exact: bool, seed: int | None, db: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    context: click.Context,
+    text: str | None,
+    gpu: str,
+    gpu_file: Path | None,
+    problem: str | None,
+    kernel: Path | None,
+    device: str,
+    space: Path | None,
+    templates: Path | None,
+    binary: bool,
+    triton: str | None,
+    call: str | None,
+    reference: str | None,
+    exact: bool,
+    seed: int | None,
+    db: str | None,
+    as_json: bool,
+) -> int:
     """Gate one configuration, or all of a Triton kernel. The exit code is 0 if it is correct and 1 if it is not.
 
     On the CPU both judges judge a configuration to the end: the executor of machine code and the emulator of CUDA text.
@@ -106,9 +129,19 @@ def verify(
         gpu = given.gpu
     with LiveProgress() as live:
         verified = run(
-            given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
-            templates=templates, binary=binary, seed=seed, echo=live.say, on_stage=live.stage,
-        )  # fmt: skip
+            given.config,
+            problem or given.problem,
+            gpu,
+            gpu_file=gpu_file,
+            kernel=kernel,
+            device=device,
+            space=space,
+            templates=templates,
+            binary=binary,
+            seed=seed,
+            echo=live.say,
+            on_stage=live.stage,
+        )
     candidate = verified.candidate
     if as_json:
         remark = str(verified.on_cpu) if verified.on_cpu else None
@@ -172,8 +205,10 @@ def _file(path: Path) -> str:
 
 
 def _parsed(text: str, where: str) -> Config:
-    """Parse a configuration. An object with a field `config`, as printed by show --json and stored in kernel.json,
-    stands for that field."""
+    """Parse a configuration.
+
+    An object with a field `config`, as printed by show --json and stored in kernel.json, stands for that field.
+    """
     if len(text) > MOST_BYTES:
         raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
     try:

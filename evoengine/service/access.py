@@ -226,10 +226,10 @@ def require_own(request: Request, number: int, submitter: int) -> None:
 
 
 def require_own_page(request: Request) -> None:
-    """Answer 403 unless a page of this server sent the form, because a browser adds the token to requests from any
-    site.
+    """Answer 403 unless a page of this server sent the form.
 
-    Browsers state the origin by Sec-Fetch-Site over HTTPS and on loopback, and by Origin everywhere.
+    A browser adds the token to requests from any site. Browsers state the origin by Sec-Fetch-Site over HTTPS and on
+    loopback, and by Origin everywhere.
     """
     origin, site = request.headers.get("origin", ""), request.headers.get("sec-fetch-site")
     same = site == "same-origin" if site else origin.partition("://")[2] == request.headers.get("host")

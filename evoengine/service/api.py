@@ -94,8 +94,10 @@ def _of_type(media_type: str) -> dict[int | str, dict[str, Any]]:
 def submit(
     request: Request, body: JobRequest, submitter: Submitter, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Submit a search. Answers 202 with the job and its location; the same answer for the same Idempotency-Key and
-    body."""
+    """Submit a search. Answers 202 with the job and its location.
+
+    The answer is the same for the same Idempotency-Key and body.
+    """
     state = state_of(request)
     asked = checked(body, state.settings, state.ledger.url)
     job = state.jobs.submit(asked, submitter, idempotency_key, state.settings.max_jobs)
@@ -232,8 +234,10 @@ async def best(
     top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="So many, as a list.")] = None,
     nearest: Annotated[bool, Query(description="Where there is none, that of the nearest problem.")] = False,
 ) -> Response:
-    """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it; by default those of the
-    last run."""
+    """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it.
+
+    By default the problem and the GPU are those of the last run.
+    """
     question = Question(_known_gpu(gpu), problem and stored_problem(problem), top, nearest)
     answers = state_of(request).answers
     found = answers.kept(question)
@@ -263,9 +267,11 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Re
 
 
 @results_router.get(
-    "/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"),
+    "/kernels/{sha256}/cubin",
+    response_class=Response,
+    responses=_of_type("application/octet-stream"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the machine code of a correct kernel."""
     state = state_of(request)
@@ -284,9 +290,11 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) ->
 
 
 @results_router.get(
-    "/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"),
+    "/kernels/{sha256}/bundle",
+    response_class=Response,
+    responses=_of_type("application/zip"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine best --export` writes as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
@@ -296,8 +304,7 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> 
 
 @results_router.get("/fused_moe", response_model=views.FusedMoeFiles, dependencies=RESULTS_TURN)
 def fused_moe(request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]) -> Response:
-    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang, by
-    name."""
+    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang."""
     found = find_fused_moe(state_of(request).ledger, find_gpu(gpu))
     made: views.FusedMoeFiles = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
     return answer(made)
@@ -384,9 +391,10 @@ def entry(request: Request, _: Reader, key: CacheKey) -> Response:
 
 
 @cache_router.put(
-    "/{key}", status_code=204,
+    "/{key}",
+    status_code=204,
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
-)  # fmt: skip
+)
 async def store(request: Request, _: Writer, key: CacheKey) -> Response:
     """Store a JSON object under the key, replacing an earlier one; with `If-None-Match: *` only if there is none."""
     text = await _json_text(request)

@@ -41,13 +41,22 @@ HEADERS = (
 def make_app(
     settings: Settings, ledger: Ledger, executors: Executors, dispatches: Callable[[], bool] = lambda: True
 ) -> FastAPI:
-    """Return an application that serves the database; it is ready while `dispatches` returns true. Close the
-    database when it has ended."""
+    """Return an application that serves the ledger; it is ready while `dispatches` returns true.
+
+    Close the ledger when it has ended.
+    """
     apart, quick = Ledger(ledger.database.url, make_engine(ledger.database.url)), Threads(QUICK)
     state = State(
-        settings, ledger, Jobs(ledger), Tokens(apart), Answers(apart), executors, dispatches,
-        Reports(apart), quick,
-    )  # fmt: skip
+        settings,
+        ledger,
+        Jobs(ledger),
+        Tokens(apart),
+        Answers(apart),
+        executors,
+        dispatches,
+        Reports(apart),
+        quick,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,9 +65,14 @@ def make_app(
         apart.close()
 
     app = FastAPI(
-        title="evoengine", version=__version__, lifespan=lifespan, responses=RESPONSES, docs_url=None, redoc_url=None,
+        title="evoengine",
+        version=__version__,
+        lifespan=lifespan,
+        responses=RESPONSES,
+        docs_url=None,
+        redoc_url=None,
         description="Ask for a kernel, get the best one known; better ones follow.",
-    )  # fmt: skip
+    )
     app.state.service = state
     answer_errors(app)
     for router in (*api.ROUTERS, page.router):

@@ -88,8 +88,10 @@ def offered(device: GpuDevice) -> tuple[str, ...]:
 
 
 def slots_here(settings: Settings) -> list[Slot]:
-    """Return one slot per GPU of this machine and some without one; with a cluster only those, since its nodes have
-    the GPUs."""
+    """Return one slot per GPU of this machine and some without one.
+
+    With a cluster there are only those, since its nodes have the GPUs.
+    """
     if settings.cluster:
         return [Slot(number, None, settings.cluster_gpus) for number in range(settings.cpu_jobs)]
     found = find_driver()
@@ -106,8 +108,10 @@ class Executors:
         self._patience = timedelta(seconds=patience)
 
     def beat(self, jobs: Iterable[tuple[int, int]]) -> set[int]:
-        """Record that this server and its jobs (number, fence) are alive; return those that are no longer its own,
-        cancelled or taken over."""
+        """Record that this server and its jobs (number, fence) are alive.
+
+        Return those that are no longer its own, cancelled or taken over.
+        """
         with self._db.writing() as session:
             now = database_time(session)
             self._enter(session, now)
@@ -157,8 +161,10 @@ class Executors:
             change(session, row, QUEUED, why)
 
     def died(self, number: int, fence: int, how: str) -> None:
-        """Record that the machine failed the job, or that its process died as stated by `how`; it is retried a
-        limited number of times."""
+        """Record that the machine failed the job, or that its process died as stated by `how`.
+
+        The job is retried a limited number of times.
+        """
         with self._db.writing() as session:
             row = held(session, number, fence)
             fence_job(session, row)
@@ -209,8 +215,10 @@ class Executors:
 
 
 def fence_job(session: Session, row: JobRow) -> None:
-    """Raise the fence of the job, and those of its runs that count as running, so that the previous owner writes
-    nothing more. Their trials in progress end."""
+    """Raise the fence of the job, and those of its runs that count as running.
+
+    The previous owner writes nothing more. Trials in progress end.
+    """
     row.fence += 1
     runs = {run for part in row.parts for run in part["runs"]}
     hearts = {run: session.get(HeartbeatRow, run, with_for_update=True) for run in runs}
@@ -225,8 +233,10 @@ class AvailableGpus:
     on_cluster: frozenset[str]
 
     def for_job(self, job: Job) -> frozenset[str]:
-        """Return the GPUs that can time for the job: predictions are timed on a server's own GPU, a search also on a
-        cluster."""
+        """Return the GPUs that can time for the job.
+
+        Predictions are timed on a server's own GPU, a search also on a cluster.
+        """
         return self.own if job.predicted else self.own | self.on_cluster
 
 
@@ -273,7 +283,7 @@ TICK_SECONDS = 0.25
 BEATS_PER_PATIENCE = 5
 """how often a server says that it lives, before it is taken for killed"""
 GIVE_BACK_SECONDS = 6.0
-"""for a search to end in order; what is under way then is lost, what ended is not"""
+"""for a search to end in order; what is in flight then is lost, what ended is not"""
 REST_SECONDS, LONGEST_REST = 1.0, 60.0
 """for which a slot takes no job after one could not be started in it; twice as long each time that happens again"""
 STILL_SECONDS = 60.0

@@ -164,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._open.enter(self):
             self._await_headers()
         else:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this address has too many requests under way")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this address has too many requests in progress")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open.leave(self)
@@ -209,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class ForwardedLimit:
-    """Refuses requests of an address that has as many under way through trusted proxies as it may have connections."""
+    """Refuses requests of an address with as many in progress through trusted proxies as it may have connections."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
@@ -221,7 +221,7 @@ class ForwardedLimit:
             await self._app(scope, receive, send)
             return
         if self._under_way[address] >= self._settings.max_connections:
-            why = "this address has too many requests under way"
+            why = "this address has too many requests in progress"
             await problem(HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": str(RETRY_SECONDS)})(
                 scope, receive, send
             )
@@ -275,8 +275,10 @@ class _Enough(Exception):
 
 
 class BodyLimit:
-    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS; others are read whole
-    before they are answered."""
+    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS.
+
+    Others are read whole before they are answered.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most

@@ -1,5 +1,7 @@
-"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for. Rendered
-here, without any script."""
+"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for.
+
+They are rendered here, without any script.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,18 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
     executors = state.executors.known()
     return _page(
-        "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
+        "status.html",
+        title="evoengine",
+        refresh=None if before else 5,
+        jobs=jobs,
+        counts=state.jobs.counts(),
         names={token.id: token.name for token in state.tokens.all()},
-        executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
-        may_submit=may_submit(request), older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
+        executors=[(each, _doing(state, each)) for each in executors],
+        bests=_bests(state),
+        may_submit=may_submit(request),
+        older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
         dashboard=state.settings.dashboard_url,
-    )  # fmt: skip
+    )
 
 
 @router.get("/jobs/{number}", response_class=HTMLResponse, dependencies=TURN)
@@ -64,9 +72,13 @@ def job(request: Request, _: Reader, number: Number) -> Response:
     last = state.jobs.events(number, max(0, found.events - SHOWN_EVENTS), SHOWN_EVENTS)
     events = [event for event in last if event.event != "progress"]  # the bar says it
     return _page(
-        "job.html", title=f"job {number} · evoengine", refresh=None if found.ended else 5, job=found,
-        events=events[::-1], may_cancel=not found.ended and may_cancel(request, found.submitter),
-    )  # fmt: skip
+        "job.html",
+        title=f"job {number} · evoengine",
+        refresh=None if found.ended else 5,
+        job=found,
+        events=events[::-1],
+        may_cancel=not found.ended and may_cancel(request, found.submitter),
+    )
 
 
 async def _sent(request: Request) -> dict[str, str]:
@@ -113,15 +125,23 @@ def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Respons
     recorded = [f"{RECORDED}{name}" for name in state_of(request).settings.recorded_files]
     status = HTTPStatus.UNPROCESSABLE_ENTITY if why else HTTPStatus.OK
     return _page(
-        "new.html", status, title="new job · evoengine", refresh=None,
-        sent=sent, why=plain(why or ""), gpus=list(known_gpus()), devices=[*DEVICES, *recorded],
-    )  # fmt: skip
+        "new.html",
+        status,
+        title="new job · evoengine",
+        refresh=None,
+        sent=sent,
+        why=plain(why or ""),
+        gpus=list(known_gpus()),
+        devices=[*DEVICES, *recorded],
+    )
 
 
 @router.get("/report", response_class=HTMLResponse)
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
-    """Return what `evoengine report --html` writes. Its own policy permits its two scripts, and this one isolates
-    them from everything else served here."""
+    """Return what `evoengine report --html` writes.
+
+    Its own policy permits its two scripts, and this one isolates them from everything else served here.
+    """
     state = state_of(request)
     found = await state.reports.find(problem, gpu)
     headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}
@@ -135,8 +155,13 @@ async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = 
 def docs(request: Request, _: Reader) -> Response:
     """Show the API from the OpenAPI description."""
     described = request.app.openapi()
-    return _page("docs.html", title="API · evoengine", refresh=None, paths=described["paths"],
-                 schemas=described["components"]["schemas"])  # fmt: skip
+    return _page(
+        "docs.html",
+        title="API · evoengine",
+        refresh=None,
+        paths=described["paths"],
+        schemas=described["components"]["schemas"],
+    )
 
 
 @router.get("/style.css")
@@ -152,9 +177,14 @@ def _environment() -> jinja2.Environment:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "shown": _shown, "figure": sent_figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+        "shown": _shown,
+        "figure": sent_figure,
+        "config": _config,
+        "moment": _moment,
+        "share": _share,
+        "clock": _clock,
         "took": _took,
-    }  # fmt: skip
+    }
     environment.globals["ended"] = ENDED
     return environment
 

@@ -36,15 +36,21 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 class JobRequest(BaseModel):
     """A search to be done."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [
-        {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
-    ]})  # fmt: skip
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
+            ]
+        },
+    )
 
     workload: Name | None = Field(default=None, description="Of the problems that name none themselves.")
     problems: list[Name] = Field(
-        default_factory=list, max_length=MOST_PROBLEMS,
+        default_factory=list,
+        max_length=MOST_PROBLEMS,
         description="As evoengine search --problem takes them; each gets the whole budget.",
-    )  # fmt: skip
+    )
     gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
     trials: int = Field(60, description="Number of trials.")
     minutes: float | None = Field(default=None, description="Start no candidate after this long.")
@@ -96,8 +102,10 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
     _require_families(request.families, problems, gpu)
     SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
     return request.model_dump(exclude={"workload"}) | {
-        "problems": list(problems), "gpu": gpu.key, "objective": ",".join(o.name for o in objectives),
-    }  # fmt: skip
+        "problems": list(problems),
+        "gpu": gpu.key,
+        "objective": ",".join(o.name for o in objectives),
+    }
 
 
 def _require_families(families: Sequence[str], problems: Iterable[str], gpu: Gpu) -> None:
@@ -170,9 +178,14 @@ def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jo
 
 def _request_for(asked: RetuneRequest, problem: str) -> JobRequest:
     return JobRequest(
-        problems=[problem], gpu=asked.gpu, trials=asked.trials, minutes=asked.minutes, sampler=asked.sampler,
-        device=asked.device, priority=asked.priority,
-    )  # fmt: skip
+        problems=[problem],
+        gpu=asked.gpu,
+        trials=asked.trials,
+        minutes=asked.minutes,
+        sampler=asked.sampler,
+        device=asked.device,
+        priority=asked.priority,
+    )
 
 
 def _can_be_searched(problem: str, workload: str | None) -> bool:
@@ -181,8 +194,10 @@ def _can_be_searched(problem: str, workload: str | None) -> bool:
 
 
 def _nearest_board(ledger: Ledger, problem: str, gpu: Gpu, targets: list[tuple[str, str]]) -> float:
-    """Return the distance of the nearest board with results for the problem: the same board, one of the same
-    architecture, or one of another compute capability."""
+    """Return the distance of the nearest board with results for the problem.
+
+    It is 0 for the same board, 1 for one of the same architecture, and more for one of another compute capability.
+    """
     found = math.inf
     for key in {on for other, on in targets if other == problem}:
         try:

@@ -25,13 +25,13 @@ from evoengine.tuning.ray_cluster import connected, require_fit, survey
 from evoengine.tuning.setup import register_kernel
 
 LAST_ANSWERS_SECONDS = 3
-"""for requests under way when it is told to stop; streams end at once, and clients ask again"""
+"""for requests in progress when it is told to stop; streams end at once, and clients ask again"""
 
 Say = Callable[[str], None]
 
 
 class Server(uvicorn.Server):
-    """Calls `on_exit` when it is told to stop, before it waits for the requests under way."""
+    """Calls `on_exit` when it is told to stop, before it waits for the requests in progress."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -68,9 +68,16 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
 
 def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        app, http=Connections(settings).protocol(), ws="none", log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
-    )  # fmt: skip
+        app,
+        http=Connections(settings).protocol(),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
+    )
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -92,8 +99,10 @@ def address(settings: Settings, listening: socket.socket) -> str:
 
 
 def prepare(settings: Settings, ledger: Ledger) -> None:
-    """Register the operator's kernels. Raises UsageError for an invalid one, and if tokens are required and there is
-    none."""
+    """Register the operator's kernels.
+
+    Raises UsageError for an invalid one, and if tokens are required and there is none.
+    """
     for folder in settings.kernel_folders.values():
         register_kernel(folder)
     _ = settings.recorded_files

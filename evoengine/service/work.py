@@ -220,11 +220,18 @@ class Work:
             device = f"{RECORDED}{self._settings.recorded_files[device.removeprefix(RECORDED)]}"
             return SearchOptions(trials=trials, minutes=minutes, sampler=request["sampler"], device=device)
         return SearchOptions(
-            problem=problem, gpu=self._job.gpu, families=tuple(request["families"]), trials=trials, minutes=minutes,
-            sampler=request["sampler"], objective=request["objective"],
-            device="cuda" if self._has_gpu and device != "emulator" else "emulator", cluster=self._settings.cluster,
-            kernel=self._settings.kernel_folders.get(problem.partition(":")[0]), seed=request["seed"],
-        )  # fmt: skip
+            problem=problem,
+            gpu=self._job.gpu,
+            families=tuple(request["families"]),
+            trials=trials,
+            minutes=minutes,
+            sampler=request["sampler"],
+            objective=request["objective"],
+            device="cuda" if self._has_gpu and device != "emulator" else "emulator",
+            cluster=self._settings.cluster,
+            kernel=self._settings.kernel_folders.get(problem.partition(":")[0]),
+            seed=request["seed"],
+        )
 
     def _time(self, part: dict[str, Any]) -> None:
         """Time what was predicted before there was a GPU."""

@@ -19,8 +19,10 @@ FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _POLICY = tuple(f.name for f in fields(Policy))
 _SUSTAINED = ("tflops", "median_us", *(f"policy.{name}" for name in _POLICY), "sm_mhz", "watts")
 NESTED: Mapping[str, Sequence[str]] = {
-    "policy": _POLICY, "sustained": _SUSTAINED, "range_us": ("low", "high"),
-}  # fmt: skip
+    "policy": _POLICY,
+    "sustained": _SUSTAINED,
+    "range_us": ("low", "high"),
+}
 """fields that hold others → those, a column each"""
 
 
