@@ -47,6 +47,7 @@ def traffic_of(
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
     loaders = _loaders(t, surveyed, wave)
+    sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -81,7 +82,8 @@ def traffic_of(
     loads, stores, hit = found_again(share, work.mean, sweeps=True)
     again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
     together = t["loaded_together"] / _at_least(t["loaded"])
-    return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
+    columns = zip(share * again, written, together, sharers, strict=True)
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns]
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <queue>
+#include <unordered_map>
 
 #include "caches.h"
 #include "timing.h"
@@ -63,6 +64,8 @@ struct Asked {
 
 struct Sm {
   Part parts[PARTS];
+  double started = -NEVER;                // when its last block's first warp did
+  double barriers = 0;                    // until when arrivals at barriers are taken, one after the other
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
   double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
   double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
@@ -75,6 +78,7 @@ struct Sm {
   Chain chain{nullptr, 0};                // of the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;            // for the tensor cores
+  std::unordered_map<u64, double> changed;  // by line: until when the L2 works on atomics
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };
@@ -115,7 +119,8 @@ class Timing : public Machine {
   void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
   void touch_shared(Sm&, const Access&, double start, double& done, double& read);
   double fetch(Sm&, const u64* sectors, int count, double start, bool cached, bool ahead);
-  double store(Sm&, const u64* sectors, int count, double start, bool local);
+  double store(Sm&, const Access&, const u64* sectors, int count, double start, bool local);
+  double change(Sm&, const Access&, int sectors, double start);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
   void write_back(Sm&, double start);

@@ -9,7 +9,19 @@ namespace sass {
 namespace {
 
 constexpr double HEADER = 8;  // bytes that travel to the L2 beside the data of each line (GPGPU-Sim, WRITE_PACKET_SIZE)
-constexpr double L2_MISSES = 600, DRAM_MISSES = 1200;  // clocks of work that an SM's misses may wait for
+// Sectors of a store that it does not fill.
+int partial(const Access& access, const u64* sectors, int count) {
+  if (__builtin_popcount(access.lanes) * access.bytes == count * SECTOR) return 0;
+  int found = 0;
+  for (int n = 0; n < count; n++) {
+    int bytes = 0;
+    for (u32 rest = access.lanes; rest; rest &= rest - 1) bytes += access.addresses[__builtin_ctz(rest)] >> 5 == sectors[n] ? access.bytes : 0;
+    found += bytes < SECTOR;
+  }
+  return found;
+}
+
+constexpr int TAGS = 4;  // lines that the L1 looks up in a clock
 
 }  // namespace
 
@@ -39,7 +51,8 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   double from_dram = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram;
   double due = std::fma(from_dram, asked.loaded, -asked.charged);
   if (due < 0.5 * sectors) return 0;
-  double charged = sectors == 1 ? 1 : std::min(due, sectors);  // a sector as a whole, a box as a part of it
+  // of a sector the DRAM gives its piece, one or two sectors, of a box the part that is due
+  double charged = sectors > 1 ? std::min(due, sectors) : due < 1.5 ? 1 : 2;
   asked.charged += charged;
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
@@ -111,10 +124,11 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
 }
 
 // When the L2 has taken the sectors.
-double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool local) {
+double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count, double start, bool local) {
   int lines = 0;
   for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
   double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
+  if (!local) l2 = std::max(l2, partial(access, sectors, count) * rates.l2_partial_clocks);
   sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
   result.l2_in += l2;
   int allocation = local ? int(request.traffic.size()) : allocation_at(sectors[0] << 5);
@@ -126,17 +140,40 @@ double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool l
   return sm.l2_in;
 }
 
+// When the L2 has done the atomics. Those on one line it does one after the other, of all SMs.
+double Timing::change(Sm& sm, const Access& access, int sectors, double start) {
+  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + sectors * rates.l2_partial_clocks;
+  result.l2_in += sectors * rates.l2_partial_clocks;
+  double done = sm.l2_in;
+  for (u32 rest = access.lanes; rest; rest &= rest - 1) {
+    u64 address = access.addresses[__builtin_ctz(rest)];
+    int allocation = allocation_at(address);
+    double sharers = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].sharers : 1;
+    double& until = sm.changed[address >> 7];
+    until = std::max(until, start) + sharers * rates.l2_atomic_clocks;
+    done = std::max(done, until);
+  }
+  sm.misses_l2 = std::max(sm.misses_l2, done);
+  return done;
+}
+
 void Timing::touch_shared(Sm& sm, const Access& access, double start, double& done, double& read) {
   double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
-  double takes = std::max(rates.sm_memory_interval, wavefronts(access) * wavefront);
+  int count = wavefronts(access);
+  double takes = std::max(rates.sm_memory_interval, count * wavefront);
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
-  done = sm.lsu + rates.lds_latency;
+  u32 of_phase[4];
+  int later = access.matrix ? count - 1 : count + phases(access, of_phase) - 2;
+  done = sm.lsu + rates.lds_latency + later * rates.conflict_latency;
   read = sm.lsu + 4;
 }
 
 void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
+  Part& part = sm.parts[slot.part];
+  int bytes_of_lane = access.matrix ? 4 * (__builtin_popcount(access.lanes) / 8) : access.bytes;
+  part.memory = std::max(part.memory, now + rates.wide_interval * bytes_of_lane / 16);
   double start = std::max(now + rates.memory_interval, sm.lsu);
   if (access.space == Access::Space::Constant) {
     done = now + rates.constant_latency;
@@ -158,18 +195,19 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   u64 sectors[4 * LANES];
   int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
-  double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)), std::ceil(bytes / rates.l1_bytes_per_clock)});
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
   read = sm.lsu + 4;
   far = true;
   if (access.store && !access.atomic) {
-    double taken = store(sm, sectors, sector_count, sm.lsu, local);
+    double taken = store(sm, *own, sectors, sector_count, sm.lsu, local);
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
+    if (access.atomic) done = std::max(done, change(sm, access, sector_count, start) + rates.l2_latency);
   }
 }
 
