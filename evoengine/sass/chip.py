@@ -71,8 +71,7 @@ NEEDED = {
     "branch_clocks": Origin(REPEATED),
     "barrier_latency": Origin(REPEATED),  # from the last warp's arrival, as soon as it is taken
     "block_start": Origin(ENDED),  # from a block's end to the start of the one that takes its place
-    "block_interval": Origin(ENDED),  # between two blocks that start on an SM; for each of their warps
-    "warp_interval": Origin(ENDED),
+    "block_interval": Origin(ENDED),  # between two blocks that start on an SM
     # memory; latencies count from when the SM takes the request, that of shared memory from its last wavefront
     "lds_latency": Origin(CHASE),
     "wavefront_clocks": Origin(WHITEPAPER),

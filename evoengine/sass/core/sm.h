@@ -126,6 +126,7 @@ class Timing : public Machine {
   void write_back(Sm&, double start);
   void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);
+  void settle(const Slot&, double at);
   int allocation_at(u64 address);
   // sm_async.cpp
   double load_box(Slot&, const Completion&);
@@ -140,6 +141,7 @@ class Timing : public Machine {
   std::vector<Sm> chips;
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Slot>> slots;
+  std::unordered_map<const Cluster*, double> settled;  // when the L2 has told of all that it stored
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
   std::vector<std::array<u8, 2>> reads;  // per instruction
   size_t next_block = 0, living = 0, found = 0;

@@ -157,6 +157,12 @@ double Timing::change(Sm& sm, const Access& access, int sectors, double start) {
   return done;
 }
 
+// A block has not ended before the L2 has told of what it stored.
+void Timing::settle(const Slot& slot, double at) {
+  double& last = settled[slot.warp->block->cluster];
+  last = std::max(last, at);
+}
+
 void Timing::touch_shared(Sm& sm, const Access& access, double start, double& done, double& read) {
   double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
   int count = wavefronts(access);
@@ -203,11 +209,15 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   far = true;
   if (access.store && !access.atomic) {
     double taken = store(sm, *own, sectors, sector_count, sm.lsu, local);
+    if (!local) settle(slot, taken + rates.l2_latency);
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
-    if (access.atomic) done = std::max(done, change(sm, access, sector_count, start) + rates.l2_latency);
+    if (access.atomic) {
+      done = std::max(done, change(sm, access, sector_count, start) + rates.l2_latency);
+      settle(slot, done);
+    }
   }
 }
 

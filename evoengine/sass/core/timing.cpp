@@ -34,8 +34,7 @@ void Timing::start_cluster(double at) {
   for (size_t rank = 0; rank < clusters.back()->blocks.size(); rank++) {
     Block& block = *clusters.back()->blocks[rank];
     Sm& sm = chips[rank];
-    double takes = std::max(rates.block_interval, rates.warp_interval * double(block.warps.size()));
-    sm.started = std::max(at, sm.started + takes);
+    sm.started = std::max(at, sm.started + rates.block_interval);
     for (Warp& w : block.warps) {
       auto slot = std::make_unique<Slot>();
       slot->context = std::unique_ptr<Context>(new Context{*this, w});
@@ -63,7 +62,10 @@ void Timing::end_warp(Slot& slot) {
   for (auto& block : own->blocks)
     if (!block->done()) return;
   result.ended += own->blocks.size();
-  if (next_block < request.blocks.size()) start_cluster(now + rates.block_start);
+  double ended = std::max(now, settled[own]);
+  settled.erase(own);
+  result.clocks = std::max(result.clocks, ended);
+  if (next_block < request.blocks.size()) start_cluster(ended + rates.block_start);
 }
 
 // ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,12 +362,15 @@ Timed Timing::simulate() {
     now = any ? now + 1 : soonest();
   }
   result.finished = !living;
-  result.clocks = now;
-  if (result.finished)
+  if (result.finished) {
+    result.clocks = std::max(result.clocks, now);
     for (Sm& sm : chips) {
       result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
       for (auto [line, until] : sm.changed) result.clocks = std::max(result.clocks, until);
     }
+  } else {
+    result.clocks = now;
+  }
   result.l2 = std::max(result.l2, result.l2_in);
   double hits = 0, requests = 0;
   for (Sm& sm : chips) hits += sm.l1->hits, requests += sm.l1->requests;
