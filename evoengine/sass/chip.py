@@ -87,6 +87,7 @@ NEEDED = {
     "l2_atomic_clocks": Origin(REPEATED),  # of a lane, on a line that others of its lanes and of all SMs' change
     "dram_latency": Origin(CHASE),
     "dram_efficiency": Origin(STREAM),
+    "dram_turn_cost": Origin(STREAM),  # of a byte that is written in turn with loads, over one of the latter
     "launch_us": Origin("an empty kernel"),
     # Hopper
     "l2_partial_clocks": Origin(STREAM, HOPPER),  # of an SM, for a sector that a store does not fill, or of an atomic

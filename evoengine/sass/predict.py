@@ -90,6 +90,7 @@ class Context:
     work: Work
     traffic: list[Traffic]
     share: Share
+    cold: bool
 
     @property
     def uses_tensor_cores(self) -> bool:
@@ -138,7 +139,7 @@ def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold
     at_once = places * resident
     work = count(program, launch, grid, at_once)
     traffic = traffic_of(program, launch, chip, grid, work, at_once, cold)
-    return Context(program, launch, chip, grid, resident, work, traffic, busiest(grid, work, places, resident))
+    return Context(program, launch, chip, grid, resident, work, traffic, busiest(grid, work, places, resident), cold)
 
 
 # ── one SM ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,6 +162,8 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
+    if c.cold:  # otherwise as much is left there by the launch before
+        numbers["l2_left_bytes"] = numbers["l2_written_bytes"]
     # SMs with less work leave their share of the memory bandwidth to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     stop = _stop(c, limit)

@@ -70,9 +70,9 @@ void Timing::write_back(Sm& sm, double start) {
 // SMs in step.
 void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
-  double turn = std::min(sm.unwritten, clocks);
+  double turn = std::clamp(sm.unwritten - rates.l2_left_bytes / rates.dram_bytes_per_clock, 0.0, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn;
+  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn * rates.dram_turn_cost;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
