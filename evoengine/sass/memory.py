@@ -29,8 +29,8 @@ SECTOR = 32
 
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
-) -> list[Traffic]:
-    """Return the shares of each allocation's traffic that reach the DRAM and that SMs have in common.
+) -> tuple[list[Traffic], float]:
+    """Return the traffic of each allocation, and the bytes that all blocks store, each counted once.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
@@ -89,7 +89,8 @@ def traffic_of(
     if not cold and _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes):
         written = np.zeros_like(written)
     columns = zip(from_dram, written, together, sharers, strict=True)
-    return [Traffic(*(float(value) for value in of_one)) for of_one in columns]
+    stored_bytes = np.minimum(stores * grid.clusters / wave, sizes).sum()
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], float(stored_bytes)
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:

@@ -129,7 +129,6 @@ def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
         "dram_bytes_per_clock": dram,
         "local_from_dram": 0.0,  # where the L2 holds all of it; see evoengine.sass.memory.local_from_dram
         "l2_written_bytes": WRITTEN * chip.l2_kept_bytes / chip.sms,
-        "l2_left_bytes": 0.0,  # of those what the launch may leave there
     }
 
 

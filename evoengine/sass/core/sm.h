@@ -57,9 +57,9 @@ struct Product {
   Chain chain;
 };
 
-// What is asked of an allocation, and what of it has been charged to the DRAM so far.
+// What is asked of an allocation, what of it has been charged to the DRAM so far, and what has waited for it.
 struct Asked {
-  double loaded = 0, charged = 0;
+  double loaded = 0, charged = 0, missed = 0;
 };
 
 struct Sm {
@@ -123,6 +123,7 @@ class Timing : public Machine {
   double change(Sm&, const Access&, int sectors, double start);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
+  bool misses_l2(Sm&, int allocation, double sectors);
   void write_back(Sm&, double start);
   void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);

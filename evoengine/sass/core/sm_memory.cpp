@@ -57,6 +57,17 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
 
+// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at the
+// same time.
+bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
+  bool local = size_t(allocation) >= request.traffic.size();
+  Asked& asked = sm.asked[allocation];
+  double share = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].sharers;
+  if (std::fma(std::min(1.0, share), asked.loaded, -asked.missed) < 0.5 * sectors) return false;
+  asked.missed += sectors;
+  return true;
+}
+
 // The DRAM writes back what the L2 holds while nothing is loaded.
 void Timing::write_back(Sm& sm, double start) {
   double written = std::min(sm.unwritten, std::max(0.0, start - sm.dram));
@@ -70,7 +81,7 @@ void Timing::write_back(Sm& sm, double start) {
 // SMs in step.
 void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
-  double turn = std::clamp(sm.unwritten - rates.l2_left_bytes / rates.dram_bytes_per_clock, 0.0, clocks);
+  double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
   sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn * rates.dram_turn_cost;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
@@ -94,6 +105,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
   double latest = start;
   u64 line = ~0ull;
   double dram = 0;  // clocks for each sector of the line
+  bool missed = false;
   for (int n = 0; n < count; n++) {
     int allocation = allocation_at(sectors[n] << 5);
     sm.asked[allocation].loaded++;
@@ -109,14 +121,16 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
     if (sectors[n] >> 2 != line) {
       line = sectors[n] >> 2;
       dram = dram_clocks(sm, allocation, 1);
-    } else if (dram) {
-      sm.asked[allocation].charged++;
+      missed = misses_l2(sm, allocation, 1);
+    } else {
+      if (dram) sm.asked[allocation].charged++;
+      if (missed) sm.asked[allocation].missed++;
     }
     if (dram) {
       load_dram(sm, start, dram, ahead);
       sm.misses_dram = sm.dram;
-      arrives = std::max(arrives, std::max(sm.dram, start) + rates.dram_latency);
     }
+    if (dram || missed) arrives = std::max(arrives, std::max(dram ? sm.dram : start, start) + rates.dram_latency);
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
   }

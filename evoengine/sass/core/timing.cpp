@@ -365,7 +365,7 @@ Timed Timing::simulate() {
   if (result.finished) {
     result.clocks = std::max(result.clocks, now);
     for (Sm& sm : chips) {
-      result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + std::max(0.0, sm.unwritten - rates.l2_left_bytes / rates.dram_bytes_per_clock)});
+      result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
       for (auto [line, until] : sm.changed) result.clocks = std::max(result.clocks, until);
     }
   } else {
