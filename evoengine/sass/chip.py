@@ -87,6 +87,7 @@ NEEDED = {
     "l2_atomic_clocks": Origin(REPEATED),  # of a lane, on a line that others of its lanes and of all SMs' change
     "dram_latency": Origin(CHASE),
     "dram_efficiency": Origin(STREAM),
+    "dram_loaded_delay": Origin(STREAM, HOPPER),  # of its latency, that is added where the DRAM is always busy
     "dram_turn_cost": Origin(STREAM),  # of a byte that is written in turn with loads, over one of the latter
     "launch_us": Origin("an empty kernel"),
     # Hopper

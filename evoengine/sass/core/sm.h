@@ -124,6 +124,7 @@ class Timing : public Machine {
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
   bool misses_l2(Sm&, int allocation, double sectors);
+  double dram_latency() const;
   void write_back(Sm&, double start);
   void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);

@@ -57,6 +57,12 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
 
+// From a request on, without its turn: requests of all SMs meet at its banks the more often the busier it is.
+double Timing::dram_latency() const {
+  double use = now > 0 ? std::min(1.0, result.dram / now / double(chips.size())) : 0;
+  return rates.dram_latency * (1 + rates.dram_loaded_delay * use * use);
+}
+
 // Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at the
 // same time.
 bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
@@ -130,7 +136,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       load_dram(sm, start, dram, ahead);
       sm.misses_dram = sm.dram;
     }
-    if (dram || missed) arrives = std::max(arrives, std::max(dram ? sm.dram : start, start) + rates.dram_latency);
+    if (dram || missed) arrives = std::max(arrives, std::max(dram ? sm.dram : start, start) + dram_latency());
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
   }

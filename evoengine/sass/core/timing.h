@@ -17,7 +17,7 @@ namespace sass {
   X(barrier_latency) X(barrier_interval) X(block_start) X(block_interval) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
   X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
-  X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(local_from_dram)
+  X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(dram_loaded_delay) X(local_from_dram)
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
