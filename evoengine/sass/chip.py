@@ -16,7 +16,7 @@ from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.sass.clock import SUSTAINED, Clock
 
 FILE = Path(__file__).with_name("chips.toml")
-STATUSES = ("measured", "published", "fitted", "inferred", "assumed")
+STATUSES = ("published", "measured", "fitted", "inferred", "assumed")
 HOPPER = 90
 
 GUIDE = "the CUDA C++ Programming Guide's table for its compute capability"
