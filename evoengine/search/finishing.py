@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import secrets
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evoengine.errors import MachineError
-from evoengine.ledger.listing import Trial
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.trials import Trial
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
@@ -42,6 +43,10 @@ MIN_TRIALS_BEHIND = 6
 """trials that must end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate
 costs as much as a dozen other candidates"""
 POLL_SECONDS = 0.1
+BUILD_SECONDS = 2.0
+"""duration of the emulator's build of a candidate, which no verdict's time includes"""
+WHOLE_OVER_SHORT = 12
+"""time of the whole gate by both judges over that of the short cases by machine code"""
 
 
 def is_whole(verdicts: Sequence[Verdict]) -> bool:
@@ -118,6 +123,30 @@ class Lead:
     def due(self) -> bool:
         """Return whether its gate should be finished now."""
         return self.trial is not None and not self.finished and self.trials_behind >= MIN_TRIALS_BEHIND
+
+
+@dataclass(slots=True)
+class GateTime:
+    """Durations of the gate in seconds, from which the time to finish it is estimated."""
+
+    _whole: list[float] = field(default_factory=list)
+    _short: list[float] = field(default_factory=list)
+
+    def add(self, verdicts: Sequence[Verdict], whole: bool) -> None:
+        seconds = sum(v.wall_ms for v in verdicts) / 1e3
+        if whole:
+            self._whole.append(BUILD_SECONDS + seconds)
+        else:
+            self._short.append(seconds)
+
+    def to_finish(self, unfinished: int, jobs: int) -> float:
+        """Return the seconds that finishing the gate for the displayed ones of `unfinished` candidates may take.
+
+        They are estimated from candidates that were judged completely, or from the short cases before there are any.
+        """
+        short = WHOLE_OVER_SHORT * statistics.mean(self._short) if self._short else 0.0
+        each = statistics.mean(self._whole) if self._whole else short
+        return each * min(DISPLAYED_RANKS, unfinished) / jobs
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 // Asynchronous work of an SM: copies by TMA, and wgmmas on the tensor cores.
 //
-// A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free, in turn. It takes N/2 clocks, or as long as shared memory
-// takes to give its operands. While it computes, its sums move through the register file, which costs the other pipes a
-// part of their rates (timing.cpp).
+// A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free, in turn. It takes N/2
+// clocks, or as long as shared memory takes to give its operands. While it computes, its sums move through the register
+// file, which costs the other pipes a part of their rates (timing.cpp).
 #include "sm.h"
 
 #include <algorithm>
@@ -71,7 +71,7 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
     double arrives = std::max(sm.tma, sm.l2) + rates.tma_latency;
-    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + rates.dram_latency - rates.l2_latency);
+    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + dram_latency() - rates.l2_latency);
     latest = std::max(latest, arrives);
   }
   return latest + (reached > 1 ? rates.multicast_latency : 0);
@@ -122,9 +122,9 @@ void Timing::start_product(Sm& sm) {
   double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES;
   double start = std::max(now, sm.tensor);
   sm.port = std::max(sm.port, start) + operands;
+  sm.running.begun = start;
+  sm.running.alone = columns;
   // what TMA has under way need not have been written yet
-  sm.started = start;
-  sm.columns = columns;
   sm.tensor = std::max(start + columns, sm.port - rates.tma_in_flight_bytes / PORT_BYTES);
   sm.traffic = columns / (sm.tensor - start);
   result.tensor += PARTS * columns;
@@ -137,7 +137,7 @@ void Timing::start_product(Sm& sm) {
 void Timing::end_product(Sm& sm) {
   double taken = 0;
   for (Part& part : sm.parts) taken = std::max(taken, part.taken);
-  double end = sm.started + std::fma(rates.hgmma_turns, sm.columns, taken);
+  double end = sm.running.begun + std::fma(rates.hgmma_turns, sm.running.alone, taken);
   if (end > sm.tensor) {
     sm.tensor = end;
     events.push({sm.tensor, order++, nullptr, &sm});
