@@ -362,7 +362,9 @@ def made_of(row: Row, folder: Path) -> list[Made]:
         given, buffers = kernel["parameters"], row["buffers"]
         arguments = [_argument(one, buffers, f"p{n}") for n, one in enumerate(given)]
         pointed_at = {one["map"][1] for one in given if "map" in one}
-        mapped = [_argument(name, buffers, name) for name in sorted(pointed_at - {n for n in given if isinstance(n, str)})]
+        mapped = [
+            _argument(name, buffers, name) for name in sorted(pointed_at - {n for n in given if isinstance(n, str)})
+        ]
         geometry = Geometry(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"])
         launch = prepare(read_kernel(cubin, kernel["entry"]), geometry, arguments, SEED, mapped=mapped)
         for allocation in launch.allocations:

@@ -25,7 +25,6 @@ ENDED = "blocks that exit at once"
 CHASE = "a pointer chase by one thread"
 STREAM = "a kernel that streams from it on all SMs"
 REPEATED = "a kernel that repeats the instruction, timed by clock64"
-PUBLISHED_TIMES = "published times of wgmma kernels beside their machine code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ NEEDED = {
     "conflict_latency": Origin(CHASE, HOPPER),  # of a wavefront of shared memory but the first, beside its clock
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
-    "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute
+    "hgmma_mufu_loss": Origin(REPEATED, HOPPER),  # of MUFU's rate, while wgmmas compute
     "hgmma_arithmetic_interval": Origin(REPEATED, HOPPER),  # of the other arithmetic pipes, while wgmmas compute
     # a sub-core's register file has a turn a clock: those of a wgmma for each clock, and of an FP32 instruction
     "hgmma_turns": Origin(REPEATED, HOPPER),
