@@ -95,8 +95,7 @@ def list_(db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.service.access import Tokens
-    from evoengine.times import utc
-    from evoengine.views.encoding import SCHEMA
+    from evoengine.views.encoding import SCHEMA, utc
     from evoengine.views.tables import Column, Table
 
     with open_ledger(db, create=False) as ledger:
