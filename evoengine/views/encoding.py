@@ -21,7 +21,7 @@ OF_A_TRIAL = (
 """fields of a trial's JSON in its event; docs/ledger.md describes them"""
 
 
-class Answer(TypedDict):
+class AnswerView(TypedDict):
     """An answer of a command or of the service. `schema` is the version of its shape."""
 
     schema: int
