@@ -391,20 +391,25 @@ def _argument(given: Any, buffers: Mapping[str, Sequence[Any]], name: str) -> An
     return StructArgument(name, given["struct"], parts)
 
 
-def predict_again(row: Row, folder: Path) -> Row:
-    """Return the row with the current model's predictions in place of those that were made before it was measured."""
+def predict_again(row: Row, folder: Path) -> Row | str:
+    """Return the row with the current model's predictions in place of those made before it was measured, or why not."""
     start = time.process_time()
-    found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"])
+    try:
+        found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"])
+    except Exception as error:  # named, as in `attempt`
+        return f"{row['set']}, {row['problem']}, {row['kernel']}: {type(error).__name__}: {error}"
     return {**row, "model": MODEL_VERSION, "predicted": found, "cpu_s": round(time.process_time() - start, 2)}
 
 
 def predict_folder_again(folder: Path, out: Path, processes: int, only: str) -> None:
     """Write the folder's rows with the current model's predictions to `out`, a line of JSON a row."""
-    rows = [json.loads(line) for line in _lines(folder / "rows.jsonl")]
-    wanted = [row for row in rows if only in row["set"]]
+    wanted = [row for row in map(json.loads, _lines(folder / "rows.jsonl")) if only in row["set"]]
     with ProcessPoolExecutor(processes) as pool, out.open("w") as file:
         for row in pool.map(predict_again, wanted, [folder] * len(wanted)):
-            print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+            if isinstance(row, str):
+                print(row, file=sys.stderr)
+            else:
+                print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
 
 
 # ── preparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
