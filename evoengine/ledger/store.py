@@ -734,13 +734,6 @@ class Ledger:
             row = session.scalar(last)
             return None if row is None else to_profile(row)
 
-    def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """Return when the candidate was started and when it was finished."""
-        with self.database.reading() as session:
-            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
-            created, finished = session.execute(times).one()
-            return created, finished
-
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:
             rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))

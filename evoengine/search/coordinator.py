@@ -18,21 +18,18 @@ from evoengine.objectives import sampler_values
 from evoengine.records import Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
-from evoengine.search.failures import Failures
-from evoengine.search.finals import FINALISTS, record_finals, submit_finals
-from evoengine.search.finishing import Finisher, GateTime, Lead
+from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight, Pending
 from evoengine.search.lookahead import Lookahead
-from evoengine.search.neighbours import neighbouring_bests
+from evoengine.search.neighbours import neighbouring_bests, sibling_prior
 from evoengine.search.other_searches import OtherSearches
 from evoengine.search.past import run_past
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.progress import Progress
+from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.search.setting import Setting
-from evoengine.search.siblings import sibling_prior
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import WorkerPool, Workers
 from evoengine.stages.predict import Estimated

@@ -280,16 +280,9 @@ Step unpack_bytes(Context& c, const Instruction& i) {
   Lanes s, out;
   const Operand& from = i.operands[1];
   const Lanes& x = plain(c, from, s);
-  auto half = [&](u32 byte) -> u32 {
-    if (i.a) return byte << 8;
-    if ((byte & 0x7f) == 0x7f) return 0x7fff;
-    const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
-    const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
-    return float_to_half(float(byte & 0x80 ? -value : value));
-  };
   each(out, [&](int l) {
     const u32 v = narrowed(from, x[l]);
-    return half(v & 0xff) | half(v >> 8 & 0xff) << 16;
+    return byte_to_half(v & 0xff, i.a) | byte_to_half(v >> 8 & 0xff, i.a) << 16;
   });
   write(c, i.operands[0], out);
   return Step::Done;

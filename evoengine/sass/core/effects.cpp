@@ -160,7 +160,7 @@ struct Builder {
   void operands() {
     if (i.operands.empty()) return;
     if (one_of(base, {"HMMA", "IMMA", "DMMA"})) return matrix_product();
-    if (base == "HGMMA") return group_product();
+    if (one_of(base, {"HGMMA", "QGMMA"})) return group_product();
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
     if (one_of(base, {"R2P", "UR2UP"})) return predicates(e.writes, i.operands.back()), read_from(1);
@@ -254,7 +254,7 @@ struct Builder {
     if (base == "HMMA") return has(i, "16816") || (has(i, "TF32") && has(i, "1688")) ? Unit::Tensor : Unit::ShortTensor;
     if (one_of(base, {"IMMA", "DMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;
-    if (base == "HGMMA") return Unit::Group;
+    if (one_of(base, {"HGMMA", "QGMMA"})) return Unit::Group;
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return Unit::Double;
     if (base == "CS2R") return i.operands.size() > 1 && i.operands[1].text == "SRZ" ? Unit::Special : Unit::Other;
     if (base == "SYNCS") return Unit::Sync;

@@ -261,6 +261,7 @@ const Opcode MATRIX[] = {
     {"IMMA", Pipe::Tensor, prepare_multiply_bytes},
     {"DMMA", Pipe::Tensor, prepare_multiply_doubles},
     {"HGMMA", Pipe::Tensor, prepare_group_product},
+    {"QGMMA", Pipe::Tensor, prepare_group_product_of_bytes},
     {nullptr, Pipe::None, nullptr},
 };
 

@@ -125,6 +125,15 @@ struct FloatFormat {
 constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
 constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
+// A byte of E4M3 or E5M2 as a half, which holds all of their values.
+inline u32 byte_to_half(u32 byte, bool e5m2) {
+  if (e5m2) return byte << 8;
+  if ((byte & 0x7f) == 0x7f) return 0x7fff;
+  const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
+  const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
+  return float_to_half(float(byte & 0x80 ? -value : value));
+}
+
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
 u32 to_format(double value, FloatFormat format, int rounding, bool saturates = false);
 

@@ -3,10 +3,14 @@
 //
 // HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8].tnspA.tnspB, R24, UP0, gsb0: A's descriptor is in UR8 and UR9, B's in UR10
 // and UR11, also where A is in registers; without UP0 the sums begin at zero; gsb0 closes a group.
+//
+// QGMMA.64x128x32.F32.E4M3.E5M2, of bytes: the same with twice the depth in the same places. It is formed in two passes,
+// each of which takes two of the four bytes of every word as halves. Sums are of FP32; the hardware keeps fewer bits.
 #include "async.h"
 #include "matrix.h"
 #include "order.h"
 #include "products.h"
+#include "rounding.h"
 
 #include <algorithm>
 
@@ -48,7 +52,26 @@ struct IssuedProduct {
   bool transposed_a, transposed_b;
   bool half_sums;
   float sign;
+  bool bytes;            // E4M3, or E5M2
+  bool e5m2_a, e5m2_b;
+  int pass;              // of bytes: 0, then 1
 };
+
+// The two bytes of each word that this pass takes, as halves.
+void widen(const IssuedProduct& p, u32* words, int count, bool e5m2) {
+  if (!p.bytes) return;
+  static const auto halves = [] {
+    std::array<std::array<u16, 256>, 2> all;
+    for (int e5m2 = 0; e5m2 < 2; e5m2++)
+      for (u32 byte = 0; byte < 256; byte++) all[e5m2][byte] = u16(byte_to_half(byte, e5m2));
+    return all;
+  }();
+  const auto& of = halves[e5m2];
+  for (int n = 0; n < count; n++) {
+    const u32 two = words[n] >> 16 * p.pass;
+    words[n] = of[two & 255] | u32(of[two >> 8 & 255]) << 16;
+  }
+}
 
 // Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in
 // a transposed matrix. So many chunks in that direction and elements in the other one, each from the `first` on.
@@ -114,6 +137,7 @@ void read_left(const IssuedProduct& p, Left& left) {
     int per_word = p.format == Format::TFloat ? 1 : 2;
     for (u32 chunk = 0; chunk < 2; chunk++) {
       for (u32 row = 0; row < 16; row++) std::memcpy(words[row], shared + places[2 * row + chunk], CHUNK);
+      widen(p, words[0], 64, p.e5m2_a);
       to_floats(words[0], low[0], high[0], 64, p.format);
       for (int row = 0; row < 16; row++)
         for (int n = 0; n < 4; n++) {
@@ -165,11 +189,13 @@ void read_right(const IssuedProduct& p, const u32* places, Right& right) {
         for (int n = 0; n < 4; n++) std::memcpy(&words[4 * chunk + n][odd][column / 2], &own[n], sizeof own[n]);
       }
   for (int word = 0; word < 8; word++)
-    for (int odd = 0; odd < 2; odd++)
+    for (int odd = 0; odd < 2; odd++) {
+      widen(p, words[word][odd], p.n / 2, p.e5m2_b);
       if (p.format == Format::TFloat)
         to_floats(words[word][odd], right.of[word][odd], right.of[word + 8][odd], p.n / 2, p.format);
       else
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
+    }
 }
 
 void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Right& right) {
@@ -189,15 +215,18 @@ void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Righ
   }
 }
 
-void form(const IssuedProduct& p) {
+void form_pass(const IssuedProduct& p) {
   static thread_local Left left;
   static thread_local Right right;
   Warp& w = *p.warp;
-  if (w.block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
-  if (p.a_register >= 0)
-    left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
-  else
+  if (p.a_register >= 0) {
+    Lanes own[4];
+    std::copy_n(w.r + p.a_register, 4, own);
+    widen(p, own[0].v, 4 * LANES, p.e5m2_a);
+    left_of_registers(left, own, 4, p.format, p.sign);
+  } else {
     read_left(p, left);
+  }
   u32 places[MAX_CHUNKS];
   find_chunks(p, p.b, p.transposed_b, of_right(p), places);
   if (p.transposed_b)
@@ -212,6 +241,16 @@ void form(const IssuedProduct& p) {
   multiply(w.r + p.d, left, right, p.n, p.k);
 }
 
+void form(const IssuedProduct& p) {
+  if (p.warp->block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
+  form_pass(p);
+  if (!p.bytes) return;
+  IssuedProduct second = p;
+  second.pass = 1;
+  second.c = p.d;
+  form_pass(second);
+}
+
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
 void order_reads(Order& order, const IssuedProduct& p) {
   u32 lines[32 + MAX_CHUNKS];
@@ -221,7 +260,7 @@ void order_reads(Order& order, const IssuedProduct& p) {
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
-constexpr int SUMS_IN_HALF = 16, CLOSES = 32;
+constexpr int SUMS_IN_HALF = 16, CLOSES = 32, OF_BYTES = 64, E5M2_A = 128, E5M2_B = 256;
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
@@ -244,6 +283,10 @@ Step begin_product(Context& c, const Instruction& i) {
   p.transposed_a = i.b & TRANSPOSED_A;
   p.transposed_b = i.b & TRANSPOSED_B;
   p.half_sums = i.b & SUMS_IN_HALF;
+  p.bytes = i.b & OF_BYTES;
+  p.e5m2_a = i.b & E5M2_A;
+  p.e5m2_b = i.b & E5M2_B;
+  p.pass = 0;
   p.sign = !(i.b & NEGATIVE_A) == !(i.b & NEGATIVE_B) ? 1.0f : -1.0f;
   Completion work;
   work.queue = Completion::Queue::Product;
@@ -315,6 +358,20 @@ Execute prepare_group_product(Instruction& i) {
   if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
   bool shape = i.a && !(format == Format::TFloat && i.b & (TRANSPOSED_A | TRANSPOSED_B | SUMS_IN_HALF));
   return sums && shape && m.none_left() ? begin_product : nullptr;
+}
+
+Execute prepare_group_product_of_bytes(Instruction& i) {
+  if (i.modifiers.size() != 4 || !known_operands(i)) return nullptr;
+  const std::string &sums = i.modifiers[1], &left = i.modifiers[2], &right = i.modifiers[3];
+  auto known = [](const std::string& type) { return type == "E4M3" || type == "E5M2"; };
+  if ((sums != "F32" && sums != "F16") || !known(left) || !known(right)) return nullptr;
+  i.c = int(Format::Half);
+  i.a = columns_of(i.modifiers[0], "32");
+  i.b = OF_BYTES | (sums == "F16" ? SUMS_IN_HALF : 0) | (left == "E5M2" ? E5M2_A : 0) | (right == "E5M2" ? E5M2_B : 0);
+  if (!take_descriptor(i.text, i.b) || i.b & (TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
+  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
+  if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
+  return i.a ? begin_product : nullptr;
 }
 
 }  // namespace sass
