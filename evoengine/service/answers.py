@@ -128,9 +128,9 @@ class Answers:
         """Return the best of the nearest problem and GPU that have one, with the problem that was asked for."""
         gpu, problem = question.gpu, question.problem
         if gpu is None or problem is None:
-            gpu, problem = self._ledger.last_target(gpu, problem)
+            gpu, problem = self._ledger.targets.last(gpu, problem)
         asked: AskedView = {"problem": problem, "gpu": gpu}
-        for other, on in nearest_first(problem, stored_gpu(self._ledger, gpu), self._ledger.lists.ranked_targets()):
+        for other, on in nearest_first(problem, stored_gpu(self._ledger, gpu), self._ledger.targets.ranked()):
             if found := self._ledger.best(other, on, top=1):
                 exact = (other, on) == (problem, gpu)
                 return {**one_trial_json(found[0]), "asked": asked, "exact": exact}

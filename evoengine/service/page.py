@@ -195,9 +195,7 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
 
 def _bests(state: State) -> list[TrialView]:
     """Return the best of each problem and GPU, latest first."""
-    found = (
-        state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.lists.ranked_targets()[:SHOWN_BESTS]
-    )
+    found = (state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.targets.ranked()[:SHOWN_BESTS])
     return [trial_json(each[0]) for each in found if each]
 
 
