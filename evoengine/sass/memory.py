@@ -14,7 +14,7 @@ from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program
 from evoengine.sass.grid import Grid, Work
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import Traffic, survey
+from evoengine.sass.model import WRITTEN, Traffic, survey
 
 SURVEYED = 400_000
 """warp instructions, over all clusters, within which their beginnings are surveyed"""
@@ -30,7 +30,7 @@ SECTOR = 32
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
 ) -> tuple[list[Traffic], float]:
-    """Return the traffic of each allocation, and the bytes that all blocks store, each counted once.
+    """Return the traffic of each allocation, and the bytes that are stored for the DRAM, each counted once.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
@@ -54,9 +54,9 @@ def traffic_of(
     written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / surveyed) / _at_least(stored * wave)
     written = np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
 
+    in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
     if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
         unseen = float(sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
-        in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
         written = np.full(sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
 
     longest = min(work.mean, WHOLE)  # what the one that is run longer executes
@@ -86,11 +86,15 @@ def traffic_of(
     together = t["loaded_together"] / _at_least(t["loaded"])
     found = t["whole_found"] / _at_least(t["whole_found"] + t["whole_loaded"])
     from_dram = found * (1 - found_stored) + (1 - found) * share * again
-    if not cold and _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes):
-        written = np.zeros_like(written)
+    stored_bytes = min(in_all, float(sum(a.bytes for a in launch.allocations if a.writable)))
+    if cold:
+        stays = stored_bytes <= WRITTEN * chip.l2_kept_bytes
+    else:
+        stays = stored_bytes + np.minimum(loads * grid.clusters / wave, sizes).sum() <= chip.l2_kept_bytes
+    if stays:  # what is stored is in the L2 at the end
+        written, stored_bytes = np.zeros_like(written), 0.0
     columns = zip(from_dram, written, together, sharers, strict=True)
-    stored_bytes = np.minimum(stores * grid.clusters / wave, sizes).sum()
-    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], float(stored_bytes)
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
