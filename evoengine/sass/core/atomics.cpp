@@ -101,15 +101,12 @@ void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged,
   for (int k = 0; k < i.c; ++k) {
     const Operand& to = i.operands[k];
     if (is_predicate(to)) write_predicate(c, to, ALL);
-    else if (i.a == CAST) {
-      Lanes out;
-      each(out, [&](int l) { return exchanged >> l & 1; });
-      write(c, to, out);
-    } else if (wide) write_wide(c, to, old);
-    else {
-      Lanes out;
-      each(out, [&](int l) { return u32(old[l]); });
-      write(c, to, out);
+    else if (i.a == CAST) {  // of 64 bits in both registers
+      Wide out;
+      for (int l = 0; l < LANES; ++l) out[l] = exchanged >> l & 1;
+      write_typed(c, to, wide, out);
+    } else {
+      write_typed(c, to, wide, old);
     }
   }
 }

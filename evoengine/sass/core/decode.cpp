@@ -56,7 +56,7 @@ bool suffix(Operand& o, string_view s) {
   };
   if (s == "64") return o.wide = true;
   if (s == "reuse") return true;              // which the control word has too
-  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
+  if (s == "ROW" || s == "COL" || s == "SIGN") return true;  // IMMA and PLOP3 read the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;

@@ -4,18 +4,25 @@
 namespace sass {
 namespace {
 
-constexpr u64 SIGN = 0x8000000000000000ull;
+constexpr u64 SIGN = 0x8000000000000000ull, QUIET = 1ull << 51;
 
 struct Doubles {
   double v[LANES];
   double operator[](int l) const { return v[l]; }
 };
 
+// The bits as they stand, without signs.
+void load_bits(Context& c, const Operand& o, Wide& out) {
+  load_wide(c, o, out);
+  if (o.kind == Kind::Immediate)
+    for (int l = 0; l < LANES; ++l) out[l] <<= 32;
+}
+
 void load_doubles(Context& c, const Operand& o, Doubles& out) {
   Wide x;
-  load_wide(c, o, x);
+  load_bits(c, o, x);
   for (int l = 0; l < LANES; ++l) {
-    u64 bits = o.kind == Kind::Immediate ? x[l] << 32 : x[l];
+    u64 bits = x[l];
     if (o.absolute) bits &= ~SIGN;
     if (o.negate) bits ^= SIGN;
     out.v[l] = std::bit_cast<double>(bits);
@@ -23,6 +30,16 @@ void load_doubles(Context& c, const Operand& o, Doubles& out) {
 }
 
 u64 canonical_bits(double d) { return d != d ? 0xfff8000000000000ull : std::bit_cast<u64>(d); }
+
+// The NaN among an operation's sources that its result is, quiet and with its own sign; the first source's only where no
+// other is one. `none` where none is.
+template <int SOURCES>
+u64 carried_nan(const u64 (&source)[3], u64 none) {
+  static constexpr int ORDER[] = {1, 2, 0};
+  for (int k : ORDER)
+    if (k < SOURCES && (source[k] & ~SIGN) > 0x7ff0000000000000ull) return source[k] | QUIET;
+  return none;
+}
 
 template <class Op>
 [[gnu::noinline]] void calculate(const Doubles& x, const Doubles& y, const Doubles& z, Wide& out, int rounding) {
@@ -36,8 +53,11 @@ template <class Op>
 Step arithmetic(Context& c, const Instruction& i) {
   Doubles source[3];
   Wide out;
-  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]);
+  Wide raw[3];
+  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]), load_bits(c, i.operands[k + 1], raw[k]);
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.a);
+  for (int l = 0; l < LANES; ++l)
+    if (out[l] == canonical_bits(NAN)) out[l] = carried_nan<Op::SOURCES>({raw[0][l], raw[1][l], raw[2][l]}, out[l]);
   write_wide(c, i.operands[0], out);
   return Step::Done;
 }

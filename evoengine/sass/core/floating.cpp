@@ -35,6 +35,11 @@ Step arithmetic_with(Context& c, const Instruction& i) {
   }
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.c);
   if (i.a) each(out, [&](int l) { return flush(out[l]); });
+  if constexpr (std::is_same_v<Op, Multiply>)  // what rounding alone brings to the smallest normal number is flushed
+    if (i.a) each(out, [&](int l) {
+      const bool tiny = std::fabs(double(as_float(source[0][l])) * as_float(source[1][l])) < 0x1p-126;
+      return tiny ? out[l] & 0x80000000u : out[l];
+    });
   if (i.b) each(out, [&](int l) { return saturate(out[l]); });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -85,8 +90,10 @@ Execute prepare_multiply(Instruction& i) {
 
 // FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 Step fmnmx(Context& c, const Instruction& i) {
-  Lanes s, t, out;
+  Lanes s, t, u, v, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  // XORSIGN's are the signs before |…| takes them away
+  const Lanes &x_sign = plain(c, i.operands[1], u), &y_sign = plain(c, i.operands[2], v);
   const u32 least = predicate(c, i.operands[3]), keep = i.c ? 0x7fffffffu : ALL, signs = ~keep;
   const bool flushes = i.a, spreads = i.b;
   each(out, [&](int l) {
@@ -98,7 +105,7 @@ Step fmnmx(Context& c, const Instruction& i) {
     const bool first = (least >> l & 1) ? po < qo : po > qo;
     u32 v = first ? pk : qk;
     v = p_nan ? qk : q_nan ? pk : v;
-    v |= (p ^ q) & signs;
+    v |= (x_sign[l] ^ y_sign[l]) & signs;
     const bool none = spreads ? p_nan | q_nan : p_nan & q_nan;
     return none ? NAN_BITS : v;
   });

@@ -123,6 +123,7 @@ struct FloatFormat {
   bool finite = false;  // E4M3: only all ones is NaN
 };
 constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
+constexpr FloatFormat TFLOAT_FORMAT{8, 10}, DOUBLE_FORMAT{11, 52};
 constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
