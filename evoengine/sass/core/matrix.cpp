@@ -156,7 +156,8 @@ Step multiply_halves(Context& c, const Instruction& i) {
   } else {
     registers_from(c, i.operands[3], 4, sums);
   }
-  multiply(sums, left, right, 8, i.a * (format == Format::TFloat ? 2 : 4));
+  const int k = i.a * (format == Format::TFloat ? 2 : 4);
+  multiply(sums, left, right, 8, k, sums_of(format, c.machine.launch.arch, k, i.b == HALF_SUMS));
   if (i.b == HALF_SUMS)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
   else
@@ -235,7 +236,8 @@ Step multiply_doubles(Context& c, const Instruction& i) {
   for (int n = 0; n < 2; n++)
     for (int lane = 0; lane < LANES; lane++) {
       double sum = double_of(sums + 2 * n, lane);
-      for (int k = 0; k < 4; k++) sum += double_of(a, lane / 4 * 4 + k) * double_of(b, (lane % 4 * 2 + n) * 4 + k);
+      for (int k = 0; k < 4; k++)
+        sum = std::fma(double_of(a, lane / 4 * 4 + k), double_of(b, (lane % 4 * 2 + n) * 4 + k), sum);
       u64 bits;
       std::memcpy(&bits, &sum, 8);
       sums[2 * n][lane] = u32(bits);

@@ -173,20 +173,16 @@ void read_right(const IssuedProduct& p, const u32* places, Right& right) {
 }
 
 void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Right& right) {
-  for (int j = 0; j < p.n / 8; j++) {
-    Lanes sums[4] = {};
-    float* of[4];
-    for (int n = 0; n < 4; n++) of[n] = reinterpret_cast<float*>(sums[n].v);
-    for (int half = 0; half < 2 && p.c != RZ; half++)
-      to_floats(w.r[p.c + 2 * j + half].v, of[2 * half], of[2 * half + 1], LANES, Format::Half);
-    Right columns;
-    for (int k = 0; k < p.k; k++)
-      for (int odd = 0; odd < 2; odd++) std::memcpy(columns.of[k][odd], &right.of[k][odd][4 * j], 16);
-    multiply(sums, left, columns, 8, p.k);
-    for (int half = 0; half < 2; half++)
-      for (int lane = 0; lane < LANES; lane++)
-        w.r[p.d + 2 * j + half][lane] = to_half(of[2 * half][lane]) | u32(to_half(of[2 * half + 1][lane])) << 16;
-  }
+  static thread_local Lanes sums[MAX_COLUMNS / 2];
+  const int registers = p.n / 4;
+  auto floats = [&](int n) { return reinterpret_cast<float*>(sums[n].v); };
+  for (int n = 0; n < registers; n++)
+    if (p.c == RZ) sums[2 * n] = sums[2 * n + 1] = Lanes{};
+    else to_floats(w.r[p.c + n].v, floats(2 * n), floats(2 * n + 1), LANES, Format::Half);
+  multiply(sums, left, right, p.n, p.k, group_sums_of(p.format, p.k, true));
+  for (int n = 0; n < registers; n++)
+    for (int lane = 0; lane < LANES; lane++)
+      w.r[p.d + n][lane] = to_half(floats(2 * n)[lane]) | u32(to_half(floats(2 * n + 1)[lane])) << 16;
 }
 
 void form(const IssuedProduct& p) {
@@ -209,7 +205,7 @@ void form(const IssuedProduct& p) {
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
   else if (p.c != p.d)
     std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
-  multiply(w.r + p.d, left, right, p.n, p.k);
+  multiply(w.r + p.d, left, right, p.n, p.k, group_sums_of(p.format, p.k, false));
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
