@@ -128,11 +128,11 @@ float sum_of(double exact, const Sums& how) {
   if (exact != exact) return as_float(0x7fffffffu);
   const u64 bits = std::bit_cast<u64>(exact);
   if (!how.halves && std::fabs(exact) < 0x1p-126) {  // to a whole multiple of the smallest float
-    return float(std::trunc(exact * 0x1p149) * 0x1p-149);
+    return float(std::trunc(exact * 0x1p149) * 0x1p-149) + 0.0f;  // never −0
   }
   if (!how.halves) return float(std::bit_cast<double>(bits >> (52 - how.kept) << (52 - how.kept)));
   const u64 cut = bits & ((1ull << 29) - 1), odd = (bits ^ cut) | u64(cut != 0) << 29;
-  return half_to_float(to_half(float(std::bit_cast<double>(odd))));
+  return half_to_float(to_half(float(std::bit_cast<double>(odd)))) + 0.0f;
 }
 
 // One element, of any values: `a` and `b` are `count` floats that lie `step_a` and `step_b` apart.
@@ -154,70 +154,88 @@ float exact_sum(float c, const float* a, size_t step_a, const float* b, size_t s
 
 typedef i16 SixteenShorts __attribute__((vector_size(32)));
 typedef i16 EightShorts __attribute__((vector_size(16)));
-typedef double EightDoubles __attribute__((vector_size(64)));
-typedef u64 EightLongs __attribute__((vector_size(64)));
+typedef u64 FourLongs __attribute__((vector_size(32)));
 
 struct Exponents {
   alignas(64) i16 left[MAX_K][2][LANES];
   alignas(64) i16 right[MAX_K][2][MAX_COLUMNS / 2];
 };
 
-// The sums of 16-bit lanes n of `top` and of 32-bit values: 8 elements from their exact parts.
-Eight sums_of(EightInts products, EightInts start, EightInts top, const Sums& how) {
-  const EightDoubles whole = __builtin_convertvector(products, EightDoubles) + __builtin_convertvector(start, EightDoubles);
-  const EightLongs scale = __builtin_convertvector(EightInts(top + (1023 - how.fraction)), EightLongs) << 52;
-  const EightLongs exact = EightLongs(whole * EightDoubles(scale));
-  if (!how.halves)
-    return __builtin_convertvector(EightDoubles(exact >> (52 - how.kept) << (52 - how.kept)), Eight);
+// Whole multiples of 2^(top - fraction) as sums.
+Eight sums_of(EightInts whole, EightInts top, const Sums& how) {
+  const EightInts sign = whole & i32(0x80000000);
+  const EightWords magnitude = EightWords(whole < 0 ? -whole : whole);
+  EightInts bits = EightInts(__builtin_convertvector(EightInts(magnitude), Eight));  // rounded to the nearest
+  const EightWords back = EightWords(__builtin_convertvector(Eight(bits), EightInts));
+  bits += EightInts(back > magnitude);  // cut off
+  if (how.halves) bits |= EightInts(back != magnitude) & 1;  // odd where something was cut off
+  else bits &= i32(ALL << (23 - how.kept));
+  const Eight cut = Eight(bits | sign) * Eight((127 - how.fraction + top) << 23);
+  if (!how.halves) return cut;
   Eight out;
-  for (int n = 0; n < 8; n++) out[n] = sum_of(std::bit_cast<double>(u64(exact[n])), how);
+  for (int n = 0; n < 8; n++) out[n] = half_to_float(to_half(cut[n])) + 0.0f;
   return out;
 }
 
-// Columns 8j … 8j + 7 of rows g or g + 8, of which every second: four registers' eights, over `count` products from `first`.
-void add_products(Eight* sums, const Left& left, const Right& right, const Exponents& exponents, int j, int half, int odd,
-                  int first, int count, const Sums& how) {
-  SixteenShorts top16[2];
-  for (int k = first; k < first + count; k++) {
-    u64 four;
-    std::memcpy(&four, &exponents.right[k][odd][4 * j], sizeof four);
-    typedef u64 FourLongs __attribute__((vector_size(32)));
-    const SixteenShorts b = SixteenShorts(FourLongs{four, four, four, four});
+bool any(EightInts flags) {
+  u64 words[4];
+  std::memcpy(words, &flags, sizeof words);
+  return words[0] | words[1] | words[2] | words[3];
+}
+
+// 4 eights: columns 8j, 8j + 2, 8j + 4 and 8j + 6, or those after them where `odd`, of rows 0 … 7 or 8 … 15.
+struct Place {
+  int j, half, odd, first, count;  // products `first` … `first` + `count` - 1
+};
+
+// Adds the products; false where that takes exact_sum.
+bool add_products(Eight* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
+  SixteenShorts top16[2] = {2 * OF_ZERO - (SixteenShorts){}, 2 * OF_ZERO - (SixteenShorts){}};
+  for (int k = at.first; k < at.first + at.count; k++) {
+    FourLongs four;
+    u64 own;
+    std::memcpy(&own, &exponents.right[k][at.odd][4 * at.j], sizeof own);
+    four = FourLongs{own, own, own, own};
     for (int n = 0; n < 2; n++) {
-      const SixteenShorts e = *reinterpret_cast<const SixteenShorts*>(&exponents.left[k][half][16 * n]) + b;
-      top16[n] = k == first || e > top16[n] ? e : top16[n];
+      const SixteenShorts e = reinterpret_cast<const SixteenShorts*>(exponents.left[k][at.half])[n] + SixteenShorts(four);
+      top16[n] = e > top16[n] ? e : top16[n];
     }
   }
-  EightInts top[4], start[4], products[4] = {};
+  EightInts top[4], products[4] = {}, unusual = {};
   Eight scale[4];
-  EightInts unusual = {};
   for (int n = 0; n < 4; n++) {
     EightShorts own;
-    std::memcpy(&own, reinterpret_cast<const i16*>(&top16[n / 2]) + n % 2 * 8, sizeof own);
+    std::memcpy(&own, reinterpret_cast<const i16*>(top16) + 8 * n, sizeof own);
     const EightInts e = __builtin_convertvector(own, EightInts), of_sum = exponents_of(sums[n], how.least_sum);
     top[n] = e > of_sum ? e : of_sum;
     unusual |= (top[n] > HIGHEST) | ((top[n] < LOWEST) & (top[n] > ZEROS));
     top[n] = top[n] > LOWEST ? top[n] : LOWEST - (EightInts){};
     scale[n] = Eight((127 + how.fraction - top[n]) << 23);
   }
-  u64 any[4];
-  std::memcpy(any, &unusual, sizeof any);
-  if (any[0] | any[1] | any[2] | any[3]) {
-    for (int lane = 0; lane < LANES; lane++) {
-      float& sum = reinterpret_cast<float*>(sums)[lane];
-      sum = exact_sum(sum, &left.of[first][half][lane], 2 * LANES, &right.of[first][odd][4 * j + lane % 4], MAX_COLUMNS,
-                      count, how);
-    }
-    return;
-  }
-  for (int n = 0; n < 4; n++) start[n] = __builtin_convertvector(sums[n] * scale[n], EightInts);
-  for (int k = first; k < first + count; k++) {
-    const Eight* a = reinterpret_cast<const Eight*>(left.of[k][half]);
-    const Four four = *reinterpret_cast<const Four*>(&right.of[k][odd][4 * j]);
+  if (any(unusual)) return false;
+  for (int k = at.first; k < at.first + at.count; k++) {
+    const Eight* a = reinterpret_cast<const Eight*>(left.of[k][at.half]);
+    const Four four = *reinterpret_cast<const Four*>(&right.of[k][at.odd][4 * at.j]);
     const Eight b = __builtin_shufflevector(four, four, 0, 1, 2, 3, 0, 1, 2, 3);
     for (int n = 0; n < 4; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], EightInts);
   }
-  for (int n = 0; n < 4; n++) sums[n] = sums_of(products[n], start[n], top[n], how);
+  for (int n = 0; n < 4; n++) {
+    const EightInts start = __builtin_convertvector(sums[n] * scale[n], EightInts);
+    const EightInts whole = EightInts(EightWords(products[n]) + EightWords(start));
+    unusual |= ((products[n] ^ whole) & (start ^ whole)) < 0;
+    products[n] = whole;
+  }
+  if (any(unusual)) return false;
+  for (int n = 0; n < 4; n++) sums[n] = sums_of(products[n], top[n], how);
+  return true;
+}
+
+void add_exactly(Eight* sums, const Left& left, const Right& right, const Place& at, const Sums& how) {
+  for (int lane = 0; lane < LANES; lane++) {
+    float& sum = reinterpret_cast<float*>(sums)[lane];
+    sum = exact_sum(sum, &left.of[at.first][at.half][lane], 2 * LANES,
+                    &right.of[at.first][at.odd][4 * at.j + lane % 4], MAX_COLUMNS, at.count, how);
+  }
 }
 
 }  // namespace
@@ -242,14 +260,15 @@ void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k
       exponents_of(right.of[depth][n], exponents.right[depth][n], columns / 2, how.least);
     }
   for (int j = 0; j < columns / 8; j++)
-    for (int half = 0; half < 2; half++)
-      for (int odd = 0; odd < 2; odd++) {
-        Eight sums[4], *of = reinterpret_cast<Eight*>(d[4 * j + 2 * half + odd].v);
-        std::memcpy(sums, of, sizeof sums);
-        for (int first = 0; first < k; first += how.block)
-          add_products(sums, left, right, exponents, j, half, odd, first, std::min(how.block, k - first), how);
-        std::memcpy(of, sums, sizeof sums);
+    for (int n = 0; n < 4; n++) {
+      Eight sums[4];
+      std::memcpy(sums, d[4 * j + n].v, sizeof sums);
+      for (int first = 0; first < k; first += how.block) {
+        const Place at{j, n / 2, n % 2, first, std::min(how.block, k - first)};
+        if (!add_products(sums, left, right, exponents, at, how)) add_exactly(sums, left, right, at, how);
       }
+      std::memcpy(d[4 * j + n].v, sums, sizeof sums);
+    }
 }
 
 }  // namespace sass
