@@ -4,7 +4,7 @@
 
 Searches compile, execute and emulate RMSNorm kernels, all of which are right, and evaluate each again (--remeasure). A
 search whose coordinator was killed goes on by the same command; after its end the next begins. At the end no kernel may
-have a verdict against it, but that of the rule: its search was killed while it was under way, then twice while nothing
+have a verdict against it, but that of the rule: its search was killed while it was in flight, then twice while nothing
 else was, which nothing tells from a kernel that kills its search. No trial may be without an end or judged twice, and
 no process or folder may be left. The exit code is 1 where anything is wrong.
 """

@@ -47,7 +47,7 @@ class Found:
 
 
 def torture(database: str, folder: Path, *, kills: int, size: int, longest: float, seed: int, echo=print) -> Found:
-    """Goes on until so many processes were killed, and the run under way has come to its end."""
+    """Goes on until so many processes were killed, and the run in progress has come to its end."""
     drawn, found, log = random.Random(seed), Found(), folder / "evaluated"
     log.touch()
     while found.kills < kills or not found.runs:

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli import dashboard, ledger
+from evoengine.cli import dashboard
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger.database import parse_url
-from evoengine.ledger.driver_errors import display_url
+from evoengine.ledger.database import display_url, parse_url
 from evoengine.ledger.optuna import dashboard as study_summary
 from evoengine.ledger.optuna import study
 from evoengine.passwords import command_line, hide_passwords
@@ -125,7 +124,7 @@ def test_a_ledger_keeps_the_command_without_the_password_and_so_does_an_export(c
 def test_the_dashboard_is_started_in_this_process_and_its_line_has_no_password(command, monkeypatch):
     """No child has the URL as an argument, where `ps` shows it to everybody."""
     served = []
-    monkeypatch.setattr(ledger, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
+    monkeypatch.setattr("evoengine.ledger.store.open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
     monkeypatch.setattr(study, "optuna_storage", lambda url: url)
     monkeypatch.setattr(study, "artifact_store", lambda url: None)
     monkeypatch.setattr(study_summary, "summarise_large_studies", lambda storage, ledger: [])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import db_option, json_option, reading
 from evoengine.errors import NothingFound, UsageError
 
 if TYPE_CHECKING:
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--kernels", type=click.Path(path_type=Path), metavar="DIR",
+    "--kernels",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
     help="Folder of kernels with measured times (docs/accuracy-data.md), used instead of the ledger's measurements.",
-)  # fmt: skip
+)
 @click.option(
-    "--nvrtc", multiple=True, metavar="VERSION=LIB",
+    "--nvrtc",
+    multiple=True,
+    metavar="VERSION=LIB",
     help="With --kernels: path of the NVRTC version that a kernel requires, as in 11.8=/path/libnvrtc.so.11.2.",
-)  # fmt: skip
+)
 @click.option(
     "--samples", type=click.IntRange(min=1), help="With --kernels: number of rows sampled per GPU.  [default: all]"
 )
@@ -37,9 +41,15 @@ if TYPE_CHECKING:
 @db_option
 @json_option
 def accuracy(
-    kernels: Path | None, nvrtc: tuple[str, ...], samples: int | None, jobs: int | None, repredict: bool,
-    out: Path | None, db: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    kernels: Path | None,
+    nvrtc: tuple[str, ...],
+    samples: int | None,
+    jobs: int | None,
+    repredict: bool,
+    out: Path | None,
+    db: str | None,
+    as_json: bool,
+) -> int:
     """Compare predicted with measured times: errors by class of kernel and by data set, and the worst rows.
 
     The measured times come from the ledger or from a folder. The exit code is 1 if a kernel with source or machine code
@@ -53,7 +63,7 @@ def accuracy(
         raise UsageError("--nvrtc, --samples and --jobs go with --kernels DIR")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
-    from evoengine.cli.display import say
+    from evoengine.cli.output import say
 
     if kernels is not None:
         from evoengine.accuracy.recorded import recorded_rows
@@ -72,7 +82,6 @@ def accuracy(
 def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
     from evoengine.accuracy.own import measured_rows
     from evoengine.accuracy.page import Row
-    from evoengine.cli.ledger import reading
     from evoengine.cli.progress import LiveProgress
 
     with LiveProgress() as live, reading(db) as ledger:
@@ -82,9 +91,7 @@ def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
 
 def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.accuracy.own import predict_again
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say
     from evoengine.cli.progress import LiveProgress
     from evoengine.views.accuracy import again_json
 
@@ -102,8 +109,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
 
 def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
     from evoengine.accuracy.page import page
-    from evoengine.cli.display import say
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say
     from evoengine.views.accuracy import accuracy_json
 
     text = page(rows, remarks)

@@ -1,4 +1,4 @@
-"""evoengine best"""
+"""evoengine best and report: the best kernels, and what made them fast"""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from evoengine.cli.options import (
     gpu_option,
     json_option,
     kernel_option,
+    reading,
     refuse_beside,
+    say_which,
     server_option,
     stored_problem_option,
 )
-from evoengine.errors import UsageError
+from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 
 if TYPE_CHECKING:
@@ -37,18 +39,29 @@ if TYPE_CHECKING:
 )
 @click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")
 @click.option(
-    "--fused-moe", type=click.Path(path_type=Path), metavar="FOLDER",
+    "--fused-moe",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
     help="Write the best configuration of every gemm on --gpu as E=1,N=…,device_name=….json for the fused MoE kernel "
     "of vLLM and SGLang. The files suggest tile sizes; they hold no time of that kernel.",
-)  # fmt: skip
+)
 @kernel_option
 @db_option
 @server_option
 @json_option
 def best(
-    gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None,
-    trial: int | None, pareto: bool, fused_moe: Path | None, db: str | None, server: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str | None,
+    problem: str | None,
+    kernel: Path | None,
+    top: int | None,
+    folder: Path | None,
+    trial: int | None,
+    pareto: bool,
+    fused_moe: Path | None,
+    db: str | None,
+    server: str | None,
+    as_json: bool,
+) -> None:
     """Show the best kernels found, or export the best one or a trial.
 
     Only comparable figures are ranked together: one GPU, one kind (measured takes precedence over recorded, and
@@ -83,7 +96,6 @@ def best(
             register_kernel(kernel)  # of a trial that was imported, whose run kept no definition
         _export_trial(trial, folder, db)
         return
-    from evoengine.cli.ledger import say_which
     from evoengine.tuning.best import best as find
 
     if folder:
@@ -101,7 +113,7 @@ def best(
 
 
 def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, db: str | None) -> None:
-    from evoengine.cli.display import say
+    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
 
@@ -122,7 +134,7 @@ def _print_json(found: Best, as_list: bool) -> None:
 
 
 def _print_table(found: Best) -> None:
-    from evoengine.cli.display import say, stdout
+    from evoengine.cli.output import say, stdout
     from evoengine.records import Kind
     from evoengine.views.candidate_tables import ranking
 
@@ -141,8 +153,7 @@ def _print_table(found: Best) -> None:
 
 
 def _export_trial(trial: int, folder: Path, db: str | None) -> None:
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export_trial
 
@@ -154,8 +165,7 @@ def _export_trial(trial: int, folder: Path, db: str | None) -> None:
 
 
 def _write_fused_moe(folder: Path, gpu: str, db: str | None) -> None:
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import say
     from evoengine.gpu import find_gpu
     from evoengine.tuning.fused_moe import write_fused_moe
 
@@ -165,3 +175,72 @@ def _write_fused_moe(folder: Path, gpu: str, db: str | None) -> None:
         say(f"left out: {sentence}")
     for path in written:
         say(f"wrote {path}")
+
+
+@click.command()
+@gpu_option(default=None)
+@stored_problem_option
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all results with charts to a self-contained HTML file.",
+)
+@db_option
+@json_option
+def report(gpu: str | None, problem: str | None, page: Path | None, db: str | None, as_json: bool) -> None:
+    """Show which knob changes improved the time, and the lineage of the best kernel; with --html, write charts.
+
+    Without --problem and --gpu those of the last run are used.
+    """
+    if page is None:
+        _print_report(gpu, problem, db, as_json)
+    elif as_json:
+        raise UsageError("--html and --json contradict each other; leave one out")
+    else:
+        _write_report(page, gpu, problem, db)
+
+
+def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | None) -> None:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.report import write_report
+
+    with LiveProgress() as live:
+        overview = write_report(page, problem, gpu, db=db, on_stage=live.stage)
+    say_which(db)
+    say(f"wrote {overview.problem} on {overview.gpu}, {overview.total:,} trials, to {page}")
+
+
+def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.lineage import path
+    from evoengine.views.candidate_tables import effects_table, lineage
+    from evoengine.views.results import report_json
+
+    with reading(db) as ledger:
+        gpu_key, problem_text = ledger.last_target(gpu, problem)
+        best = ledger.best(problem_text, gpu_key, top=1)
+        if not best:
+            raise NothingFound(
+                f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: "
+                f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
+            )
+        steps = path(best[0].trial, ledger.ancestors(best[0].trial))
+        found = ledger.lists.effects(problem_text, gpu_key)
+        trials = ledger.count(problem_text, gpu_key)
+        apart = ledger.ranked_apart(best[0])
+    if as_json:
+        print_json(report_json(best[0], steps, found, apart))
+        return
+    say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
+    for other in apart:
+        say(str(other))
+    stdout.print(lineage(steps))
+    if found.effects:
+        stdout.print()
+        say(f"changes of knobs, {found}")
+        stdout.print(effects_table(found.effects))
+    else:
+        say("no trial was made from another yet: start points have no parents, and most samplers name none")

@@ -23,8 +23,7 @@ def cluster() -> None:
 @json_option
 def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.cluster_status import cluster_status
     from evoengine.views.cluster import cluster_json, cluster_remarks, nodes_table
 
@@ -60,23 +59,25 @@ def resources() -> None:
 @click.option("--slurm", is_flag=True, help="A script for sbatch: one job, whose nodes are the cluster.")
 @click.option("--k8s", is_flag=True, help="Objects for KubeRay: a cluster that stays, and a job that makes its own.")
 @click.option(
-    "--gpu", type=OneOf(sorted(known_gpus())), default="h100", show_default=True, shell_complete=complete_gpu,
+    "--gpu",
+    type=OneOf(sorted(known_gpus())),
+    default="h100",
+    show_default=True,
+    shell_complete=complete_gpu,
     help="Kind of GPU that the nodes have.",
-)  # fmt: skip
+)
 @click.option(
     "--nodes", type=click.IntRange(1, 10000), default=2, show_default=True, help="Nodes, or the most of them."
 )
 @click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of each node.")
 @click.option("--cpus", type=click.IntRange(2, 1024), default=64, show_default=True, help="CPUs of each node.")
 @click.option("--image", metavar="IMAGE", help="With --k8s: of the pods (deploy/Containerfile, target ray-node).")
-def up(
-    folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cpus: int, image: str | None
-) -> None:  # fmt: skip
+def up(folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cpus: int, image: str | None) -> None:
     """Write the files that bring up a cluster for searches, for Slurm or for Kubernetes.
 
     Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
     """
-    from evoengine.cli.display import say
+    from evoengine.cli.output import say
     from evoengine.tuning.cluster_up import KUBERNETES, SLURM, Cluster, write_files
 
     if slurm == k8s:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from evoengine.cli.display import say, stdout
-from evoengine.cli.output import print_json
+from evoengine.cli.output import print_json, say, stdout
+from evoengine.cli.process import read_by_nobody, unwritten
 from evoengine.cli.progress import status, time_spent
-from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
 from evoengine.records import Candidate, Outcome
@@ -24,17 +23,21 @@ SHOWN = 10
 def print_summary(
     result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
 ) -> int:
-    """Print the summary by `echo` and the ranking on stdout; return the exit code. `following` lists commands to run
-    next."""
+    """Print the summary by `echo` and the ranking on stdout; return the exit code.
+
+    `following` lists commands to run next.
+    """
     if as_json:
         print_json(summary_json(result))
     return _print_summary(result, as_json, db, following, echo)
 
 
 def print_summaries(
-    results: Mapping[str, tuple[SearchResult, Sequence[str]]], as_json: bool, db: str | None,
+    results: Mapping[str, tuple[SearchResult, Sequence[str]]],
+    as_json: bool,
+    db: str | None,
     echo: Callable[[str], None] = say,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
     if as_json:
         print_json(summaries_json({gpu: result for gpu, (result, _) in results.items()}))
@@ -84,8 +87,10 @@ def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str
 
 
 def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
-    """Return the exit code of a command whose results are in the ledger. A result that nobody read is reported and
-    is no success."""
+    """Return the exit code of a command whose results are in the ledger.
+
+    A result that nobody read is reported and is no success.
+    """
     lost = unwritten().get("stdout")
     if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
         return code

@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIServer, make_server
 
 import click
 
-from evoengine.cli.options import db_option
+from evoengine.cli.options import db_option, reading
 from evoengine.errors import UsageError
 
 HOST = "127.0.0.1"
@@ -53,8 +53,7 @@ def dashboard(db: str | None, port: int) -> None:
     """
     from optuna_dashboard import wsgi
 
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
     from evoengine.hints import hint
     from evoengine.ledger.optuna.dashboard import summarise_large_studies
     from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from evoengine.cli.options import CheckedGroup, db_option
+from evoengine.cli.options import CheckedGroup, db_option, reading, say_which
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint
 
@@ -28,8 +28,7 @@ def check(repair: bool, db: str | None) -> None:
     SQLite also the structure of the file and the queries of views. Other commands check only the rows they show, and
     the whole ledger if it is small.
     """
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger import maintenance
     from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
@@ -66,8 +65,7 @@ def upgrade(db: str | None) -> None:
 
     Older versions cannot open an upgraded ledger; db backup makes a copy first.
     """
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import say
     from evoengine.ledger.database import parse_url, schema_of
     from evoengine.ledger.schema import known_revisions
     from evoengine.ledger.store import open_ledger
@@ -86,8 +84,7 @@ def upgrade(db: str | None) -> None:
 @db_option
 def backup(file: Path, db: str | None) -> None:
     """Copy the ledger to a new file. Searches may write to it meanwhile. The copy keeps its schema."""
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import say_which
+    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.database import back_up
 
@@ -120,8 +117,7 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
     Configurations, verdicts, figures and lineage are kept, and so is everything of runs in progress. An SQLite file
     shrinks only if no other process has it open.
     """
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
     from evoengine.cli.runs import agreed
     from evoengine.ledger import maintenance
 
@@ -143,8 +139,7 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
 def rebuild_study(run: int, db: str | None) -> None:
     """Rebuild the Optuna study of a run from the ledger. Notes added in the dashboard are lost."""
     from evoengine.cli.conclusion import say_missed
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
     from evoengine.ledger.runs import RUNNING

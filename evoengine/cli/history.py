@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, reading, stored_problem_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.runs import PENDING
@@ -31,34 +31,50 @@ STDOUT = Path("-")
 @stored_problem_option
 @click.option("--run", type=click.IntRange(min=1), help="Restrict the output to this run.")
 @click.option(
-    "--outcome", "outcomes", type=click.Choice(ENDINGS), multiple=True, metavar="NAME",
+    "--outcome",
+    "outcomes",
+    type=click.Choice(ENDINGS),
+    multiple=True,
+    metavar="NAME",
     help=f"Restrict the output to trials with this outcome ({', '.join(ENDINGS)}). Can be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--family", "families", multiple=True, metavar="NAME", help="Restrict the output to this family. Can be repeated."
 )
 @click.option(
-    "--where", metavar="EXPRESSION",
+    "--where",
+    metavar="EXPRESSION",
     help="Restrict the output to trials whose knobs satisfy this expression, as in space files: 'tile_m >= 64 and "
     "stages in [2, 3]'.",
-)  # fmt: skip
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), help=f"Show only the last N trials.  [default: {SHOWN} in a table]"
 )
 @click.option("--all", "all_of_them", is_flag=True, help="Show all trials in the table.")
 @click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Write the trials as CSV with the fields of the JSON as columns; - writes to stdout.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 def history(
-    gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
-    where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    gpu: str | None,
+    problem: str | None,
+    run: int | None,
+    outcomes: Sequence[str],
+    families: Sequence[str],
+    where: str | None,
+    limit: int | None,
+    all_of_them: bool,
+    csv_file: Path | None,
+    db: str | None,
+    as_json: bool,
+) -> None:
     """List the trials in the ledger and their outcomes."""
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
     from evoengine.ledger.lists import Wanted
     from evoengine.space.where import Where
 
@@ -98,9 +114,11 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 
 
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
-    """Print tables page by page while the trials are read, so that the first page of a million trials appears at
-    once."""
-    from evoengine.cli.display import stdout
+    """Print tables page by page while the trials are read.
+
+    The first page of a million trials appears at once.
+    """
+    from evoengine.cli.output import stdout
     from evoengine.views.candidate_tables import history_table
 
     for start in range(0, len(trials), PAGE):
@@ -113,9 +131,9 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
-    from evoengine.cli.display import say
-    from evoengine.cli.output import csv_lines
+    from evoengine.cli.output import say
     from evoengine.publish.atomic_file import write_atomically
+    from evoengine.views.csv import csv_lines
 
     lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))
     if file == STDOUT:

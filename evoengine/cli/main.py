@@ -12,7 +12,7 @@ import click
 
 from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
-from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
+from evoengine.cli.process import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.machine import is_machine_fault, machine_error
 from evoengine.untrusted import one_line
@@ -32,7 +32,7 @@ COMMANDS = {
     "measure": "Time candidates of a search without a GPU on a GPU, best estimate first.",
     "profile": "Show what limits one candidate, by Nsight Compute or by the performance model.",
     "accuracy": "Compare predicted with measured times.",
-    "verify": "Render, compile and gate one configuration.",
+    "verify": "Gate one configuration, or a Triton kernel.",
     "export": "Write a run to a T4 file, the common format of auto-tuners.",
     "import": "Import a run from a T4 file or a Kernel Tuner cache file.",
     "cluster": "Write the files of a Ray cluster, or inspect one.",
@@ -47,8 +47,16 @@ COMMANDS = {
 INTERRUPTED = 130
 
 
+MODULES = {
+    "problems": "machine", "gpus": "machine", "doctor": "machine", "compare": "runs", "claims": "runs",
+    "report": "best", "profile": "show", "new": "transfer", "import": "transfer", "export": "transfer",
+    "serve": "service", "token": "service", "retune": "service",
+}  # fmt: skip # a table
+"""command → the module of `evoengine.cli` that has it, where that is not the one of its name"""
+
+
 class Commands(CheckedGroup):
-    """Commands by name, each in the module of `evoengine.cli` that bears it."""
+    """Commands by name, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -57,7 +65,8 @@ class Commands(CheckedGroup):
         if name not in COMMANDS:
             return None
         own = f"{name}_" if keyword.iskeyword(name) else name
-        command: click.Command = getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
+        module = importlib.import_module(f"evoengine.cli.{MODULES.get(name, name)}")
+        command: click.Command = getattr(module, own)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,8 +113,10 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """Return the exit code after all output has been written, and report a failed write. A reader that exited early
-    is no failure."""
+    """Return the exit code after all output has been written, and report a failed write.
+
+    A reader that exited early is no failure.
+    """
     lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror

@@ -14,7 +14,7 @@ from evoengine.cli.options import (
     kernel_option,
     log_json_option,
     stored_problem_option,
-)  # fmt: skip
+)
 from evoengine.hints import hint
 
 if TYPE_CHECKING:
@@ -38,20 +38,24 @@ if TYPE_CHECKING:
 @log_json_option
 @json_option
 def measure(
-    top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None,
-    log_json: bool, as_json: bool,
-) -> int:  # fmt: skip
+    top: int,
+    everything: bool,
+    gpu: str | None,
+    problem: str | None,
+    kernel: Path | None,
+    db: str | None,
+    log_json: bool,
+    as_json: bool,
+) -> int:
     """Time candidates of a search without a GPU on a GPU, best estimate first.
 
     The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is
     printed at the end. Without --problem and --gpu those of the last run are used.
     """
     from evoengine.cli.conclusion import INTERRUPTED, result_code
-    from evoengine.cli.display import stdout
-    from evoengine.cli.log import EventLog
-    from evoengine.cli.output import print_json
-    from evoengine.cli.progress import LiveProgress
-    from evoengine.cli.signals import stop_on_signal
+    from evoengine.cli.output import print_json, stdout
+    from evoengine.cli.process import stop_on_signal
+    from evoengine.cli.progress import EventLog, LiveProgress
     from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
     from evoengine.views.candidate_tables import ranking

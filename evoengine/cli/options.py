@@ -1,10 +1,11 @@
-"""Options that several commands share, and how their texts become records."""
+"""Options that several commands share, how their texts become records, and what --db and --server open."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
 if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
     from evoengine.service.client import Client
 
     TextType = click.ParamType[str]
@@ -90,8 +92,10 @@ class CheckedGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command and its arguments. Raises click.UsageError for an unknown command or unusable
-        arguments."""
+        """Return the command and its arguments.
+
+        Raises click.UsageError for an unknown command or unusable arguments.
+        """
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             near = did_you_mean(args[0], known)
@@ -170,19 +174,26 @@ def gpu_option(default: str | None) -> Callable[[FC], FC]:
 
 
 gpus_option = click.option(
-    "--gpu", "gpus", metavar="NAME", multiple=True, shell_complete=complete_gpu,
+    "--gpu",
+    "gpus",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_gpu,
     help="Target GPU, as listed by evoengine gpus. auto selects the GPU of this machine or cluster, or h100 if it has "
     "none. With --cluster the option can be repeated; one search runs for each kind of GPU.  [default: auto]",
-)  # fmt: skip
+)
 
 
 def cluster_option(default: str | None) -> Callable[[FC], FC]:
     """Return the option --cluster. Without a default, commands run on this machine unless it is given."""
     return click.option(
-        "--cluster", metavar="ADDRESS", default=default, show_default=default is not None,
+        "--cluster",
+        metavar="ADDRESS",
+        default=default,
+        show_default=default is not None,
         help="Ray cluster: local (this machine), auto (the cluster of which this machine is a node), ray://HOST:10001, "
         "or, on a node, HOST:6379. See docs/fleet.md.",
-    )  # fmt: skip
+    )
 
 
 gpu_file_option = click.option(
@@ -212,10 +223,11 @@ kernel_option = click.option(
     "executed: use only folders that you trust.",
 )
 db_option = click.option(
-    "--db", metavar="URL",
+    "--db",
+    metavar="URL",
     help="Ledger: a file or an SQLAlchemy URL. Pass a URL that contains a password in EVOENGINE_DB, or in the file "
     "named by EVOENGINE_DB_FILE.  [default: db/evoengine.db in the current folder]",
-)  # fmt: skip
+)
 log_json_option = click.option(
     "--log-json", is_flag=True, help="Write events to stderr as JSON, one object per line (docs/searching.md)."
 )
@@ -231,18 +243,44 @@ templates_option = click.option(
 )
 
 
+# ── the ledger that --db names ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def reading(db: str | None) -> Iterator[Ledger]:
+    """Open an existing ledger. Raises NothingFound if there is none."""
+    from evoengine.ledger.store import open_ledger
+
+    with open_ledger(db, create=False) as ledger:
+        say_which(db)
+        yield ledger
+
+
+def say_which(db: str | None) -> None:
+    """Print which ledger a command used if --db was not given."""
+    if db is None:
+        from evoengine.cli.output import say
+        from evoengine.ledger.database import display_url, parse_url
+        from evoengine.paths import chosen_database
+
+        say(f"ledger {display_url(parse_url(chosen_database(None)))}")
+
+
 # ── against a service, in place of this machine ─────────────────────────────────────────────────────────────────────
 
 server_option = click.option(
-    "--server", metavar="URL",
+    "--server",
+    metavar="URL",
     help="Send the request to this service (evoengine serve); EVOENGINE_TOKEN, or a file that "
     "EVOENGINE_TOKEN_FILE names, holds its token.",
-)  # fmt: skip
+)
 
 
 def connect(url: str) -> Client:
-    """Return a client of the service. Raises UsageError for an invalid URL, and MachineError if a package is
-    missing."""
+    """Return a client of the service.
+
+    Raises UsageError for an invalid URL, and MachineError if a package is missing.
+    """
     try:
         from evoengine.service.client import Client
     except ModuleNotFoundError as error:

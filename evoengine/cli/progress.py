@@ -1,12 +1,17 @@
-"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere."""
+"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere, events for programs."""
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn
@@ -14,15 +19,21 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.cli.display import say, stderr
+from evoengine.cli.output import say, stderr
+from evoengine.errors import EvoengineError
 from evoengine.records import Outcome
 from evoengine.text import plain
 from evoengine.views.candidate_tables import best_line, figure
+from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
+from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from evoengine.records import Candidate
     from evoengine.search.evaluators import Usage
     from evoengine.search.progress import Progress
+
 
 LINE_SECONDS = 10.0
 """between two lines where stderr is no terminal"""
@@ -45,8 +56,10 @@ class Ticker(threading.Thread):
 
 
 class LiveProgress:
-    """What is being done and for how long; from the first trial on how many are done, and the best so far. Use as a
-    context manager."""
+    """Display of the current stage and its duration, and from the first trial on of how many are done and the best.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, trials: bool = False) -> None:
         """Create a progress display. With `trials`, print a line for each trial that ends."""
@@ -127,8 +140,10 @@ def clock(seconds: float) -> str:
 
 
 def status(progress: Progress) -> list[str]:
-    """Return `43/60`, `31 correct`, the number of each kind of rejection, and the time left. Recorded candidates
-    were not gated here."""
+    """Return `43/60`, `31 correct`, the number of each kind of rejection, and the time left.
+
+    Recorded candidates were not gated here.
+    """
     good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
     parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
     parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]
@@ -147,3 +162,66 @@ def time_spent(usage: Usage) -> str:
         f"GPU {usage.busy / total:.0%} busy verifying and timing · {usage.waiting / total:.0%} waiting for compilers · "
         f"{usage.starting / total:.0%} starting processes"
     )
+
+
+class EventLog(logging.Handler):
+    """Takes the place of `LiveProgress`. Warnings of libraries are events too, so that every line is an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+        self._stage = ""
+        self._progress: Progress | None = None
+        self._writing = threading.Lock()
+        self._ticker = Ticker(self._tick)
+
+    def __enter__(self) -> EventLog:
+        logging.captureWarnings(True)
+        logging.getLogger().addHandler(self)
+        self._ticker.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        """Log the end of a failed command as an event, in place of the sentence for people."""
+        self._ticker.stop()
+        logging.getLogger().removeHandler(self)
+        logging.captureWarnings(False)
+        if isinstance(error, EvoengineError):
+            self.event("error", text=str(error), exit_code=error.exit_code)
+            raise click.exceptions.Exit(error.exit_code) from error
+
+    def event(self, name: str, **fields: object) -> None:
+        """Write one object with schema, event, time and the given fields."""
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"schema": EVENT_SCHEMA, "event": name, "time": moment} | jsonable(fields))
+        with self._writing:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        self.event("message", text=text)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.event("message", text=record.getMessage(), level=record.levelname.lower())
+
+    def stage(self, text: str) -> None:
+        if text and text != self._stage:
+            self.event("stage", stage=text)
+        self._stage = text
+
+    def update(self, progress: Progress) -> None:
+        self._progress = progress
+        self.stage(progress.stage)
+
+    def trial(self, candidate: Candidate) -> None:
+        known: Mapping[str, object] = trial_json(candidate)
+        self.event("trial", **{name: known[name] for name in OF_A_TRIAL})
+
+    def end(self, run: int, ended: str, code: int) -> None:
+        self.event("end", run=run, ended=ended, exit_code=code)
+
+    def _tick(self) -> None:
+        p = self._progress
+        done = {"done": p.done, "total": p.total, "correct": p.correct} if p else {"done": 0}
+        seconds = round(time.monotonic() - self._started, 1)
+        self.event("progress", stage=self._stage or None, seconds=seconds, **done)

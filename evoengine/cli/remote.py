@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evoengine.cli.display import say, stdout
 from evoengine.cli.options import connect
-from evoengine.cli.output import print_json
+from evoengine.cli.output import print_json, say, stdout
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO
@@ -17,7 +20,7 @@ from evoengine.views.candidate_tables import sent_ranking
 from evoengine.views.encoding import SCHEMA
 
 if TYPE_CHECKING:
-    from evoengine.service.client import Client, JobInfo
+    from evoengine.service.client import Client, JobEvent, JobInfo
     from evoengine.views.encoding import Answer
     from evoengine.views.service import WatchedJob
 
@@ -50,8 +53,6 @@ def come_back(server: str, number: int, as_json: bool) -> int:
 
 
 def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
-    from evoengine.service.remote_search import best_of, watch
-
     with LiveProgress() as live:
         seen = watch(client, job, live.say, live.stage)
     if seen.detached:
@@ -68,8 +69,12 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
     say(f"job {job.id} is {seen.job.state}{f': {seen.job.why}' if seen.job.why else ''}{f' · {told}' if told else ''}")
     if as_json:
         summary: WatchedJob = {
-            "schema": SCHEMA, "job": job.id, "state": seen.job.state, "outcomes": seen.outcomes, "best": found
-        }  # fmt: skip
+            "schema": SCHEMA,
+            "job": job.id,
+            "state": seen.job.state,
+            "outcomes": seen.outcomes,
+            "best": found,
+        }
         print_json(summary)
     elif found:
         stdout.print(sent_ranking(found))
@@ -96,3 +101,61 @@ def best(
         return
     say(f"{ranking['problem']} on {ranking['gpu']}, of {server}")
     stdout.print(sent_ranking(found))
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    job: JobInfo
+    outcomes: Counter[str]
+    detached: bool
+    """whether the person left before the job ended"""
+
+
+def watch(client: Client, job: JobInfo, say: Say, stage: Say) -> Watched:
+    """Print the job's events until it rests. Ctrl-C leaves the job running."""
+    outcomes: Counter[str] = Counter()
+    try:
+        for event in client.events(job.id):
+            _tell(event, job, outcomes, say, stage)
+            if event.event == "state" and event.data["state"] == "waiting":
+                break
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return Watched(client.job(job.id), outcomes, detached=True)
+    return Watched(client.job(job.id), outcomes, detached=False)
+
+
+def _tell(event: JobEvent, job: JobInfo, outcomes: Counter[str], say: Say, stage: Say) -> None:
+    data: Any = event.data
+    if event.event == "message":
+        say(str(data.get("text")))
+    elif event.event == "stage":
+        stage(str(data.get("stage")))
+    elif event.event == "trial":
+        outcomes[str(data.get("outcome"))] += 1
+        total = job.request["trials"] * len(job.parts)
+        stage(f"{outcomes.total() - outcomes['duplicate']}/{total} trials")
+    elif event.event == "state":
+        why = f": {data['why']}" if data.get("why") else ""
+        say(f"job {job.id} is {data.get('state')}{why}")
+    elif event.event == "end":
+        say(f"{data.get('problem')}: {data.get('ended')}")
+
+
+def best_of(client: Client, job: JobInfo) -> list[dict[str, Any]]:
+    """Return the best known kernel of each of the job's problems. Raises MachineError."""
+    found = []
+    for part in job.parts:
+        best = job.progress.get("best") or {}
+        problem = part["problem"] if not part["problem"].startswith("recorded:") else best.get("problem")
+        if problem is None:
+            continue
+        gpu = job.gpu if job.gpu != "recorded" else best.get("gpu")
+        ranking = client.ranking(gpu, problem, top=10)
+        if not isinstance(ranking.get("trials"), list):
+            raise MachineError(f"{client.url} answers with no list of trials")
+        found += ranking["trials"]
+    return found

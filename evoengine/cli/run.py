@@ -11,9 +11,13 @@ from evoengine.cli.options import complete_gpu
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--gpu", metavar="NAME", default="h100", show_default=True, shell_complete=complete_gpu,
+    "--gpu",
+    metavar="NAME",
+    default="h100",
+    show_default=True,
+    shell_complete=complete_gpu,
     help="The GPU that is virtual, as listed by evoengine gpus; sm_75 to sm_90 can be executed.",
-)  # fmt: skip
+)
 @click.option(
     "--sample",
     is_flag=True,

@@ -1,4 +1,4 @@
-"""evoengine runs, and evoengine runs remove"""
+"""evoengine runs, compare and claims: the searches that the ledger holds, and what later ones reuse"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from evoengine.cli.options import CheckedGroup, db_option, json_option
+from evoengine.cli.options import CheckedGroup, db_option, json_option, reading
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 
@@ -22,9 +22,7 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
         if db or as_json:
             raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
         return
-    from evoengine.cli.display import stdout
-    from evoengine.cli.ledger import reading
-    from evoengine.cli.output import print_json
+    from evoengine.cli.output import print_json, stdout
     from evoengine.views.candidate_tables import runs_table
     from evoengine.views.results import runs_json
 
@@ -48,8 +46,7 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
     The numbers of deleted runs and trials are not reused. A run cannot be deleted while it, or another run of the same
     problem on the same GPU, is in progress.
     """
-    from evoengine.cli.display import say
-    from evoengine.cli.ledger import reading
+    from evoengine.cli.output import say
 
     wanted = list(dict.fromkeys(numbers))
     with reading(db) as ledger:
@@ -71,3 +68,55 @@ def agreed(question: str) -> bool:
         if sys.stdin.isatty():
             raise
         raise UsageError("nobody is there to answer; --yes removes without asking") from None
+
+
+@click.command()
+@click.argument("first", type=click.IntRange(min=1), metavar="RUN")
+@click.argument("second", type=click.IntRange(min=1), metavar="RUN")
+@db_option
+@json_option
+def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
+    """Compare two runs: settings, outcomes, best figures, and the configurations that both evaluated.
+
+    Of the best figure of each kind, the number of trials to come within 5 % of it is shown. Figures are compared only
+    if problem, GPU, kind, device and measurement policy agree.
+    """
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.views.comparison import comparison_json, comparison_page
+
+    with reading(db) as ledger:
+        found = ledger.lists.comparison(first, second)
+    if as_json:
+        print_json(comparison_json(found))
+        return
+    for run in found.runs:
+        began = f"{run.started_at:%Y-%m-%d %H:%M}"
+        say(f"run {run.id}: {run.problem} on {run.gpu}, {run.device.name}, {began}, {run.status}")
+    for remark_or_table in comparison_page(found):
+        if isinstance(remark_or_table, str):
+            say(remark_or_table)
+        else:
+            stdout.print(remark_or_table)
+
+
+@click.group(cls=CheckedGroup)
+def claims() -> None:
+    """Control which results later searches reuse."""
+
+
+@claims.command()
+@click.argument("trial", type=click.IntRange(min=1))
+@db_option
+def revoke(trial: int, db: str | None) -> None:
+    """Do not reuse the outcome of TRIAL: the next search that reaches its kernel evaluates it again.
+
+    TRIAL and the trials that reused its outcome before do not change.
+    """
+    from evoengine.cli.output import say
+
+    with reading(db) as ledger:
+        revoked = ledger.revoke_claim(trial)
+    if revoked:
+        say(f"the next search that comes to the kernel of trial {trial} evaluates it")
+    else:
+        say(f"no search would have taken over how trial {trial} ended")

@@ -23,15 +23,14 @@ from evoengine.cli.options import (
     server_option,
     space_option,
     templates_option,
-)  # fmt: skip
+)
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
 
 if TYPE_CHECKING:
-    from evoengine.cli.log import EventLog
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import EventLog, LiveProgress
     from evoengine.tuning.search import SearchOptions, SearchResult
 
     Live = EventLog | LiveProgress
@@ -60,51 +59,65 @@ class DeviceType(TextType):
     help="Time limit. It includes the final check of the winner.",
 )
 @click.option(
-    "--sampler", type=OneOf(samplers.NAMES),
+    "--sampler",
+    type=OneOf(samplers.NAMES),
     help="Sampler that proposes configurations: evolution is evoengine's own, the others are Optuna's.  "
     f"[default: {samplers.DEFAULT}]",
-)  # fmt: skip
+)
 @click.option(
-    "--device", type=DeviceType(), default="auto", show_default=True,
+    "--device",
+    type=DeviceType(),
+    default="auto",
+    show_default=True,
     help="Where candidates are evaluated. cuda: gated and timed on the GPU. emulator: gated on the CPU and ranked by "
     "predicted time. recorded:FILE: replayed from a Kernel Tuner cache or T4 file; --gpu, --gpu-file, --problem, "
     "--kernel, --family, --space, --templates and --jobs are then ignored.",
-)  # fmt: skip
+)
 @click.option(
-    "--objective", metavar="NAMES",
+    "--objective",
+    metavar="NAMES",
     help="Objectives, separated by commas: tflops, registers, shared_bytes. With more than one the search finds a "
     "Pareto front.  [default: tflops]",
-)  # fmt: skip
+)
 @space_option
 @templates_option
 @db_option
 @click.option(
-    "--jobs", type=click.IntRange(min=1),
+    "--jobs",
+    type=click.IntRange(min=1),
     help="Number of worker processes.  [default: one per core; two fewer when a GPU is timed]",
-)  # fmt: skip
+)
 @cluster_option(default=None)
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
     help="With --cluster: how long to wait for a node with the requested GPU.  [default: no limit]",
-)  # fmt: skip
+)
 @click.option(
-    "--detach", is_flag=True,
+    "--detach",
+    is_flag=True,
     help="With --cluster: submit the search and return. It uses the ledger that EVOENGINE_DB names on the cluster.",
-)  # fmt: skip
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     help="Random seed. The same seed repeats a search.  [default: drawn and recorded]",
 )
 @click.option(
-    "--resume", type=click.IntRange(min=0), is_flag=False, flag_value=0, metavar="[RUN]",
+    "--resume",
+    type=click.IntRange(min=0),
+    is_flag=False,
+    flag_value=0,
+    metavar="[RUN]",
     help="Continue this run, or the last one. Options that are not given keep the values they had in it.",
-)  # fmt: skip
+)
 @click.option(
-    "--clock", metavar="CLOCK",
+    "--clock",
+    metavar="CLOCK",
     help="Clock that times are predicted at. boost: the maximum clock, which short timings reach. sustained: the clock "
     "that the power limit allows under continuous load. locked:MHZ: a fixed clock.  [default: boost]",
-)  # fmt: skip
+)
 @click.option("--remeasure", is_flag=True, help="Evaluate candidates again instead of reusing results from the ledger.")
 @server_option
 @click.option(
@@ -113,9 +126,14 @@ class DeviceType(TextType):
 @log_json_option
 @json_option
 def search(
-    as_json: bool, log_json: bool, detach: bool, gpus: tuple[str, ...], server: str | None, job: int | None,
+    as_json: bool,
+    log_json: bool,
+    detach: bool,
+    gpus: tuple[str, ...],
+    server: str | None,
+    job: int | None,
     **options: Any,
-) -> int:  # fmt: skip
+) -> int:
     """Search for the fastest correct kernel of a problem on a GPU.
 
     If this machine has the GPU, candidates are gated and timed on it. Times predicted from the machine code guide the
@@ -131,10 +149,10 @@ def search(
     from evoengine.cli.progress import LiveProgress
 
     if log_json:
-        from evoengine.cli.log import EventLog
+        from evoengine.cli.progress import EventLog
     with EventLog() if log_json else LiveProgress() as live:
         from evoengine.cli.conclusion import print_summary
-        from evoengine.cli.signals import stop_on_signal
+        from evoengine.cli.process import stop_on_signal
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
 
@@ -180,9 +198,13 @@ def _conclude_all(
 
 
 def _elsewhere(
-    server: str | None, job: int | None, gpus: Sequence[str], here_alone: dict[str, bool], as_json: bool,
+    server: str | None,
+    job: int | None,
+    gpus: Sequence[str],
+    here_alone: dict[str, bool],
+    as_json: bool,
     options: dict[str, Any],
-) -> int:  # fmt: skip
+) -> int:
     from evoengine.cli import remote
 
     if server is None:

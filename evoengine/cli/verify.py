@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -15,30 +19,57 @@ from evoengine.cli.options import (
     json_option,
     kernel_option,
     problem_option,
+    reading,
     space_option,
     templates_option,
-)  # fmt: skip
+)
+from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
+from evoengine.records import Config
+from evoengine.untrusted import parse_json, read_limited_text
 
 
 @click.command()
 @click.option(
-    "--config", "text", required=True, metavar="WHAT",
+    "--config",
+    "text",
+    metavar="WHAT",
     help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
     "number of a trial, which also supplies problem and GPU unless they are given.",
-)  # fmt: skip
+)
 @gpu_option(default=AUTO)
 @gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device",
+    type=OneOf(["auto", "emulator", "cuda"]),
+    default="auto",
+    show_default=True,
     help="Where the gate runs: cuda on the GPU, emulator on the CPU.",
-)  # fmt: skip
+)
 @space_option
 @templates_option
 @click.option(
     "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
+)
+@click.option(
+    "--triton",
+    metavar="FILE::KERNEL",
+    help="In place of --config: gate every configuration of a Triton kernel, on a virtual GPU. FILE is executed: use "
+    "only files that you trust.",
+)
+@click.option(
+    "--call",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
+    "sizes, with defaults.",
+)
+@click.option(
+    "--reference",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
+    "kernel writes.",
 )
 @click.option(
     "--seed",
@@ -49,17 +80,38 @@ from evoengine.gpu import AUTO
 @json_option
 @click.pass_context
 def verify(
-    context: click.Context, text: str, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
-    device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
+    context: click.Context,
+    text: str | None,
+    gpu: str,
+    gpu_file: Path | None,
+    problem: str | None,
+    kernel: Path | None,
+    device: str,
+    space: Path | None,
+    templates: Path | None,
+    binary: bool,
+    triton: str | None,
+    call: str | None,
+    reference: str | None,
+    seed: int | None,
+    db: str | None,
     as_json: bool,
-) -> int:  # fmt: skip
-    """Render, compile and gate one configuration. The exit code is 0 if it is correct and 1 if it is not.
+) -> int:
+    """Gate one configuration, or all of a Triton kernel. The exit code is 0 if it is correct and 1 if it is not.
 
-    On the CPU both judges judge it to the end: the executor of machine code and the emulator of CUDA text.
+    On the CPU both judges judge a configuration to the end: the executor of machine code and the emulator of CUDA text.
+    A Triton kernel is judged by the executor (docs/virtual-gpu.md).
     """
-    from evoengine.cli.config_option import read_config
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.output import print_json
+    if triton is not None:
+        _require_none_given(context, "triton", "gpu", "call", "reference", "seed", "as_json")
+        from evoengine.cli.triton_verdicts import verify_triton
+
+        return verify_triton(triton, call, reference, gpu, seed, as_json)
+    if text is None:
+        raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
+    if call or reference:
+        raise UsageError(f"--{'call' if call else 'reference'} is for --triton FILE::KERNEL, which is not given")
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
     from evoengine.views.candidate_page import cases
@@ -70,9 +122,19 @@ def verify(
         gpu = given.gpu
     with LiveProgress() as live:
         verified = run(
-            given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
-            templates=templates, binary=binary, seed=seed, echo=live.say, on_stage=live.stage,
-        )  # fmt: skip
+            given.config,
+            problem or given.problem,
+            gpu,
+            gpu_file=gpu_file,
+            kernel=kernel,
+            device=device,
+            space=space,
+            templates=templates,
+            binary=binary,
+            seed=seed,
+            echo=live.say,
+            on_stage=live.stage,
+        )
     candidate = verified.candidate
     if as_json:
         remark = str(verified.on_cpu) if verified.on_cpu else None
@@ -84,3 +146,74 @@ def verify(
         say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
     return 0 if verified.correct else 1
+
+
+def _require_none_given(context: click.Context, *allowed: str) -> None:
+    """Raise UsageError for an option that says nothing about a Triton kernel."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT
+        if given and parameter.name not in allowed:
+            raise UsageError(f"{parameter.opts[0]} is not for --triton; leave one of them out")
+
+
+MOST_BYTES = 1 << 20
+
+
+class Given(NamedTuple):
+    """A configuration, and where it is a trial's the problem and the GPU of that."""
+
+    config: Config
+    problem: str | None = None
+    gpu: str | None = None
+
+
+def read_config(text: str, db: str | None) -> Given:
+    """Read a configuration from JSON text, a file, standard input, or a trial's number.
+
+    Raises UsageError if `text` is none of these, or if the source holds no configuration.
+    """
+    if text.isdecimal():
+        return _of_trial(int(text[:18]), db)
+    if text.lstrip().startswith(("{", "[", '"')):
+        return Given(_parsed(text, "--config"))
+    if text == "-":
+        return Given(_parsed(sys.stdin.read(MOST_BYTES + 1), "standard input"))
+    return Given(_parsed(_file(Path(text)), text))
+
+
+def _of_trial(trial: int, db: str | None) -> Given:
+    with reading(db) as ledger:
+        found = ledger.candidate(trial)
+    return Given(found.config, found.problem, found.gpu)
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_limited_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"--config {str(path)[:80]!r} is neither JSON nor a trial's number, and cannot be read as a file: {why}"
+        ) from None
+
+
+def _parsed(text: str, where: str) -> Config:
+    """Parse a configuration.
+
+    An object with a field `config`, as printed by show --json and stored in kernel.json, stands for that field.
+    """
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON of a configuration: {str(error)[:200]}") from None
+    if isinstance(found, dict) and isinstance(found.get("config"), dict):
+        found = found["config"]
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} must be a JSON object of knobs and values, not {type(found).__name__}")
+    for knob, value in found.items():
+        if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+            shown = json.dumps(value)[:40]
+            raise UsageError(f"{where} gives {knob} {shown}; a knob is a number, text, true or false")
+    return found

@@ -144,7 +144,7 @@ def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
 def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
     """Wait for all queued work, or for `event`. Raises KernelHung after `seconds`.
 
-    A plain synchronize would wait for an endless loop without end.
+    A plain synchronize would wait for an endless loop without end, as would unloading its module.
     """
     if event is None:
         event = cuda_api.Event()
@@ -152,6 +152,7 @@ def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = L
     deadline = time.monotonic() + seconds
     while not event.query():
         if time.monotonic() > deadline:
+            cuda_api.keep_handles()
             raise KernelHung(f"kernel {name}: no end after {seconds:.3g} s on the GPU")
         time.sleep(POLL_SECONDS)
 

@@ -116,12 +116,22 @@ def error_of(call: str, code: int) -> CudaError:
     return CudaError(call, code, (name.value or b"unknown error").decode(), (text.value or b"unknown error").decode())
 
 
+_keeps_handles = False
+
+
+def keep_handles() -> None:
+    """Release no handle from now on, in a process with a kernel that never ends: cuModuleUnload would wait for it."""
+    global _keeps_handles
+    _keeps_handles = True
+
+
 def _release(name: str, handle: ctypes.c_void_p) -> None:
     """Release a handle, ignoring failures.
 
     After a sticky error the driver refuses this too, and the process is replaced.
     """
-    _function(name)(handle)
+    if not _keeps_handles:
+        _function(name)(handle)
 
 
 class _Owned:

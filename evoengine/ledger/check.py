@@ -23,7 +23,6 @@ from evoengine.ledger import chains
 from evoengine.ledger.chains import broken
 from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
 from evoengine.ledger.heartbeat import find_suspects, of_one_death
-from evoengine.ledger.listing import BATCH
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.ranking import check_standings
 from evoengine.ledger.rows import unpacked
@@ -42,6 +41,7 @@ from evoengine.ledger.tables import (
     UtcDateTime,
     VerdictRow,
 )
+from evoengine.ledger.trials import BATCH
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.text import spans
 
@@ -50,7 +50,7 @@ CHECKED_TRIALS = 2000
 OF_LARGE: tuple[type[Base], ...] = (RunRow, BaselineRow)
 """tables that are looked through nevertheless: they have few rows, by which many others are chosen"""
 MOST_OF_A_TABLE = 5
-"""faults that are told of one table"""
+"""faults that are reported of one table"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Fault:
 
 
 def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
-    """All of the ledger's own tables; `on_stage` is told what is being looked at. Nothing is written."""
+    """Check all of the ledger's own tables; `on_stage` is told what is being checked. Nothing is written."""
     _stand_still(session)
     on_stage("checking the schema")
     faults = [Fault(what, mended=False) for what in _missing(session)]
@@ -83,7 +83,7 @@ def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Faul
         on_stage(f"checking {name}")
         faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
     if not all(fault.mended for fault in faults):
-        return faults  # what follows from damaged rows nobody can tell
+        return faults  # what follows from damaged rows is unknown
     if condemned := [row.id for row in of_one_death(session)]:
         faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
     on_stage("checking what must hold")
@@ -117,13 +117,13 @@ def check_small(session: Session) -> None:
 
 
 def _stand_still(session: Session) -> None:
-    """Has the transaction see one state of the ledger, whatever is committed meanwhile; SQLite's does so by itself."""
+    """Have the transaction see one state of the ledger, whatever is committed meanwhile; SQLite's does so by itself."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
 
 def _missing(session: Session) -> Iterator[str]:
-    """Tables and columns that are not there. Optuna makes its tables together, with the first study."""
+    """Yield missing tables and columns. Optuna makes its tables together, with the first study."""
     looked = inspect(session.connection())
     tables = set(looked.get_table_names())
     for name in sorted(Base.metadata.tables.keys() - tables):

@@ -86,8 +86,11 @@ def _time(value: datetime | str) -> str:
 def _types(row: type[Base]) -> dict[str, tuple[type, ...]]:
     """Column → the Python types of its values, as the mapper or a driver gives them."""
     types: dict[type, tuple[type, ...]] = {
-        Double: (float, int), Integer: (int,), UtcDateTime: (datetime, str), str: (str,)
-    }  # fmt: skip
+        Double: (float, int),
+        Integer: (int,),
+        UtcDateTime: (datetime, str),
+        str: (str,),
+    }
     found = {}
     for c in _columns(row):
         of_column = types.get(_kind(c), (list if c.name in LISTS else dict, str))

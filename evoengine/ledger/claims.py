@@ -1,8 +1,8 @@
 """Who evaluates what: one trial for each key, whatever search it is of, and what others take over from it.
 
-A claim holds as long as its trial is under way in a run that lives; its trial's end is what is known of the key from
+A claim holds as long as its trial is in flight in a run that lives; its trial's end is what is known of the key from
 then on. A trial that was killed or interrupted leaves its claim to who comes next, and so does one that ended because
-processes died: of those nobody knows for certain what ended them.
+processes died: of those it is not certain what ended them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
 
 
 def claim_again(connection: Connection, key: str, trial: int) -> None:
-    """Make the trial the one that is known of the key from now on, whoever was before."""
+    """Make the trial the one that is known of the key from now on."""
     if claim(connection, key, trial).trial != trial:
         connection.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))
 
@@ -75,13 +75,13 @@ def end_claims(connection: Connection, trial: int, now: datetime) -> None:
 def revoke(session: Session, trial: int) -> bool:
     """Have nobody take over the end of the trial, or of the one that it took its own from; return whether any might.
 
-    Raises UsageError where it is under way, or there is none of that number.
+    Raises UsageError where it is in flight, or there is none of that number.
     """
     row = session.get(CandidateRow, trial)
     if row is None:
         raise UsageError(f"there is no trial {trial}")
     if row.outcome is None:
-        raise UsageError(f"trial {trial} is under way: its claim says who evaluates its kernel")
+        raise UsageError(f"trial {trial} is in flight: its claim says who evaluates its kernel")
     of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
     revoked = session.execute(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).scalars().all()
     if revoked:
@@ -91,11 +91,13 @@ def revoke(session: Session, trial: int) -> bool:
 
 
 def decided(session: Session, trials: Iterable[int]) -> set[int]:
-    """Of trials that others evaluate, those that are not under way any more: ended, removed, or of a run that is."""
+    """Return which of the trials that others evaluate are no longer in flight: ended, removed, or of a run that is."""
     wanted = set(trials)
-    under_way = select(CandidateRow.id).join(RunRow, RunRow.id == CandidateRow.run_id).where(
-        CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING
-    )  # fmt: skip
+    under_way = (
+        select(CandidateRow.id)
+        .join(RunRow, RunRow.id == CandidateRow.run_id)
+        .where(CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
+    )
     return wanted - set(session.scalars(under_way))
 
 

@@ -3,7 +3,7 @@
 A running search writes the time into its row every few seconds, by the database's clock: host names and process
 numbers mean nothing in containers. A run whose last beat is older than `KILLED_AFTER_SECONDS`, and that still does not
 beat while somebody looks, is taken for killed. So is, at once, one whose process was on this machine and is not there
-any more (`process.py`). Its fence is raised: a process that only stood still, stopped or asleep, finds that and may
+any more. Its fence is raised: a process that only stood still, stopped or asleep, finds that and may
 write no more.
 """
 
@@ -47,7 +47,7 @@ def database_time(session: Session) -> datetime:
 
 
 def begin_beating(session: Session, run: int) -> int:
-    """Enters the first beat of a new run, or of one that goes on in this process; its fence."""
+    """Enter the first beat of a new run, or of one that goes on in this process; return its fence."""
     now = database_time(session)
     row = session.get(HeartbeatRow, run, with_for_update=True)
     if row is None:
@@ -87,7 +87,7 @@ def find_suspects(session: Session) -> Suspects:
 
 
 def are_gone(session: Session, runs: Iterable[int]) -> set[int]:
-    """Those that need no second look: without any beat, or with a process that was on this machine and has ended."""
+    """Return runs that need no second look: without any beat, or whose process was on this machine and has ended."""
     rows = {run: session.get(HeartbeatRow, run) for run in runs}
     return {run for run, row in rows.items() if row is None or is_gone(row.process)}
 
@@ -114,7 +114,7 @@ class Watchman:
         """suspect → its last beat, and since when it has been seen like that"""
 
     def look(self, session: Session) -> Suspects:
-        """Those that are to be marked as killed."""
+        """Return the runs that are to be marked as killed."""
         now, suspects = time.monotonic(), find_suspects(session)
         old, self._seen = self._seen, {}
         for run, beat_at in suspects.items():
@@ -231,7 +231,7 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
 
 
 RETRIES = 2
-"""how often a candidate is tried again, alone, that was under way when its search was killed: it may be what kills
+"""how often a candidate is tried again, alone, that was in flight when its search was killed: it may be what kills
 it"""
 WHY_KILLED = "was under way when the process of its search was killed"
 WHY_INTERRUPTED = "was under way when its search was ended"

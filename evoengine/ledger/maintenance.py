@@ -17,8 +17,7 @@ from evoengine.errors import UsageError
 from evoengine.ledger import chains
 from evoengine.ledger.check import Fault, look_through, violated
 from evoengine.ledger.checksums import Broken
-from evoengine.ledger.database import empty_log
-from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.database import empty_log, translate_errors
 from evoengine.ledger.heartbeat import of_one_death, take_back
 from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import count_all_finals, read_order, rebuild

@@ -26,7 +26,6 @@ from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.chains import execute, insert_new
 from evoengine.ledger.checksums import Damaged, RowReader
-from evoengine.ledger.listing import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -37,6 +36,7 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
+from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, model_of
 
@@ -107,9 +107,15 @@ def _read_figure(row: Sequence[Any]) -> _Figure:
         columns[_candidates.width :]
     )
     m = Measurement(
-        KINDS[kind], device, None, median_us, suspect=suspect, terms=read_terms(terms, _TERMS),
-        policy=read_policy(policy), normalised_us=normalised_us,
-    )  # fmt: skip
+        KINDS[kind],
+        device,
+        None,
+        median_us,
+        suspect=suspect,
+        terms=read_terms(terms, _TERMS),
+        policy=read_policy(policy),
+        normalised_us=normalised_us,
+    )
     key = (problem, gpu, kernel, m.precedence, kind, device, _policy_key(m.policy), gate_version or 0)
     ranking = dict(zip(_KEY, key, strict=True))
     return _Figure(number, trial, run, m, source or config_key, ranking)
@@ -146,9 +152,18 @@ _BEFORE = (
 )
 """number of the ranking, what stood in it of the trial, and the last figure of finals in it"""
 _COLUMNS = (
-    "candidate_id", "run_id", "figure_id", "us", "final_of_run", "final_place", "counted_us", "place",
-    "run_counted_us", "run_place", "ranking_id",
-)  # fmt: skip
+    "candidate_id",
+    "run_id",
+    "figure_id",
+    "us",
+    "final_of_run",
+    "final_place",
+    "counted_us",
+    "place",
+    "run_counted_us",
+    "run_place",
+    "ranking_id",
+)
 _STAND = (
     f"INSERT INTO standings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
     f" ON CONFLICT (candidate_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[2:])}"
@@ -512,9 +527,15 @@ def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
 
 
 def _timed(
-    trial: int, named: str, device: str, tflops: float | None, median_us: float, normalised_us: float | None,
-    policy: str | None, terms: str,
-) -> Timed:  # fmt: skip
+    trial: int,
+    named: str,
+    device: str,
+    tflops: float | None,
+    median_us: float,
+    normalised_us: float | None,
+    policy: str | None,
+    terms: str,
+) -> Timed:
     kind = KINDS[named]
     model = model_of(read_terms(terms, ("predicted",))) if kind is Kind.ESTIMATED else None
     us = median_us if normalised_us is None else normalised_us

@@ -56,9 +56,17 @@ from evoengine.records import (
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
-    "source_sha256", "entry", "grid_x", "grid_y", "grid_z", "threads", "block_y", "block_z", "shared_bytes",
+    "source_sha256",
+    "entry",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "threads",
+    "block_y",
+    "block_z",
+    "shared_bytes",
     "next_kernels",
-)  # fmt: skip
+)
 """columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
 
@@ -81,9 +89,11 @@ def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
 
 
 _BINARY = select(BinaryRow.id).where(
-    BinaryRow.source_sha256 == bindparam("source_sha256"), BinaryRow.options == bindparam("options"),
-    BinaryRow.arch == bindparam("arch"), BinaryRow.compiler == bindparam("compiler"),
-)  # fmt: skip
+    BinaryRow.source_sha256 == bindparam("source_sha256"),
+    BinaryRow.options == bindparam("options"),
+    BinaryRow.arch == bindparam("arch"),
+    BinaryRow.compiler == bindparam("compiler"),
+)
 
 
 def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | None:
@@ -148,9 +158,12 @@ def next_kernel_json(kernel: NextKernel) -> dict[str, object]:
     """Return a kernel behind the first as `read_next_kernel` reads it."""
     launch = kernel.launch
     return {
-        "entry": kernel.entry, "grid": list(launch.grid), "threads": launch.threads,
-        "block_yz": list(launch.block_yz), "shared_bytes": launch.shared_bytes,
-    }  # fmt: skip
+        "entry": kernel.entry,
+        "grid": list(launch.grid),
+        "threads": launch.threads,
+        "block_yz": list(launch.block_yz),
+        "shared_bytes": launch.shared_bytes,
+    }
 
 
 def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:

@@ -1,7 +1,7 @@
 """The ledger: every run, candidate, verdict and figure, in one SQLite file or PostgreSQL database.
 
 Each `record_…` is one transaction and is committed when it returns, or when the block of `together` ends that it is
-called in: a kill loses at most the stage under way.
+called in: a kill loses at most the stage in progress.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.chains import insert_row, update_row
 from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
-from evoengine.ledger.database import db_of, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.driver_errors import display_url
+from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
 from evoengine.ledger.heartbeat import (
     POLL_SECONDS,
     Watchman,
@@ -34,7 +33,6 @@ from evoengine.ledger.heartbeat import (
     mark_killed,
     seconds_until_last_beat,
 )
-from evoengine.ledger.listing import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
 from evoengine.ledger.maintenance import delete_runs
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
@@ -73,6 +71,7 @@ from evoengine.ledger.tables import (
 )
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
+from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
 from evoengine.objectives import DEFAULT, Objective
 from evoengine.paths import chosen_database
 from evoengine.records import (
@@ -198,12 +197,28 @@ class Ledger:
         self.look_for_killed()
         with self.database.writing() as session:
             row = RunRow(
-                started_at=utc_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
-                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
-                objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition, gpu_definition=gpu_definition, trials=trials, seconds=seconds,
-                conditions=conditions, kernel=kernel,
-            )  # fmt: skip
+                started_at=utc_now(),
+                status=RUNNING,
+                gpu=gpu,
+                problem=problem,
+                device=device_row(session, device),
+                space_name=space.name,
+                space_sha256=space.sha256,
+                space_text=space.text,
+                sampler=sampler,
+                seed=seed,
+                objectives=objectives,
+                version=__version__,
+                host=this_host(),
+                pid=os.getpid(),
+                command=command,
+                definition=definition,
+                gpu_definition=gpu_definition,
+                trials=trials,
+                seconds=seconds,
+                conditions=conditions,
+                kernel=kernel,
+            )
             session.add(row)
             session.flush()
             fence = begin_beating(session, row.id)
@@ -239,7 +254,7 @@ class Ledger:
 
     @patient
     def finish_run(self, run: int, status: str) -> None:
-        """`status` says how the search ended; what was under way in it ends too."""
+        """End a run; `status` says how its search ended. What is in flight in it ends too."""
         with self.database.writing() as session:
             row = session.get_one(RunRow, run)
             row.status, row.finished_at = status, utc_now()
@@ -247,21 +262,21 @@ class Ledger:
         self.database.release(run)
 
     def done(self, run: int) -> int:
-        """Trials of a run that count: judged, and no duplicates."""
+        """Return how many trials of a run count: judged, and no duplicates."""
         counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
         of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
         with self.database.reading() as session:
             return session.scalars(of_run).one()
 
     def seconds_spent(self, run: int) -> float:
-        """By the processes of a run so far."""
+        """Return the seconds that the processes of a run have taken so far."""
         with self.database.reading() as session:
             row = session.get(HeartbeatRow, run)
             return 0.0 if row is None else seconds_until_last_beat(row)
 
     @patient
     def runs(self) -> list[Run]:
-        """Oldest first."""
+        """Return the runs, oldest first."""
         with self.database.reading() as session:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
@@ -319,7 +334,7 @@ class Ledger:
         return last[0], last[1]
 
     def is_empty(self) -> bool:
-        """Whether it holds no trial."""
+        """Return whether the ledger holds no trial."""
         with self.database.reading() as session:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
 
@@ -358,24 +373,32 @@ class Ledger:
         ledger's own has recorded it yet.
         """
         this = aliased(RunRow)
-        like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
-            RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
-        )  # fmt: skip
+        like = (
+            select(BaselineRow)
+            .join(RunRow)
+            .join(this, this.id == run)
+            .where(
+                RunRow.problem == this.problem,
+                RunRow.gpu == this.gpu,
+                RunRow.device_id == this.device_id,
+                BaselineRow.name == baseline.name,
+                RunRow.imported_from.is_(None),
+            )
+        )
         with self.database.reading() as session:
             known = [to_baseline(row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
+        """Return all that is known of a run's finished candidates but their cubins, for another ledger to import."""
         with self.database.reading() as session:
             return read_run(session, run)
 
     def import_run(
         self, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
-    ) -> tuple[int, list[int]]:  # fmt: skip
-        """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order.
+    ) -> tuple[int, list[int]]:
+        """Insert a run of another ledger or tuner; return its number and the new trial numbers, in order.
 
         `on_done` is told how many trials are written.
         """
@@ -397,10 +420,17 @@ class Ledger:
 
     @patient
     def add_candidate(
-        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-        source: Source | None = None, retry_of: int | None = None,
-    ) -> int:  # fmt: skip
-        """Its trial number: unique across the ledger, never given twice."""
+        self,
+        run: int,
+        problem: str,
+        gpu: str,
+        config: Config,
+        parents: Sequence[int],
+        operator: str | None,
+        source: Source | None = None,
+        retry_of: int | None = None,
+    ) -> int:
+        """Insert a candidate; return its trial number, unique across the ledger and never given twice."""
         with self.database.write_connection() as connection:
             return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
 
@@ -416,9 +446,18 @@ class Ledger:
 
     @patient
     def add_claiming(
-        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-        source: Source, retry_of: int | None, key: str, again: bool,
-    ) -> tuple[int, Claim]:  # fmt: skip
+        self,
+        run: int,
+        problem: str,
+        gpu: str,
+        config: Config,
+        parents: Sequence[int],
+        operator: str | None,
+        source: Source,
+        retry_of: int | None,
+        key: str,
+        again: bool,
+    ) -> tuple[int, Claim]:
         """Enter a candidate and claim its evaluation, unless the key's is known or in flight elsewhere.
 
         With `again`, claim it in any case.
@@ -432,21 +471,21 @@ class Ledger:
 
     @patient
     def claim(self, key: str, trial: int) -> Claim:
-        """Asks once more for a key whose holder is not under way any more."""
+        """Claim a key whose holder is no longer in flight."""
         with self.database.write_connection() as connection:
             return claim(connection, key, trial)
 
     def revoke_claim(self, trial: int) -> bool:
         """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
 
-        Raises UsageError where there is no such trial, or it is under way.
+        Raises UsageError where there is no such trial, or it is in flight.
         """
         with self.database.writing() as session:
             return revoke(session, trial)
 
     @patient
     def decided(self, trials: Sequence[int]) -> set[int]:
-        """Of trials that other searches evaluate, those that are not under way any more."""
+        """Return which of the trials that other searches evaluate are no longer in flight."""
         with self.database.reading() as session:
             return decided(session, trials)
 
@@ -484,7 +523,7 @@ class Ledger:
 
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
-        """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
+        """Store the binary of a candidate; one that is there already for the same source and compiler is kept."""
         with self.database.write_connection() as connection:
             made = get_or_create_binary(connection, source, binary)
             update_row(connection, CandidateRow, trial, {"binary_id": made})
@@ -508,19 +547,32 @@ class Ledger:
 
     @patient
     def finish(
-        self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
-        verdicts: Sequence[Verdict] = (), figure: Measurement | None = None,
+        self,
+        trial: int,
+        outcome: Outcome,
+        reason: str | None,
+        occupancy: float | None,
+        device: str | None,
+        verdicts: Sequence[Verdict] = (),
+        figure: Measurement | None = None,
         evidence: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
         with self.database.write_connection() as connection:
             self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
 
     def _end(
-        self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
-        device: str | None, verdicts: Sequence[Verdict], figure: Measurement | None,
+        self,
+        connection: Connection,
+        trial: int,
+        outcome: str,
+        reason: str | None,
+        occupancy: float | None,
+        device: str | None,
+        verdicts: Sequence[Verdict],
+        figure: Measurement | None,
         evidence: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         now = utc_now()
         for verdict in verdicts:
             _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
@@ -559,9 +611,16 @@ class Ledger:
         return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
 
     def trials(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
-        outcomes: Collection[Outcome | None] = (), resources: bool = False, newest_first: bool = False,
-    ) -> Iterator[Trial]:  # fmt: skip
+        self,
+        *,
+        run: int | None = None,
+        problem: str | None = None,
+        gpu: str | None = None,
+        ranked: bool = False,
+        outcomes: Collection[Outcome | None] = (),
+        resources: bool = False,
+        newest_first: bool = False,
+    ) -> Iterator[Trial]:
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
         With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
@@ -583,7 +642,7 @@ class Ledger:
             yield from self._load(select(CandidateRow).where(of_batch))
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
-        """How many trials there are, narrowed by what is given."""
+        """Return how many trials there are, narrowed by what is given."""
         with self.database.reading() as session:
             counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
             return counted
@@ -618,7 +677,7 @@ class Ledger:
 
     @patient
     def origins(self, run: int) -> dict[int, Origin]:
-        """Of the trials of a run, in their order, whose kernel each has."""
+        """Return whose kernel each trial of a run has, in their order."""
         columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
         with self.database.reading() as session:
@@ -626,25 +685,25 @@ class Ledger:
 
     def study_trials(
         self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
-    ) -> Iterator[list[StudyTrial]]:  # fmt: skip
+    ) -> Iterator[list[StudyTrial]]:
         """Yield what a study of that kind of figure shows of these finished trials, in their order and in batches."""
         return read_study_trials(self.database.reading, trials, kind, objectives)
 
     def source_text(self, sha256: str) -> str | None:
-        """None where it was pruned."""
+        """Return the text of a source; None where it was pruned."""
         with self.database.reading() as session:
             packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
             return None if packed is None else unpacked(packed, SourceRow, sha256).decode()
 
     def is_pruned(self, trial: int) -> bool:
-        """Whether it had a source, which `evoengine db prune` took out."""
+        """Return whether the trial had a source that `evoengine db prune` deleted."""
         of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
         with self.database.reading() as session:
             pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
             return session.scalar(pruned) is not None
 
     def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
-        """Run → its trials that have ended, in their order; of one run or of all."""
+        """Return by run its trials that have ended, in their order; of one run or of all."""
         ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
         if run is not None:
             ended = ended.where(CandidateRow.run_id == run)
@@ -656,7 +715,7 @@ class Ledger:
 
     @patient
     def measurements(self, trial: int) -> list[Measurement]:
-        """All of a candidate's figures, of every kind, oldest first."""
+        """Return all figures of a candidate, of every kind, oldest first."""
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self.database.reading() as session:
             return [to_measurement(row) for row in session.scalars(of_trial)]
@@ -676,7 +735,7 @@ class Ledger:
             return None if row is None else to_profile(row)
 
     def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """When the candidate was started and when it was finished."""
+        """Return when the candidate was started and when it was finished."""
         with self.database.reading() as session:
             times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
             created, finished = session.execute(times).one()
@@ -689,14 +748,33 @@ class Ledger:
 
 
 def _insert_candidate(
-    connection: Connection, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int],
-    operator: str | None, source: Source | None, retry_of: int | None,
-) -> int:  # fmt: skip
+    connection: Connection,
+    run: int,
+    problem: str,
+    gpu: str,
+    config: Config,
+    parents: Sequence[int],
+    operator: str | None,
+    source: Source | None,
+    retry_of: int | None,
+) -> int:
     rendered = get_or_create_source(connection, source) if source else {}
-    return insert_row(connection, CandidateRow, {
-        "run_id": run, "problem": problem, "gpu": gpu, "config": dict(config), "config_key": config_key(config),
-        "parents": list(parents), "operator": operator, "retry_of": retry_of, "created_at": utc_now(), **rendered,
-    })  # fmt: skip
+    return insert_row(
+        connection,
+        CandidateRow,
+        {
+            "run_id": run,
+            "problem": problem,
+            "gpu": gpu,
+            "config": dict(config),
+            "config_key": config_key(config),
+            "parents": list(parents),
+            "operator": operator,
+            "retry_of": retry_of,
+            "created_at": utc_now(),
+            **rendered,
+        },
+    )
 
 
 def _insert_taken(

@@ -262,7 +262,7 @@ class CandidateRow(Checked, Base):
     """dynamic; the static part is the binary's"""
     binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
     retry_of: Mapped[int | None]
-    """the trial with this configuration that was under way when the run was killed or ended"""
+    """the trial with this configuration that was in flight when the run was killed or ended"""
     taken_from: Mapped[int | None]
     """the trial that was evaluated in place of this one"""
     evidence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

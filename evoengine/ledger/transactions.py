@@ -1,7 +1,7 @@
 """An open database of a ledger: its transactions, and what may forbid them.
 
-A write is refused where the file is no longer the one that was opened (`watch.py`), and where another search took a run
-of this process for killed (`heartbeat.py`).
+A write is refused where the file is no longer the one that was opened, and where another search took a run of this
+process for killed (`heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
 from evoengine.ledger import chains
-from evoengine.ledger.database import discard_log, empty_log
-from evoengine.ledger.driver_errors import Unavailable, display_url, is_away, translate_errors
+from evoengine.ledger.database import Unavailable, discard_log, display_url, empty_log, is_away, translate_errors
 from evoengine.ledger.heartbeat import Heart, beat, require_fence
 from evoengine.text import spans
 
@@ -290,7 +289,7 @@ class _BatchTransaction:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         with self._transaction:
             if self._failed:
                 raise error or MachineError(_UNDONE)
@@ -311,7 +310,7 @@ class Database:
         self._commits = Commits()
         self._heart = Heart(self._beat)
         self.patience: Patience | None = None
-        """of a search, which waits for a database that is away; None of commands that are told at once"""
+        """of a search, which waits for an unavailable database; None of commands, which fail at once"""
         self.finished: list[int] = []
         """trials that ended through this object"""
         self._of_thread = threading.local()

@@ -102,7 +102,7 @@ def _dossier(row: CandidateRow) -> CandidateHistory:
 
 def insert_run(
     session: Session, whole: RunHistory, now: datetime, on_done: Callable[[int], None]
-) -> tuple[int, list[int]]:  # fmt: skip
+) -> tuple[int, list[int]]:
     """Insert a run; return its number and its candidates' new trial numbers, in order.
 
     `now` stands for times that nobody noted, `on_done` is told how many trials are written.
@@ -204,12 +204,23 @@ def _candidate_values(
     if c.source and c.binary:
         binary = get_or_create_binary(session.connection(), c.source, _stated(c.binary))
     return {
-        "run_id": run, "problem": c.problem, "gpu": c.gpu, "config": dict(c.config),
-        "config_key": config_key(c.config), "parents": [numbers[p] for p in c.parents if p in numbers],
-        "operator": c.operator, "created_at": dossier.created_at or now, "finished_at": dossier.finished_at or now,
-        "outcome": str(c.outcome), "reason": c.reason, "device": c.device, "occupancy": c.occupancy,
-        "binary_id": binary, "gate_version": c.gate_version, **source,
-    }  # fmt: skip
+        "run_id": run,
+        "problem": c.problem,
+        "gpu": c.gpu,
+        "config": dict(c.config),
+        "config_key": config_key(c.config),
+        "parents": [numbers[p] for p in c.parents if p in numbers],
+        "operator": c.operator,
+        "created_at": dossier.created_at or now,
+        "finished_at": dossier.finished_at or now,
+        "outcome": str(c.outcome),
+        "reason": c.reason,
+        "device": c.device,
+        "occupancy": c.occupancy,
+        "binary_id": binary,
+        "gate_version": c.gate_version,
+        **source,
+    }
 
 
 def is_elsewhere(binary: Binary) -> bool:
@@ -240,7 +251,7 @@ def _finals(figures: Iterable[Measurement]) -> dict[float, float]:
 
 def _renumbered(
     terms: Mapping[str, float], numbers: Mapping[int, int], finals: Mapping[float, float]
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     terms = dict(terms)
     if "final_of_run" in terms:
         terms["final_of_run"] = finals[terms["final_of_run"]]

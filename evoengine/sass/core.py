@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
+from enum import IntEnum
 from functools import cache
 
 import numpy as np
@@ -25,6 +26,15 @@ _MESSAGE_BYTES = 4096
 _TEXT_BYTES = 1 << 18
 _UNSEEN = "unseen: "
 _CRASHED, _HUNG, _RACED = 1, 2, 3
+
+
+class Races(IntEnum):
+    """Which races are looked for, as in core/world.h."""
+
+    NONE = 0
+    NO_REPLICAS = 1
+    """all but those of warps that compute the same element of a tile, of which one stores it"""
+    ALL = 2
 
 
 class Program:
@@ -64,18 +74,18 @@ class Program:
 
 
 def run(
-    program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT, ordered: bool = True
+    program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT, races: Races = Races.ALL
 ) -> np.ndarray:
     """Execute the numbered blocks of the grid, whole clusters at a time, or all where none is named.
 
     `limit` is in warp instructions per block. Returns what warps visited, [n] VISIT. Raises KernelCrashed and
-    KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced where `ordered`
-    and nothing orders two accesses.
+    KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced where nothing
+    orders two accesses.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     status = library().sass_run(
-        program.handle, launch.reference(), chosen, len(blocks), limit, ordered, message, len(message)
+        program.handle, launch.reference(), chosen, len(blocks), limit, races, message, len(message)
     )
     check(status, message)
     count = c_uint64()

@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from evoengine.errors import MachineError
-from evoengine.ledger.listing import Trial
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.trials import Trial
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, lock_device
 from evoengine.errors import EvoengineError
-from evoengine.records import Outcome
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
+from evoengine.search.workers import Task, WorkerPool
 from evoengine.stages.tasks import JUDGING
 
 
@@ -102,35 +102,25 @@ class NodeWorker:
         self._ready = ActorInfo(ray.get_runtime_context().get_node_id(), platform.node(), __version__, device)
         return self._pool
 
-    def run(
-        self, task: Callable[..., object], on_crash: Outcome, returns: type[object], seconds: float, *args: object
-    ) -> TaskResult:
+    def run(self, task: Task[Any], *args: object) -> TaskResult:
         """Run the task in the worker, which is started first after a restart of the actor."""
-        self._task, self._since = getattr(task, "__name__", str(task)), time.monotonic()
+        self._task, self._since = getattr(task.function, "__name__", str(task.function)), time.monotonic()
         try:
             pool = self._start()
-            if self._build and task in JUDGING:
+            if self._build and task.function in JUDGING:
                 self._build.wait()
             before = pool.seconds_busy, pool.seconds_starting
-            answer = self._answer(pool, task, on_crash, returns, seconds, args)
+            answer = self._answer(pool, task, args)
         except EvoengineError as error:
             return TaskResult(error, 0.0, 0.0)
         finally:
             self._task, self._since = None, time.monotonic()
         return TaskResult(answer, pool.seconds_busy - before[0], pool.seconds_starting - before[1])
 
-    def _answer(
-        self,
-        pool: WorkerPool,
-        task: Callable[..., object],
-        on_crash: Outcome,
-        returns: type[object],
-        seconds: float,
-        args: tuple[object, ...],
-    ) -> object:
+    def _answer(self, pool: WorkerPool, task: Task[Any], args: tuple[object, ...]) -> object:
         """Run the task once. The coordinator decides what a death means, because it knows all workers of the search."""
         try:
-            return pool.attempt(task, args, on_crash, returns, seconds, nullcontext())
+            return pool.attempt(task, args, nullcontext())
         except EvoengineError as error:
             return error
 

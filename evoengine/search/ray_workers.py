@@ -10,7 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +21,11 @@ from ray.exceptions import RayError, RayTaskError
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.records import CompiledCandidate, Outcome, Rejection
-from evoengine.search.deaths import EXCLUSIVE_DEATHS, Death, retry_deaths
+from evoengine.records import CompiledCandidate, Rejection
+from evoengine.search.deaths import EXCLUSIVE_DEATHS, Death
 from evoengine.search.ray_node import ActorInfo, NodeWorker, TaskResult
 from evoengine.search.worker_process import TaskArguments, WorkerLimits
-from evoengine.search.workers import Answer, Deferred
+from evoengine.search.workers import Answer, Attempt, Deferred, Task, Workers
 
 RETRIES = 1 + EXCLUSIVE_DEATHS
 """of a task whose actor was lost. The first loss does not count as a death: with a node all of its actors are lost, and
@@ -82,7 +81,7 @@ class _Remote:
     """None until it has started"""
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """`size` actors that run tasks of `evoengine.stages.tasks`; `echo` reports nodes that are lost or excluded.
 
     A node whose machine fails (a full disk, no compiler) is excluded; the others continue, and the search ends with the
@@ -102,12 +101,9 @@ class RayWorkers:
 
         `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine cluster status`.
         """
-        self.size = size
-        self.seconds_busy = 0.0
-        self.seconds_starting = 0.0
-        self._limits, self._echo, self._options = limits, echo, options
+        super().__init__(size, limits, "ray-worker")
+        self._echo, self._options = echo, options
         self._idle: queue.SimpleQueue[_Remote | None] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(size, "ray-worker")
         self._changing = threading.Lock()
         self._excluded: dict[str, str] = {}
         """node → why it is excluded"""
@@ -132,22 +128,6 @@ class RayWorkers:
         )
         return _Remote(made.remote(self._limits, options.find_gpu, label))
 
-    def submit(
-        self,
-        task: Callable[..., Answer | Rejection],
-        *args: object,
-        on_crash: Outcome,
-        returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
-        seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:
-        """Submit a task as WorkerPool.submit does.
-
-        A task whose actor was lost runs again on another, at most RETRIES times.
-        """
-        seconds = self._limits.seconds if seconds is None else seconds
-        return self._threads.submit(self._run, task, args, on_crash, returns, retry, seconds)
-
     def close(self) -> None:
         """Kill the workers; running and waiting tasks are cancelled."""
         with self._changing:
@@ -162,32 +142,12 @@ class RayWorkers:
 
     # ── a task ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(
-        self,
-        task: Callable[..., Answer | Rejection],
-        args: TaskArguments,
-        on_crash: Outcome,
-        returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None],
-        seconds: float,
-    ) -> Answer | Rejection:
-        while True:
-            once = partial(self._attempt, task, args, on_crash, returns, seconds, iter(range(RETRIES + 1)))
-            answer: Answer | Rejection = retry_deaths(once)
-            other = retry(answer) if isinstance(answer, Rejection) else None
-            if other is None:
-                return answer
-            args = other
+    def _attempts(self, task: Task[Answer], args: TaskArguments) -> Attempt[Answer]:
+        """Return what runs the task; one whose actor was lost runs again on another, at most RETRIES times."""
+        return partial(self._attempt, task, args, iter(range(RETRIES + 1)))
 
     def _attempt(
-        self,
-        task: Callable[..., Answer | Rejection],
-        args: TaskArguments,
-        on_crash: Outcome,
-        returns: type[Answer],
-        seconds: float,
-        losses: Iterator[int],
-        lock: AbstractContextManager[None],
+        self, task: Task[Answer], args: TaskArguments, losses: Iterator[int], lock: AbstractContextManager[None]
     ) -> Answer | Rejection | Death:
         """Run the task once while holding the lock. `losses` numbers the lost actors from 0."""
         for each in args:
@@ -198,7 +158,7 @@ class RayWorkers:
             given = (each.ask() if isinstance(each, Deferred) else each for each in args)
             sent = tuple(map(self._binaries.send, given))
             with lock:
-                ran: TaskResult = ray.get(worker.actor.run.remote(task, on_crash, returns, seconds, *sent))
+                ran: TaskResult = ray.get(worker.actor.run.remote(task, *sent))
         except RayTaskError as error:
             return self._excluded_death(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
         except RayError as error:
@@ -217,7 +177,7 @@ class RayWorkers:
         self._idle.put(worker)
         if isinstance(ran.answer, EvoengineError):
             raise ran.answer
-        assert isinstance(ran.answer, (Rejection, Death, returns))  # the node's own pool sees to it
+        assert isinstance(ran.answer, (Rejection, Death, task.returns))  # the node's own pool sees to it
         return ran.answer
 
     def _excluded_death(self, worker: _Remote, why: str) -> Death:

@@ -15,13 +15,14 @@ import pickle
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -69,25 +70,71 @@ class Deferred:
     ask: Callable[[], object]
 
 
-class Workers(Protocol):
+@dataclass(frozen=True, slots=True)
+class Task(Generic[Answer]):
+    """A function for a worker to call, and the meaning of how the call ends."""
+
+    function: Callable[..., Answer | Rejection]
+    on_crash: Outcome
+    returns: type[Answer]
+    seconds: float
+
+
+Attempt = Callable[[AbstractContextManager[None]], Answer | Rejection | Death]
+"""runs a task once while holding the lock that it is given"""
+Retry = Callable[[Rejection], TaskArguments | None]
+
+
+class Workers(ABC):
     """Where a search's tasks run: processes here (WorkerPool), or on the nodes of a Ray cluster (RayWorkers)."""
 
-    size: int
-    """tasks that run at once"""
-    seconds_busy: float
-    seconds_starting: float
+    def __init__(self, size: int, limits: WorkerLimits, name: str) -> None:
+        """Create a thread for each of `size` workers, which run that many tasks at once."""
+        self.size = size
+        self.seconds_busy = 0.0
+        """spent on tasks; exact only for a pool of one, as is `seconds_starting`"""
+        self.seconds_starting = 0.0
+        """spent waiting for a process to come up"""
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(size, name)
 
     def submit(
         self,
-        task: Callable[..., Answer | Rejection],
+        function: Callable[..., Answer | Rejection],
         *args: object,
         on_crash: Outcome,
         returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = ...,
+        retry: Retry = lambda rejection: None,
         seconds: float | None = None,
     ) -> Future[Answer | Rejection]:
-        """Submit a task as WorkerPool.submit does."""
+        """Return a future of the function's answer, an instance of `returns`, or of a Rejection.
 
+        A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one that
+        exceeds another limit, or returns another type, ends as `on_crash`. If its process dies, the task is retried,
+        and ends as `crashed` when `retry_deaths` decides so. Faults of the machine or of the usage are raised, because
+        they would fail every candidate. After a Rejection, `retry` may return other arguments to try at once. `seconds`
+        overrides the time limit.
+        """
+        task = Task(function, on_crash, returns, self._limits.seconds if seconds is None else seconds)
+        try:
+            return self._threads.submit(self._run, task, args, retry)
+        except RuntimeError as error:  # a thread that cannot be started
+            raise MachineError(f"a task cannot be started: {error}") from error
+
+    def _run(self, task: Task[Answer], args: TaskArguments, retry: Retry) -> Answer | Rejection:
+        while True:
+            attempt = self._attempts(task, args)
+            answer: Answer | Rejection = retry_deaths(attempt)
+            other = retry(answer) if isinstance(answer, Rejection) else None
+            if other is None:
+                return answer
+            args = other
+
+    @abstractmethod
+    def _attempts(self, task: Task[Answer], args: TaskArguments) -> Attempt[Answer]:
+        """Return what runs the task with these arguments, any number of times."""
+
+    @abstractmethod
     def close(self) -> None:
         """Kill the workers; running and waiting tasks are cancelled."""
 
@@ -229,22 +276,16 @@ class _Worker:
             self._processes.close()
 
 
-class WorkerPool:
+class WorkerPool(Workers):
     """`jobs` workers that run tasks of `evoengine.stages.tasks`, in the order they are submitted."""
 
     def __init__(self, jobs: int, limits: WorkerLimits = DEFAULT_LIMITS) -> None:
-        self._limits = limits
-        self.size = jobs
+        super().__init__(jobs, limits, "worker")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._spare: _Worker | None = None
-        self._threads = ThreadPoolExecutor(jobs, "worker")
         self._starting = threading.Lock()
         self._closed = False
-        self.seconds_busy = 0.0
-        """spent on tasks; exact only for a pool of one, as is `seconds_starting`"""
-        self.seconds_starting = 0.0
-        """spent waiting for a process to come up"""
         self.replaced = 0
         """number of lost processes"""
         for _ in range(jobs):
@@ -269,64 +310,22 @@ class WorkerPool:
                 time.sleep(tries * PAUSE_SECONDS)
         return self._new()
 
-    def submit(
-        self,
-        task: Callable[..., Answer | Rejection],
-        *args: object,
-        on_crash: Outcome,
-        returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
-        seconds: float | None = None,
-    ) -> Future[Answer | Rejection]:
-        """Return a future of the task's answer, an instance of `returns`, or of a Rejection.
-
-        A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one that
-        exceeds another limit, or returns another type, ends as `on_crash`. If its process dies, the task is retried,
-        and ends as `crashed` when `retry_deaths` decides so. Faults of the machine or of the usage are raised, because
-        they would fail every candidate. After a Rejection, `retry` may return other arguments to try at once. `seconds`
-        overrides the time limit.
-        """
-        seconds = self._limits.seconds if seconds is None else seconds
-        try:
-            return self._threads.submit(self._run, task, args, on_crash, returns, retry, seconds)
-        except RuntimeError as error:  # a thread that cannot be started
-            raise MachineError(f"a task cannot be started: {error}") from error
-
-    def _run(
-        self,
-        task: Callable[..., Answer | Rejection],
-        args: TaskArguments,
-        on_crash: Outcome,
-        returns: type[Answer],
-        retry: Callable[[Rejection], TaskArguments | None],
-        seconds: float,
-    ) -> Answer | Rejection:
-        args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
-        while True:
-            answer: Answer | Rejection = retry_deaths(partial(self.attempt, task, args, on_crash, returns, seconds))
-            other = retry(answer) if isinstance(answer, Rejection) else None
-            if other is None:
-                return answer
-            args = other
+    def _attempts(self, task: Task[Answer], args: TaskArguments) -> Attempt[Answer]:
+        asked = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
+        return partial(self.attempt, task, asked)
 
     def attempt(
-        self,
-        task: Callable[..., Answer | Rejection],
-        args: TaskArguments,
-        on_crash: Outcome,
-        returns: type[Answer],
-        seconds: float,
-        lock: AbstractContextManager[None],
+        self, task: Task[Answer], args: TaskArguments, lock: AbstractContextManager[None]
     ) -> Answer | Rejection | Death:
         """Run the task once while holding the lock, for a caller that decides itself what a Death means."""
         worker = self._idle.get()
         try:
             with lock:
-                worker, answer = self._call(worker, task, args, seconds)
-            if not isinstance(answer, (Rejection, Failure, Death, returns)):
+                worker, answer = self._call(worker, task, args)
+            if not isinstance(answer, (Rejection, Failure, Death, task.returns)):
                 answer = Failure(f"the answer is of type {type(answer).__name__}")
             if isinstance(answer, Failure):
-                outcome = Outcome.HUNG if answer.late and on_crash is Outcome.CRASHED else on_crash
+                outcome = Outcome.HUNG if answer.late and task.on_crash is Outcome.CRASHED else task.on_crash
                 answer = Rejection(outcome, answer.reason, evidence={"limit": answer.limit} if answer.limit else None)
                 worker = self._replace(worker)
             elif isinstance(answer, Death) or (
@@ -340,16 +339,14 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def _call(
-        self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float
-    ) -> tuple[_Worker, object]:
+    def _call(self, worker: _Worker, task: Task[Answer], args: TaskArguments) -> tuple[_Worker, object]:
         """Run a task on a worker.
 
         A worker that is killed while idle or starting has not run it, so another takes it.
         """
         for starts in range(STARTS):
             try:
-                return worker, self._timed(worker, task, args, seconds)
+                return worker, self._timed(worker, task, args)
             except BrokenProcessPool as error:
                 why = str(error)
                 if self._closed:
@@ -364,13 +361,13 @@ class WorkerPool:
         unfit = why_unfit() or f"something on this machine kills them ({STARTS} in a row)"
         raise MachineError(f"worker processes die as they start: {why}; {unfit}")
 
-    def _timed(self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
+    def _timed(self, worker: _Worker, task: Task[Answer], args: TaskArguments) -> object:
         start = time.monotonic()
         worker.await_start()
         ready = time.monotonic()
         self.seconds_starting += ready - start
         try:
-            return worker.call(task, args, seconds)
+            return worker.call(task.function, args, task.seconds)
         finally:
             self.seconds_busy += time.monotonic() - ready
 

@@ -35,9 +35,8 @@ from evoengine.service.access import require, require_own
 from evoengine.service.answers import Answered, Question
 from evoengine.service.executors import server_json
 from evoengine.service.jobs import LONGEST_KEY, Job, job_json
-from evoengine.service.lanes import busy, turn
-from evoengine.service.requests import JobRequest, RetuneRequest, checked
-from evoengine.service.retune import retune_requests
+from evoengine.service.limits import busy, turn
+from evoengine.service.requests import JobRequest, RetuneRequest, checked, retune_requests
 from evoengine.service.state import State, state_of
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
@@ -95,10 +94,12 @@ def _of_type(media_type: str) -> dict[int | str, dict[str, Any]]:
 def submit(
     request: Request, body: JobRequest, submitter: Submitter, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Submit a search. Answers 202 with the job and its location; the same answer for the same Idempotency-Key and
-    body."""
+    """Submit a search. Answers 202 with the job and its location.
+
+    The answer is the same for the same Idempotency-Key and body.
+    """
     state = state_of(request)
-    asked = checked(body, state.settings, state.database.url)
+    asked = checked(body, state.settings, state.ledger.url)
     job = state.jobs.submit(asked, submitter, idempotency_key, state.settings.max_jobs)
     return answer(job_json(job), HTTPStatus.ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -107,7 +108,7 @@ def submit(
 def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> Response:
     """Submit a search for another GPU of every problem in the ledger; problems that already have a job are skipped."""
     state = state_of(request)
-    asked = retune_requests(body, state.settings, state.database, state.jobs)
+    asked = retune_requests(body, state.settings, state.ledger, state.jobs)
     made = [state.jobs.submit(each, submitter, None, state.settings.max_jobs) for each in asked]
     queued: views.Jobs = {"schema": SCHEMA, "jobs": [job_json(job) for job in made]}
     return answer(queued, HTTPStatus.ACCEPTED)
@@ -233,8 +234,10 @@ async def best(
     top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="So many, as a list.")] = None,
     nearest: Annotated[bool, Query(description="Where there is none, that of the nearest problem.")] = False,
 ) -> Response:
-    """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it; by default those of the
-    last run."""
+    """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it.
+
+    By default the problem and the GPU are those of the last run.
+    """
     question = Question(_known_gpu(gpu), problem and stored_problem(problem), top, nearest)
     answers = state_of(request).answers
     found = answers.kept(question)
@@ -258,19 +261,21 @@ def tagged(
 def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the CUDA text of a correct kernel."""
     state = state_of(request)
-    found = state.database.candidate(_trial(state, sha256, gpu)).source
+    found = state.ledger.candidate(_trial(state, sha256, gpu)).source
     assert found is not None  # it was found by it
     return _file(found.text.encode(), "text/plain; charset=utf-8", f"{sha256[:12]}.cu")
 
 
 @results_router.get(
-    "/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"),
+    "/kernels/{sha256}/cubin",
+    response_class=Response,
+    responses=_of_type("application/octet-stream"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return the machine code of a correct kernel."""
     state = state_of(request)
-    found = state.database.candidate(_trial(state, sha256, gpu), with_cubin=True)
+    found = state.ledger.candidate(_trial(state, sha256, gpu), with_cubin=True)
     if found.binary is None or is_elsewhere(found.binary):
         raise NothingFound(f"the machine code of trial {found.trial} is not in this ledger: it was imported")
     return _file(found.binary.cubin, "application/octet-stream", f"{sha256[:12]}.cubin")
@@ -281,25 +286,26 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) ->
     """Return what `evoengine show --json` prints for the kernel."""
     state = state_of(request)
     trial = _trial(state, sha256, gpu)
-    return answer(page_json(state.database.candidate(trial), state.database.profile(trial)))
+    return answer(page_json(state.ledger.candidate(trial), state.ledger.profile(trial)))
 
 
 @results_router.get(
-    "/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"),
+    "/kernels/{sha256}/bundle",
+    response_class=Response,
+    responses=_of_type("application/zip"),
     dependencies=RESULTS_TURN,
-)  # fmt: skip
+)
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine best --export` writes as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
-    files = bundle(state.database, _trial(state, sha256, gpu))
+    files = bundle(state.ledger, _trial(state, sha256, gpu))
     return _file(_zipped(files), "application/zip", f"{sha256[:12]}.zip")
 
 
 @results_router.get("/fused_moe", response_model=views.FusedMoeFiles, dependencies=RESULTS_TURN)
 def fused_moe(request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]) -> Response:
-    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang, by
-    name."""
-    found = find_fused_moe(state_of(request).database, find_gpu(gpu))
+    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang."""
+    found = find_fused_moe(state_of(request).ledger, find_gpu(gpu))
     made: views.FusedMoeFiles = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
     return answer(made)
 
@@ -330,7 +336,7 @@ def _trial(state: State, sha256: str, gpu: str | None) -> int:
     wanted = select(CandidateRow.id).where(CandidateRow.source_sha256 == sha256, CandidateRow.outcome.in_(correct))
     if gpu is not None:
         wanted = wanted.where(CandidateRow.gpu == gpu)
-    with state.database.reading() as session:
+    with state.ledger.database.reading() as session:
         found = session.scalar(wanted.order_by(CandidateRow.id.desc()).limit(1))
     if found is None:
         on = f" for {gpu}" if gpu else ""
@@ -368,7 +374,7 @@ def entries(
     """List entries, newest first, each as the text that was stored."""
     wanted = select(CacheRow).where(CacheRow.key.startswith(prefix, autoescape=True))
     newest = wanted.order_by(CacheRow.stored_at.desc(), CacheRow.key).limit(limit)
-    with state_of(request).database.reading() as session:
+    with state_of(request).ledger.database.reading() as session:
         rows: list[views.CacheEntry] = [{"key": row.key, "data": row.data} for row in session.scalars(newest)]
     found: views.CacheEntries = {"schema": SCHEMA, "entries": rows}
     return answer(found)
@@ -377,7 +383,7 @@ def entries(
 @cache_router.get("/{key}", response_class=Response, responses=_of_type("application/json"))
 def entry(request: Request, _: Reader, key: CacheKey) -> Response:
     """Return the text as it was stored."""
-    with state_of(request).database.reading() as session:
+    with state_of(request).ledger.database.reading() as session:
         row = session.get(CacheRow, key)
     if row is None:
         raise NothingFound(f"nothing is stored under the key {key}")
@@ -385,9 +391,10 @@ def entry(request: Request, _: Reader, key: CacheKey) -> Response:
 
 
 @cache_router.put(
-    "/{key}", status_code=204,
+    "/{key}",
+    status_code=204,
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
-)  # fmt: skip
+)
 async def store(request: Request, _: Writer, key: CacheKey) -> Response:
     """Store a JSON object under the key, replacing an earlier one; with `If-None-Match: *` only if there is none."""
     text = await _json_text(request)
@@ -406,7 +413,7 @@ async def _json_text(request: Request) -> str:
 
 
 def _put(request: Request, key: str, text: str, only_new: bool) -> None:
-    with state_of(request).database.writing() as session:
+    with state_of(request).ledger.database.writing() as session:
         known = session.get(CacheRow, key, with_for_update=True)
         if known is not None and only_new:
             raise HTTPException(HTTPStatus.PRECONDITION_FAILED, f"something is stored under the key {key} already")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated
 
@@ -16,22 +15,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evoengine import __version__
 from evoengine.errors import EvoengineError
+from evoengine.ledger.database import make_engine
+from evoengine.ledger.store import Ledger
 from evoengine.service import api, page
-from evoengine.service.access import Authenticate, require
-from evoengine.service.answers import Answers
-from evoengine.service.connections import ForwardedLimit
-from evoengine.service.database import Database
+from evoengine.service.access import Authenticate, Tokens, require
+from evoengine.service.answers import Answers, Reports
 from evoengine.service.errors import RESPONSES, answer_errors, problem
 from evoengine.service.executors import Executors
 from evoengine.service.jobs import Jobs
-from evoengine.service.lanes import QUICK, Threads
-from evoengine.service.reports import Reports
+from evoengine.service.limits import QUICK, BodyLimit, ForwardedLimit, HeadAsGet, Threads
 from evoengine.service.settings import Settings
 from evoengine.service.state import State, state_of
-from evoengine.service.tokens import Tokens
 from evoengine.views.service import Health
 
-BODY_SECONDS = 20.0
 HEADERS = (
     (
         b"content-security-policy",
@@ -43,15 +39,24 @@ HEADERS = (
 
 
 def make_app(
-    settings: Settings, database: Database, executors: Executors, dispatches: Callable[[], bool] = lambda: True
+    settings: Settings, ledger: Ledger, executors: Executors, dispatches: Callable[[], bool] = lambda: True
 ) -> FastAPI:
-    """Return an application that serves the database; it is ready while `dispatches` returns true. Close the
-    database when it has ended."""
-    apart, quick = database.twin(), Threads(QUICK)
+    """Return an application that serves the ledger; it is ready while `dispatches` returns true.
+
+    Close the ledger when it has ended.
+    """
+    apart, quick = Ledger(ledger.database.url, make_engine(ledger.database.url)), Threads(QUICK)
     state = State(
-        settings, database, Jobs(database), Tokens(apart), Answers(apart), executors, dispatches,
-        Reports(apart), quick,
-    )  # fmt: skip
+        settings,
+        ledger,
+        Jobs(ledger),
+        Tokens(apart),
+        Answers(apart),
+        executors,
+        dispatches,
+        Reports(apart),
+        quick,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,24 +65,29 @@ def make_app(
         apart.close()
 
     app = FastAPI(
-        title="evoengine", version=__version__, lifespan=lifespan, responses=RESPONSES, docs_url=None, redoc_url=None,
+        title="evoengine",
+        version=__version__,
+        lifespan=lifespan,
+        responses=RESPONSES,
+        docs_url=None,
+        redoc_url=None,
         description="Ask for a kernel, get the best one known; better ones follow.",
-    )  # fmt: skip
+    )
     app.state.service = state
     answer_errors(app)
     for router in (*api.ROUTERS, page.router):
         app.include_router(router)
-    figures = Figures(state)
-    _add_health(app, figures, Jobs(apart))
+    metrics = Metrics(state)
+    _add_health(app, metrics, Jobs(apart))
     app.add_middleware(BodyLimit, most=settings.max_body)
     app.add_middleware(Authenticate, state=state)
     app.add_middleware(HeadAsGet)
     app.add_middleware(ForwardedLimit, settings=settings)
-    app.add_middleware(Watch, figures=figures)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
     return app
 
 
-class Figures:
+class Metrics:
     """For Prometheus, of this server; the states of jobs are those of the whole database."""
 
     def __init__(self, state: State) -> None:
@@ -103,7 +113,7 @@ class Figures:
         return generate_latest(self.registry)
 
 
-def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
+def _add_health(app: FastAPI, collector: Metrics, jobs: Jobs) -> None:
     """Add the health endpoints. `jobs` uses database connections that nothing else can exhaust."""
 
     @app.get("/livez", tags=["health"])
@@ -128,14 +138,14 @@ def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics(request: Request, _: Annotated[int, Depends(require("read"))]) -> Response:
         """Return the metrics for Prometheus."""
-        return Response(await state_of(request).quick.run(figures.text), media_type=CONTENT_TYPE_LATEST)
+        return Response(await state_of(request).quick.run(collector.text), media_type=CONTENT_TYPE_LATEST)
 
 
-class Watch:
+class MetricsMiddleware:
     """Counts every request, and gives every answer the headers that browsers ask for, where it has none of its own."""
 
-    def __init__(self, app: ASGIApp, figures: Figures) -> None:
-        self._app, self._figures = app, figures
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -146,84 +156,9 @@ class Watch:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "none")
-                self._figures.count(scope["method"], route, message["status"], time.perf_counter() - began)
+                self._metrics.count(scope["method"], route, message["status"], time.perf_counter() - began)
                 own = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(h for h in HEADERS if h[0] not in own)]
             await send(message)
 
         await self._app(scope, receive, watched)
-
-
-class HeadAsGet:
-    """Answers HEAD as GET, without the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def head(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await send(message)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif message.get("more_body"):
-                raise _Enough  # of a stream, which would go on for as long as its job does
-
-        with suppress(_Enough):
-            scope["method"] = "GET"
-            await self._app(scope, receive, head)
-
-
-class _Enough(Exception):
-    """All is said that HEAD asks for."""
-
-
-class BodyLimit:
-    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS; others are read whole
-    before they are answered."""
-
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body, is_whole = await self._read(scope, receive)
-        except TimeoutError:
-            detail = f"the body of the request did not come in {BODY_SECONDS:g} s"
-            await problem(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"})(scope, receive, send)
-            return
-        if not is_whole:
-            detail = f"the body has more than {self._most} bytes, which is the most that this server takes"
-            await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)(scope, receive, send)
-            return
-        given = False
-
-        async def replay() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, replay, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, bool]:
-        """Return the body, and whether it is complete."""
-        stated = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if stated.isdigit() and int(stated) > self._most:
-            return b"", False
-        body, more = b"", True
-        while more and len(body) <= self._most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return b"", True
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        return body, len(body) <= self._most

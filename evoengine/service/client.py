@@ -82,9 +82,12 @@ class JobEvent:
 
 
 class Client:
-    """Any method raises UsageError for what the server refuses, NothingFound where it has none, MachineError where it
-    cannot be reached or fails. Close it, or use it as a context manager. Without `token` it is the one that the
-    environment names, by EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty one stands for none."""
+    """Connection to a service. Close it, or use it as a context manager.
+
+    Without `token` it is the one that the environment names, by EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty one
+    stands for none. Any method raises UsageError for what the server refuses, NothingFound where it has none,
+    MachineError where it cannot be reached or fails.
+    """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
@@ -219,8 +222,10 @@ class Client:
 
 
 def unpacked(packed: bytes) -> dict[str, bytes]:
-    """Return the files of a bundle without its checksums. Raises MachineError if it is not a bundle, or does not
-    match them."""
+    """Return the files of a bundle without its checksums.
+
+    Raises MachineError if it is not a bundle, or does not match them.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()

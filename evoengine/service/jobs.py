@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
 from evoengine.ledger.service_tables import JobEventRow, JobRow
-from evoengine.service.database import Database
+from evoengine.ledger.store import Ledger
 from evoengine.views import service as views
 from evoengine.views.encoding import SCHEMA
 from evoengine.views.service import JobPart, JobState
@@ -80,8 +80,8 @@ class Event:
 
 
 class Jobs:
-    def __init__(self, database: Database) -> None:
-        self._db = database
+    def __init__(self, ledger: Ledger) -> None:
+        self._db = ledger.database
 
     # ── asked for ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +138,7 @@ class Jobs:
         return dict.fromkeys(map(str, STATES), 0) | {state: count for state, count in found}
 
     def cancel(self, number: int) -> Job:
-        """Ends it where it has not ended; what was found stays. Raises NothingFound."""
+        """End the job where it has not ended; what was found stays. Raises NothingFound."""
         with self._db.writing() as session:
             row = _row(session, number, lock=True)
             if row.state not in ENDED:
@@ -161,10 +161,15 @@ class Jobs:
     # ── written by who holds the fence ──────────────────────────────────────────────────────────────────────────────
 
     def tell(
-        self, number: int, fence: int, event: str, data: Mapping[str, Any],
-        parts: list[dict[str, Any]] | None = None, progress: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Adds an event, and notes how far the job came. Raises Fenced."""
+        self,
+        number: int,
+        fence: int,
+        event: str,
+        data: Mapping[str, Any],
+        parts: list[dict[str, Any]] | None = None,
+        progress: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add an event, and record how far the job came. Raises Fenced."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             _note(row, parts, progress)
@@ -219,10 +224,23 @@ def locked(session: Session, states: Iterable[str]) -> list[JobRow]:
 
 def to_job(row: JobRow) -> Job:
     return Job(
-        row.id, row.state, row.why, row.request, row.gpu, row.priority, row.submitter, row.owner, row.fence,
-        [dict(part) for part in row.parts], row.progress, row.events, row.deaths, row.created_at, row.started_at,
+        row.id,
+        row.state,
+        row.why,
+        row.request,
+        row.gpu,
+        row.priority,
+        row.submitter,
+        row.owner,
+        row.fence,
+        [dict(part) for part in row.parts],
+        row.progress,
+        row.events,
+        row.deaths,
+        row.created_at,
+        row.started_at,
         row.finished_at,
-    )  # fmt: skip
+    )
 
 
 def job_json(job: Job) -> views.Job:
@@ -249,9 +267,19 @@ def job_json(job: Job) -> views.Job:
 def _new(request: Mapping[str, Any], submitter: int, key: str | None, body: str, now: datetime) -> JobRow:
     parts = [{"problem": p, "runs": [], "done": 0, "seconds": 0.0, "ended": None} for p in request["problems"]]
     return JobRow(
-        state=QUEUED, request=dict(request), gpu=request["gpu"], priority=request["priority"], submitter=submitter,
-        idempotency_key=key, body_sha256=body, fence=0, parts=parts, events=0, deaths=0, created_at=now,
-    )  # fmt: skip
+        state=QUEUED,
+        request=dict(request),
+        gpu=request["gpu"],
+        priority=request["priority"],
+        submitter=submitter,
+        idempotency_key=key,
+        body_sha256=body,
+        fence=0,
+        parts=parts,
+        events=0,
+        deaths=0,
+        created_at=now,
+    )
 
 
 def _by_key(session: Session, submitter: int, key: str | None) -> JobRow | None:

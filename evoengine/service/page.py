@@ -1,5 +1,7 @@
-"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for. Rendered
-here, without any script."""
+"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for.
+
+They are rendered here, without any script.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,11 @@ from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
 from evoengine.search.replay import RECORDED
 from evoengine.service.access import may_cancel, may_submit, require_own, require_own_page
-from evoengine.service.answers import ranked_targets
 from evoengine.service.api import Name, Number, Reader, Submitter, tagged
 from evoengine.service.errors import sentence
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
-from evoengine.service.lanes import turn
+from evoengine.service.limits import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
@@ -49,12 +50,18 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
     executors = state.executors.known()
     return _page(
-        "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
+        "status.html",
+        title="evoengine",
+        refresh=None if before else 5,
+        jobs=jobs,
+        counts=state.jobs.counts(),
         names={token.id: token.name for token in state.tokens.all()},
-        executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
-        may_submit=may_submit(request), older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
+        executors=[(each, _doing(state, each)) for each in executors],
+        bests=_bests(state),
+        may_submit=may_submit(request),
+        older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
         dashboard=state.settings.dashboard_url,
-    )  # fmt: skip
+    )
 
 
 @router.get("/jobs/{number}", response_class=HTMLResponse, dependencies=TURN)
@@ -65,9 +72,13 @@ def job(request: Request, _: Reader, number: Number) -> Response:
     last = state.jobs.events(number, max(0, found.events - SHOWN_EVENTS), SHOWN_EVENTS)
     events = [event for event in last if event.event != "progress"]  # the bar says it
     return _page(
-        "job.html", title=f"job {number} · evoengine", refresh=None if found.ended else 5, job=found,
-        events=events[::-1], may_cancel=not found.ended and may_cancel(request, found.submitter),
-    )  # fmt: skip
+        "job.html",
+        title=f"job {number} · evoengine",
+        refresh=None if found.ended else 5,
+        job=found,
+        events=events[::-1],
+        may_cancel=not found.ended and may_cancel(request, found.submitter),
+    )
 
 
 async def _sent(request: Request) -> dict[str, str]:
@@ -92,7 +103,7 @@ def submit(request: Request, submitter: Submitter, sent: Sent) -> Response:
     state = state_of(request)
     try:
         body = JobRequest.model_validate({**sent, "problems": sent.get("problems", "").split()})
-        asked = checked(body, state.settings, state.database.url)
+        asked = checked(body, state.settings, state.ledger.url)
     except ValidationError as error:
         return _form(request, sent, "; ".join(map(sentence, error.errors()[:3])))
     except UsageError as error:
@@ -114,15 +125,23 @@ def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Respons
     recorded = [f"{RECORDED}{name}" for name in state_of(request).settings.recorded_files]
     status = HTTPStatus.UNPROCESSABLE_ENTITY if why else HTTPStatus.OK
     return _page(
-        "new.html", status, title="new job · evoengine", refresh=None,
-        sent=sent, why=plain(why or ""), gpus=list(known_gpus()), devices=[*DEVICES, *recorded],
-    )  # fmt: skip
+        "new.html",
+        status,
+        title="new job · evoengine",
+        refresh=None,
+        sent=sent,
+        why=plain(why or ""),
+        gpus=list(known_gpus()),
+        devices=[*DEVICES, *recorded],
+    )
 
 
 @router.get("/report", response_class=HTMLResponse)
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
-    """Return what `evoengine report --html` writes. Its own policy permits its two scripts, and this one isolates
-    them from everything else served here."""
+    """Return what `evoengine report --html` writes.
+
+    Its own policy permits its two scripts, and this one isolates them from everything else served here.
+    """
     state = state_of(request)
     found = await state.reports.find(problem, gpu)
     headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}
@@ -136,8 +155,13 @@ async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = 
 def docs(request: Request, _: Reader) -> Response:
     """Show the API from the OpenAPI description."""
     described = request.app.openapi()
-    return _page("docs.html", title="API · evoengine", refresh=None, paths=described["paths"],
-                 schemas=described["components"]["schemas"])  # fmt: skip
+    return _page(
+        "docs.html",
+        title="API · evoengine",
+        refresh=None,
+        paths=described["paths"],
+        schemas=described["components"]["schemas"],
+    )
 
 
 @router.get("/style.css")
@@ -153,9 +177,14 @@ def _environment() -> jinja2.Environment:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "shown": _shown, "figure": sent_figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+        "shown": _shown,
+        "figure": sent_figure,
+        "config": _config,
+        "moment": _moment,
+        "share": _share,
+        "clock": _clock,
         "took": _took,
-    }  # fmt: skip
+    }
     environment.globals["ended"] = ENDED
     return environment
 
@@ -166,7 +195,9 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
 
 def _bests(state: State) -> list[Trial]:
     """Return the best of each problem and GPU, latest first."""
-    found = (state.database.best(problem, gpu, top=1) for problem, gpu in ranked_targets(state.database)[:SHOWN_BESTS])
+    found = (
+        state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.lists.ranked_targets()[:SHOWN_BESTS]
+    )
     return [trial_json(each[0]) for each in found if each]
 
 

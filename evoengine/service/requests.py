@@ -5,18 +5,22 @@ Raises UsageError with the sentence that the command line has for the same mista
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from evoengine.errors import UsageError
+from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import did_you_mean, require_word
+from evoengine.ledger.store import Ledger
 from evoengine.objectives import parse_objectives
 from evoengine.paths import asset
 from evoengine.search import samplers
 from evoengine.search.replay import RECORDED
+from evoengine.search.targets import stored_gpu
+from evoengine.service.jobs import Jobs
 from evoengine.service.settings import Settings
 from evoengine.space.reader import read_definition
 from evoengine.tuning.boards import find_stored_gpu
@@ -32,15 +36,21 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 class JobRequest(BaseModel):
     """A search to be done."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [
-        {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
-    ]})  # fmt: skip
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
+            ]
+        },
+    )
 
     workload: Name | None = Field(default=None, description="Of the problems that name none themselves.")
     problems: list[Name] = Field(
-        default_factory=list, max_length=MOST_PROBLEMS,
+        default_factory=list,
+        max_length=MOST_PROBLEMS,
         description="As evoengine search --problem takes them; each gets the whole budget.",
-    )  # fmt: skip
+    )
     gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
     trials: int = Field(60, description="Number of trials.")
     minutes: float | None = Field(default=None, description="Start no candidate after this long.")
@@ -92,8 +102,10 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
     _require_families(request.families, problems, gpu)
     SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
     return request.model_dump(exclude={"workload"}) | {
-        "problems": list(problems), "gpu": gpu.key, "objective": ",".join(o.name for o in objectives),
-    }  # fmt: skip
+        "problems": list(problems),
+        "gpu": gpu.key,
+        "objective": ",".join(o.name for o in objectives),
+    }
 
 
 def _require_families(families: Sequence[str], problems: Iterable[str], gpu: Gpu) -> None:
@@ -143,3 +155,56 @@ def _require_budget(trials: int, minutes: float | None, settings: Settings) -> N
         raise UsageError(f"trials is {trials}; this server takes at most {settings.max_trials} of a job")
     if minutes is not None and minutes > settings.max_minutes:
         raise UsageError(f"minutes is {minutes:g}; this server takes at most {settings.max_minutes:g} of a job")
+
+
+def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jobs: Jobs) -> list[dict[str, Any]]:
+    """Return a job request per problem with a correct candidate, without problems of unfinished jobs.
+
+    Problems with the nearest results come first, because their searches start from those. Raises NothingFound if the
+    ledger has none, UsageError for invalid values.
+    """
+    gpu = find_stored_gpu(ledger.url, asked.gpu)
+    if asked.workload is not None:
+        find_workload(asked.workload)
+    targets = ledger.lists.ranked_targets()
+    problems = dict.fromkeys(p for p, _ in targets if _can_be_searched(p, asked.workload))
+    if not problems:
+        of = f" of {asked.workload}" if asked.workload else ""
+        raise NothingFound(f"the ledger holds no correct candidate{of} of a workload that is known here")
+    about = jobs.unfinished_problems(gpu.key)
+    left = sorted((p for p in problems if p not in about), key=lambda p: _nearest_board(ledger, p, gpu, targets))
+    return [checked(_request_for(asked, problem), settings, ledger.url) for problem in left]
+
+
+def _request_for(asked: RetuneRequest, problem: str) -> JobRequest:
+    return JobRequest(
+        problems=[problem],
+        gpu=asked.gpu,
+        trials=asked.trials,
+        minutes=asked.minutes,
+        sampler=asked.sampler,
+        device=asked.device,
+        priority=asked.priority,
+    )
+
+
+def _can_be_searched(problem: str, workload: str | None) -> bool:
+    name = problem.partition(":")[0]
+    return name in workloads() and workload in (None, name)
+
+
+def _nearest_board(ledger: Ledger, problem: str, gpu: Gpu, targets: list[tuple[str, str]]) -> float:
+    """Return the distance of the nearest board with results for the problem.
+
+    It is 0 for the same board, 1 for one of the same architecture, and more for one of another compute capability.
+    """
+    found = math.inf
+    for key in {on for other, on in targets if other == problem}:
+        try:
+            board = stored_gpu(ledger, key)
+        except UsageError:
+            continue
+        if board.key == gpu.key:
+            return 0
+        found = min(found, 1 if board.arch == gpu.arch else 2 + abs(board.capability - gpu.capability))
+    return found

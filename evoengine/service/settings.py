@@ -1,5 +1,7 @@
-"""What an operator decides, from `EVOENGINE_*` in the environment. A secret may be in a file that `EVOENGINE_…_FILE`
-names."""
+"""What an operator decides, from `EVOENGINE_*` in the environment.
+
+A secret may be in a file that `EVOENGINE_…_FILE` names.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Settings(BaseSettings):
     max_streams: int = Field(default=200, ge=1)
     """requests that wait for events at once"""
     max_connections: int = Field(default=200, ge=1)
-    """of an address at once; of one that a trusted proxy forwards, requests under way"""
+    """of an address at once; of one that a trusted proxy forwards, requests in progress"""
     trusted_proxy: Annotated[tuple[Network, ...], NoDecode] = ()
     """addresses of proxies whose X-Forwarded-For says who asks, as in 127.0.0.1,10.0.0.0/8"""
     dashboard_url: str | None = None
@@ -116,8 +118,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: object) -> Settings:
-    """Return the settings of the environment, overridden by what is `given` and not None. Raises UsageError naming
-    the variable."""
+    """Return the settings of the environment, overridden by what is `given` and not None.
+
+    Raises UsageError naming the variable.
+    """
     try:
         stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Settings(**stated)

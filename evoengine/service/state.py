@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from evoengine.service.answers import Answers
-from evoengine.service.database import Database
+from evoengine.ledger.store import Ledger
+from evoengine.service.access import Tokens
+from evoengine.service.answers import Answers, Reports
 from evoengine.service.executors import Executors
 from evoengine.service.jobs import Jobs
-from evoengine.service.lanes import LANES, POLLS, Lane, Threads
-from evoengine.service.reports import Reports
+from evoengine.service.limits import LANES, POLLS, Lane, Threads
 from evoengine.service.settings import Settings
-from evoengine.service.tokens import Tokens
 
 
 @dataclass(slots=True)
 class State:
     settings: Settings
-    database: Database
+    ledger: Ledger
     jobs: Jobs
     tokens: Tokens
     answers: Answers

@@ -1,7 +1,8 @@
-"""One job in a process of its own: `python -m evoengine.service.work JOB FENCE DEVICE`, started by a server.
+"""One job in a process of its own: `python -m evoengine.service.work JOB FENCE DEVICE SERVER`, started by a server.
 
 It ends with its server, however that ends. SIGTERM ends the search with what there is; the server then gives the job
-back. Who takes it over asks for the same search, which goes on with the run that was cut short.
+back. Who takes it over asks for the same search, which goes on with the run that was cut short. It tells the same
+events as `evoengine search --log-json`, into the database.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import ctypes
 import os
 import signal
 import sys
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import Outcome
+from evoengine.records import Candidate, Outcome
 from evoengine.search.replay import RECORDED
-from evoengine.service.database import Database, open_service
-from evoengine.service.executors import Executors
-from evoengine.service.job_log import JobLog
+from evoengine.service.executors import CPU, Executors
 from evoengine.service.jobs import DONE, FAILED, Fenced, Job, Jobs
 from evoengine.service.settings import Settings, load_settings
 from evoengine.tuning.fleet_search import FleetSearch
@@ -27,11 +29,131 @@ from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions
 from evoengine.tuning.setup import register_kernel
 from evoengine.tuning.tune import prepare
+from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
+from evoengine.views.trials import trial_json
+
+if TYPE_CHECKING:
+    from evoengine.search.progress import Progress
+    from evoengine.tuning.fleet_search import FleetSearch
+    from evoengine.tuning.recorded import RecordedSearch
+    from evoengine.tuning.search import Search
+
+PROGRESS_SECONDS = 5.0
+"""between two events that tell how far a search is, where no trial ends"""
+OF_THE_BEST = (
+    "trial",
+    "problem",
+    "gpu",
+    "config",
+    "tflops",
+    "tflops_kind",
+    "median_us",
+    "vs_baseline",
+    "source_sha256",
+)
+
+
+class JobLog:
+    """Takes the place of the command line's display. Every write raises Fenced where the job is no longer ours."""
+
+    def __init__(self, jobs: Jobs, job: Job) -> None:
+        self._jobs, self._job = jobs, job
+        self.parts = [dict(part) for part in job.parts]
+        self._told = jobs.announced(job.id)
+        self._part: dict[str, Any] | None = None
+        self._searching: Search | RecordedSearch | FleetSearch | None = None
+        self._stage = ""
+        self._best: Candidate | None = None
+        self._spent, self._since = 0.0, time.monotonic()
+        self._last = 0.0
+
+    def say(self, text: str) -> None:
+        self._tell("message", text=text)
+
+    def stage(self, text: str) -> None:
+        if text and text != self._stage:
+            self._tell("stage", stage=text)
+        self._stage = text
+
+    def begin(self, part: dict[str, Any], searching: Search | RecordedSearch | FleetSearch) -> None:
+        self._part, self._searching, self._best = part, searching, None
+        self._spent, self._since = part["seconds"], time.monotonic()
+
+    def update(self, progress: Progress) -> None:
+        """Report progress. Called about ten times a second."""
+        self._note_run()
+        self.stage(progress.stage)
+        now = time.monotonic()
+        if now - self._last >= PROGRESS_SECONDS:
+            self._tell("progress", **self._progress())
+
+    def trial(self, candidate: Candidate) -> None:
+        """Report a trial once."""
+        self._note_run()
+        self._rank(candidate)
+        if candidate.trial not in self._told:
+            if self._part is not None and candidate.outcome is not Outcome.DUPLICATE:
+                self._part["done"] += 1
+            self._tell_trial(candidate)
+
+    def timed(self, candidate: Candidate) -> None:
+        """Report a new figure of a trial that was reported before."""
+        self._rank(candidate)
+        self._tell_trial(candidate)
+
+    def tell_untold(self, part: dict[str, Any], finished: Iterable[Candidate], done: int) -> None:
+        part["done"] = done
+        for candidate in finished:
+            self._rank(candidate)
+            if candidate.trial not in self._told:
+                self._tell_trial(candidate)
+
+    def end_part(self, part: dict[str, Any], ended: str) -> None:
+        part["ended"] = ended
+        self._tell("end", problem=part["problem"], run=max(part["runs"], default=None), ended=ended)
+
+    def _note_run(self) -> None:
+        """Record the run's number once it exists, so that a server that takes over the job takes over the run."""
+        run = self._searching.number if self._searching else None
+        if run is not None and self._part is not None and run not in self._part["runs"]:
+            self._part["runs"].append(run)
+            self._jobs.note(self._job.id, self._job.fence, self.parts)
+
+    def _rank(self, candidate: Candidate) -> None:
+        """Update the best so far, by figures of one kind as they arrive. The final ranking is the ledger's."""
+        figure, best = candidate.measurement, self._best.measurement if self._best else None
+        if figure is None or candidate.outcome is None or not candidate.outcome.ranked or figure.suspect:
+            return
+        if best is None or not figure.comparable(best) or figure.rank_key < best.rank_key:
+            self._best = candidate
+
+    def _tell_trial(self, candidate: Candidate) -> None:
+        known: Mapping[str, object] = trial_json(candidate)
+        self._told.add(candidate.trial)
+        self._tell("trial", problem=candidate.problem, **{name: known[name] for name in OF_A_TRIAL})
+
+    def _progress(self) -> dict[str, Any]:
+        if self._part is not None:
+            self._part["seconds"] = round(self._spent + time.monotonic() - self._since, 1)
+        total = self._job.request["trials"] * len(self.parts)
+        known: Mapping[str, object] | None = trial_json(self._best) if self._best else None
+        return {
+            "stage": self._stage or None,
+            "done": sum(part["done"] for part in self.parts),
+            "total": total,
+            "best": {name: known[name] for name in OF_THE_BEST} if known else None,
+        }
+
+    def _tell(self, event: str, **fields: object) -> None:
+        self._last = time.monotonic()
+        progress = jsonable(self._progress())
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        data = {"schema": EVENT_SCHEMA, "event": event, "time": moment, "job": self._job.id} | jsonable(fields)
+        self._jobs.tell(self._job.id, self._job.fence, event, data, self.parts, progress)
+
 
 STOPPED, OVER = 10, 0
 """exit codes: it was told to stop and the job is not over; the job is over, or another server's"""
-CPU = "cpu"
-"""the device of a job without a GPU"""
 MEASURED_AT_MOST = 20
 """predicted candidates, best first, that are timed when a GPU appears"""
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -98,11 +220,18 @@ class Work:
             device = f"{RECORDED}{self._settings.recorded_files[device.removeprefix(RECORDED)]}"
             return SearchOptions(trials=trials, minutes=minutes, sampler=request["sampler"], device=device)
         return SearchOptions(
-            problem=problem, gpu=self._job.gpu, families=tuple(request["families"]), trials=trials, minutes=minutes,
-            sampler=request["sampler"], objective=request["objective"],
-            device="cuda" if self._has_gpu and device != "emulator" else "emulator", cluster=self._settings.cluster,
-            kernel=self._settings.kernel_folders.get(problem.partition(":")[0]), seed=request["seed"],
-        )  # fmt: skip
+            problem=problem,
+            gpu=self._job.gpu,
+            families=tuple(request["families"]),
+            trials=trials,
+            minutes=minutes,
+            sampler=request["sampler"],
+            objective=request["objective"],
+            device="cuda" if self._has_gpu and device != "emulator" else "emulator",
+            cluster=self._settings.cluster,
+            kernel=self._settings.kernel_folders.get(problem.partition(":")[0]),
+            seed=request["seed"],
+        )
 
     def _time(self, part: dict[str, Any]) -> None:
         """Time what was predicted before there was a GPU."""
@@ -130,9 +259,9 @@ def main() -> int:
         return OVER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server too, which says what to do
     settings = load_settings()
-    with open_service(None, create=False) as database:
+    with open_ledger(None, create=False) as ledger:
         try:
-            return run_job(database, number, fence, device, settings)
+            return run_job(ledger, number, fence, device, settings)
         except Fenced as lost:
             print(f"evoengine: {lost}", file=sys.stderr)
             return OVER
@@ -141,9 +270,9 @@ def main() -> int:
             return error.exit_code
 
 
-def run_job(database: Database, number: int, fence: int, device: str, settings: Settings) -> int:
+def run_job(ledger: Ledger, number: int, fence: int, device: str, settings: Settings) -> int:
     """Run a job and return the exit code. A fault of the machine causes a retry; an invalid request fails the job."""
-    jobs = Jobs(database)
+    jobs = Jobs(ledger)
     job = jobs.find(number)
     if job.fence != fence:
         return OVER
@@ -157,7 +286,7 @@ def run_job(database: Database, number: int, fence: int, device: str, settings: 
         raise
     except MachineError as error:
         print(f"evoengine: job {number}: {error}", file=sys.stderr)
-        Executors(database, "", [], settings.takeover_seconds).died(number, fence, str(error))
+        Executors(ledger, "", [], settings.takeover_seconds).died(number, fence, str(error))
         return OVER
     except EvoengineError as error:
         jobs.finish(number, fence, FAILED, str(error))

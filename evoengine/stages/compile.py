@@ -18,7 +18,7 @@ from evoengine.records import Binary, KernelResources, Launch, Source
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.stages.c_headers import C_HEADERS
-from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
+from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
@@ -87,7 +87,7 @@ def _to_cubin(source: Source, flags: Sequence[str]) -> tuple[bytes, str]:
         includes = tuple(f"-I{folder}" for folder in include_folders())
         try:
             with memory_for(COMPILE_BYTES):
-                api.compileProgram(program, (*flags, *includes))
+                api.compileProgram(program, (*flags, *uncached(), *includes))
         except api.NVRTCError as error:
             log = api.getProgramLog(program)
             first = _ERROR.search(log)

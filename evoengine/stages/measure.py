@@ -163,6 +163,8 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
         bench.clock.last_reading,
         sleep=torch_gpu().rest,
     )
+    if not any(rounds.samples.values()):
+        raise NoBaseline(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
     return make_baselines(target, policy, rounds)
 
 

@@ -49,6 +49,14 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}"
 
 
+def uncached() -> tuple[str, ...]:
+    """Return the option that keeps NVRTC from answering out of its cache, which exists since CUDA 12.9.
+
+    What comes out of the cache, on a machine with a driver, has no log, and so no report on registers and spills.
+    """
+    return ("--no-cache",) if nvrtc().getVersion() >= (12, 9) else ()
+
+
 def compiled_capabilities() -> tuple[int, ...]:
     """Return the compute capabilities that NVRTC supports, 90 for 9.0, in order."""
     return tuple(sorted(nvrtc().getSupportedArchs()))

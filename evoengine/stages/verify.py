@@ -246,7 +246,7 @@ def bounds(
     for name, error in errors.items():
         eps = torch.finfo(results[name].dtype).eps if results[name].dtype.is_floating_point else 0.0
         exact = expected[name].double()
-        found[name] = _by_own_error(of[name], error, exact, own[name].double() - exact, eps, tolerance)
+        found[name] = by_own_error(of[name], error, exact, own[name].double() - exact, eps, tolerance)
         if name in rounded and _rows(error).numel() >= MANY_ROWS:
             found[name] += _by_sums(of[name], error, exact, rounded[name].double() - exact, eps)
     return found
@@ -269,9 +269,13 @@ def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, toleran
     return Bound(name, float(error.abs().flatten()[at]), float(allowed.flatten()[at]))
 
 
-def _by_own_error(
+def by_own_error(
     of: str, error: torch.Tensor, expected: torch.Tensor, own_error: torch.Tensor, eps: float, tolerance: Tolerance
 ) -> list[Bound]:
+    """Return the bounds on the largest error of all and of one row: FlashAttention's rule. Tensors are float64.
+
+    `own_error` is that of the same computation in the kernel's own dtypes, `eps` the spacing of their numbers at 1.
+    """
     own, size, largest = _rows(own_error), _rows(expected), _rows(error)
     allowed = tolerance.own * own + tolerance.roundings * eps * size
     worst = int((largest / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())

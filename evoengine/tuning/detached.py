@@ -158,6 +158,6 @@ def stop(address: str, name: str) -> None:
             actor = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError as error:
             raise UsageError(
-                f"the cluster has no search {name!r}; evoengine cluster status lists those under way"
+                f"the cluster has no search {name!r}; evoengine cluster status lists those in progress"
             ) from error
         ray.get(actor.stop.remote())

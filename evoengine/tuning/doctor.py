@@ -116,5 +116,11 @@ def _cuda_versions() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _nvrtc, _disassembler, _host_compiler, _torch, _gpu, _cuda_versions,
-)  # fmt: skip
+    _python,
+    _nvrtc,
+    _disassembler,
+    _host_compiler,
+    _torch,
+    _gpu,
+    _cuda_versions,
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.lists import MOST_TRIALS, Overview
+from evoengine.ledger.overview import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
 from evoengine.publish.report.page import Facts, page, require_writable, write_page

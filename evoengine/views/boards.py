@@ -136,12 +136,19 @@ def gpus_table(known: Iterable[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -
     columns += [Column("TFLOPS", right=True), Column("fit", least=6, folds=True)]
     rows = [
         [
-            gpu.key, gpu.name.removeprefix("NVIDIA "), gpu.arch, str(gpu.sms), f"{gpu.clock_ghz:.2f}",
-            f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB), str(gpu.shared_per_sm // KB),
-            f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
+            gpu.key,
+            gpu.name.removeprefix("NVIDIA "),
+            gpu.arch,
+            str(gpu.sms),
+            f"{gpu.clock_ghz:.2f}",
+            f"{gpu.memory_gbs:g}",
+            str(gpu.shared_per_block // KB),
+            str(gpu.shared_per_sm // KB),
+            f"{gpu.tensor_tflops:g}",
+            _fitting_text(fitting[gpu.key]),
         ]
         for gpu in known
-    ]  # fmt: skip
+    ]
     return Table(columns, rows)
 
 

@@ -28,7 +28,7 @@ def candidate_page(candidate: Candidate) -> Group:
     if c.taken_from:
         rows.append(("taken over", f"from trial {c.taken_from}, which was the same kernel: nothing was evaluated here"))
     if c.retry_of:
-        rows.append(("tried again", f"after trial {c.retry_of}, which was under way when its search was cut short"))
+        rows.append(("tried again", f"after trial {c.retry_of}, which was in flight when its search was cut short"))
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
@@ -175,10 +175,14 @@ def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
 def cases(verdict: Verdict) -> Table:
     """Return the gate's cases with their errors and seeds as a table."""
     columns = [
-        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("err ÷ allowed", right=True),
-        Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
-        Column("seed", right=True, leaves=5), Column("verdict", least=12, folds=True),
-    ]  # fmt: skip
+        Column("case", least=12, folds=True),
+        Column("problem", leaves=4),
+        Column("err ÷ allowed", right=True),
+        Column("mean err", right=True, leaves=3),
+        Column("allowed", right=True, leaves=2),
+        Column("seed", right=True, leaves=5),
+        Column("verdict", least=12, folds=True),
+    ]
     rows: list[list[Cell]] = []
     for c in verdict.cases:
         ratio = f"{c.error_ratio:.2g}" if c.error_ratio is not None else "–"

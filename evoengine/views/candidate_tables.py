@@ -17,8 +17,8 @@ from evoengine.text import DIGITS, number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
-    from evoengine.ledger.listing import Trial
     from evoengine.ledger.lists import RunSummary
+    from evoengine.ledger.trials import Trial
 
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
@@ -29,9 +29,11 @@ FAMILY = "family"
 KNOB_LEAVES = (2, 2, 5, 10)
 """as Column.leaves has it, of the first knob, the second, the third and all others: a space declares its tiles first"""
 FIGURES = (
-    Column("µs", right=True, leaves=2), Column("TFLOPS", right=True), Column("% of peak", right=True, leaves=4),
+    Column("µs", right=True, leaves=2),
+    Column("TFLOPS", right=True),
+    Column("% of peak", right=True, leaves=4),
     Column("vs baseline", right=True, leaves=3),
-)  # fmt: skip
+)
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -89,11 +91,16 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
     equals = ties(list(ranked.values())).get(first, [])
     tied = {first, *equals} if equals else set()
     columns = [
-        Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
-        Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
-        Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
+        Column("rank", right=True),
+        Column("trial", right=True),
+        *knobs.columns,
+        *FIGURES,
+        Column("reg", right=True, leaves=6),
+        Column("spill", right=True, leaves=8),
+        Column("shared", right=True, leaves=7),
+        Column("occ.", right=True, leaves=9),
         Column("err ÷ allowed", right=True, leaves=30),
-    ]  # fmt: skip
+    ]
     rows = [
         [
             f"{rank}{'=' * (c.trial in tied)}",
@@ -114,12 +121,17 @@ def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:
     columns += [Column("configuration", folds=True, least=20)]
     rows = [
         [
-            str(rank), str(known.get("trial")), str(known.get("problem")), _sent_number(known.get("tflops")),
-            _sent_number(known.get("median_us")), str(known.get("tflops_kind")), _sent_text(known.get("registers")),
+            str(rank),
+            str(known.get("trial")),
+            str(known.get("problem")),
+            _sent_number(known.get("tflops")),
+            _sent_number(known.get("median_us")),
+            str(known.get("tflops_kind")),
+            _sent_text(known.get("registers")),
             config_line(known.get("config") or {}),
         ]
         for rank, known in enumerate(found, 1)
-    ]  # fmt: skip
+    ]
     return Table(columns, rows)
 
 
@@ -150,18 +162,26 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
     places = {name: {_place(c, name) for c in candidates} for name in ("run", "problem", "GPU")}
     several = [name for name, found in places.items() if len(found) > 1]
     columns = [
-        Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
-        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6),
- Column("reason", least=16),
-    ]  # fmt: skip
+        Column("trial", right=True),
+        *(Column(name, leaves=5) for name in several),
+        Column("outcome"),
+        *knobs.columns,
+        *FIGURES,
+        Column("reg", right=True, leaves=6),
+        Column("reason", least=16),
+    ]
     rows = [
         [
-            str(c.trial), *(_place(c, name) for name in several), _outcome(c.outcome),
-            *knobs.cells(c.config), *figure_cells(c), str(c.binary.registers) if c.binary else "",
+            str(c.trial),
+            *(_place(c, name) for name in several),
+            _outcome(c.outcome),
+            *knobs.cells(c.config),
+            *figure_cells(c),
+            str(c.binary.registers) if c.binary else "",
             c.reason or "",
         ]
         for c in candidates
-    ]  # fmt: skip
+    ]
     once = " · ".join(f"{name} {found.pop()}" for name, found in places.items() if name not in several)
     heading = [plain(once)] if once else []
     return Group(*heading, Table(columns, rows), *knobs.said_once(), *_marks(candidates))
@@ -177,29 +197,53 @@ def _marks(candidates: Iterable[Bred]) -> list[str]:
 def runs_table(found: Iterable[RunSummary]) -> Table:
     """Return a table of runs in the order they were started, each with the best figure of one kind."""
     columns = [
-        Column("run", right=True), Column("started", leaves=6), Column("status", leaves=3), Column("problem"),
-        Column("GPU"), Column("device", leaves=7), Column("sampler", leaves=8), Column("trials", right=True),
-        Column("correct", right=True, leaves=2), Column("best", right=True, leaves=4), *FIGURES[:2],
-        Column("kind", leaves=5), Column("imported from", least=12, leaves=4),
-    ]  # fmt: skip
+        Column("run", right=True),
+        Column("started", leaves=6),
+        Column("status", leaves=3),
+        Column("problem"),
+        Column("GPU"),
+        Column("device", leaves=7),
+        Column("sampler", leaves=8),
+        Column("trials", right=True),
+        Column("correct", right=True, leaves=2),
+        Column("best", right=True, leaves=4),
+        *FIGURES[:2],
+        Column("kind", leaves=5),
+        Column("imported from", least=12, leaves=4),
+    ]
     rows = []
     for s in found:
         run, figure = s.run, s.best.measurement if s.best else None
         time_and_rate = figure_cells(s.best)[:2] if s.best else ["", ""]
         rows.append(
-            [str(run.id), f"{run.started_at:%Y-%m-%d %H:%M}", run.status, run.problem, run.gpu, run.device.name,
-             run.sampler, str(s.trials), str(s.correct), str(s.best.trial) if s.best else "",
-             *time_and_rate, str(figure.kind) if figure else "", run.imported_from or ""]
-        )  # fmt: skip
+            [
+                str(run.id),
+                f"{run.started_at:%Y-%m-%d %H:%M}",
+                run.status,
+                run.problem,
+                run.gpu,
+                run.device.name,
+                run.sampler,
+                str(s.trials),
+                str(s.correct),
+                str(s.best.trial) if s.best else "",
+                *time_and_rate,
+                str(figure.kind) if figure else "",
+                run.imported_from or "",
+            ]
+        )
     return Table(columns, rows)
 
 
 def lineage(steps: Sequence[Step]) -> Table:
     """Return the path from a start point as a table, one step per row."""
     columns = [
-        Column("trial", right=True), Column("made by", leaves=3), Column("changed", least=24, folds=True),
-        *FIGURES[:2], Column("gain", right=True),
-    ]  # fmt: skip
+        Column("trial", right=True),
+        Column("made by", leaves=3),
+        Column("changed", least=24, folds=True),
+        *FIGURES[:2],
+        Column("gain", right=True),
+    ]
     rows = []
     for s in steps:
         changed = ", ".join(map(transition, s.changes)) or describe(s.candidate.config)
@@ -216,9 +260,11 @@ def effects_table(effects: Iterable[Effect]) -> Table:
     columns += [Column(name, right=True) for name in ("steps", "alone", "better", "median gain")]
     return Table(
         columns,
-        [[transition(e.change), str(e.steps), str(e.alone), str(e.better), f"{e.median_gain - 1:+.1%}"]
-         for e in effects],
-    )  # fmt: skip
+        [
+            [transition(e.change), str(e.steps), str(e.alone), str(e.better), f"{e.median_gain - 1:+.1%}"]
+            for e in effects
+        ],
+    )
 
 
 class Knobs:

@@ -41,11 +41,16 @@ def nodes_table(found: ClusterStatus) -> Table:
     columns += [Column("evoengine"), Column("Python", leaves=1), Column("compiler", leaves=3)]
     rows = [
         [
-            node.host, node.address, str(node.cpus), _gpus_text(node),
-            node.evoengine or "none", node.python, node.compiler or "none",
+            node.host,
+            node.address,
+            str(node.cpus),
+            _gpus_text(node),
+            node.evoengine or "none",
+            node.python,
+            node.compiler or "none",
         ]
         for node in found.nodes
-    ]  # fmt: skip
+    ]
     return Table(columns, rows)
 
 

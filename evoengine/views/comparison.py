@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from typing_extensions import TypedDict
 
-from evoengine.ledger.comparison import Comparison, Shared, Standing
+from evoengine.ledger.overview import Comparison, Shared, Standing
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number
@@ -129,11 +129,17 @@ def _outcomes(found: Comparison) -> Table:
 
 def _figures(found: Comparison) -> Table:
     columns = [
-        Column("run", right=True), Column("kind"), Column("device", least=12, leaves=3),
-        Column("policy", least=12, leaves=4), Column("figures", right=True, leaves=2), Column("best", right=True),
-        Column("µs", right=True), Column("TFLOPS", right=True, leaves=1),
-        Column("trials to within 5% of its best", right=True), Column("of the better best", right=True),
-    ]  # fmt: skip
+        Column("run", right=True),
+        Column("kind"),
+        Column("device", least=12, leaves=3),
+        Column("policy", least=12, leaves=4),
+        Column("figures", right=True, leaves=2),
+        Column("best", right=True),
+        Column("µs", right=True),
+        Column("TFLOPS", right=True, leaves=1),
+        Column("trials to within 5% of its best", right=True),
+        Column("of the better best", right=True),
+    ]
     rows = [
         [str(run.id), *_sort_cells(sort), *_standing_cells(standing)]
         for sort, standings in found.standings.items()
@@ -152,9 +158,13 @@ def _standing_cells(standing: Standing) -> list[str]:
     best, near = standing.best, standing.near_both
     tflops = "" if best.tflops is None else number(best.tflops)
     return [
-        str(standing.figures), f"#{best.trial}", number(best.us), tflops, str(standing.near_own),
+        str(standing.figures),
+        f"#{best.trial}",
+        number(best.us),
+        tflops,
+        str(standing.near_own),
         "" if near is None else str(near),
-    ]  # fmt: skip
+    ]
 
 
 def _shared(found: Comparison) -> Table:
@@ -162,10 +172,13 @@ def _shared(found: Comparison) -> Table:
     knobs = Knobs(s.config for s in shown)
     names = _names(found)
     columns = [
-        *(Column(f"trial of {name}", right=True) for name in names), *knobs.columns,
-        *(Column(f"outcome in {name}", leaves=3) for name in names), Column("kind", leaves=4),
-        *(Column(f"µs in {name}", right=True) for name in names), Column("ratio", right=True),
-    ]  # fmt: skip
+        *(Column(f"trial of {name}", right=True) for name in names),
+        *knobs.columns,
+        *(Column(f"outcome in {name}", leaves=3) for name in names),
+        Column("kind", leaves=4),
+        *(Column(f"µs in {name}", right=True) for name in names),
+        Column("ratio", right=True),
+    ]
     return Table(columns, [[*map(str, s.trials), *knobs.cells(s.config), *s.outcomes, *_times(s)] for s in shown])
 
 

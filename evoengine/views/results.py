@@ -17,7 +17,8 @@ from evoengine.views.encoding import SCHEMA, Answer
 from evoengine.views.trials import LineageStep, OneTrial, Trial, lineage_steps, trial_json
 
 if TYPE_CHECKING:
-    from evoengine.ledger.lists import Effects, RunSummary
+    from evoengine.ledger.lists import RunSummary
+    from evoengine.ledger.overview import Effects
     from evoengine.tuning.best import Best
     from evoengine.tuning.measure import MeasureResult
     from evoengine.tuning.search import SearchResult

@@ -12,6 +12,7 @@ the model predicts. `evoengine run` and `pytest --virtual-gpu` do the same for a
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from evoengine.errors import MachineError
@@ -21,29 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["activate", "deactivate"]
 
-NO_TRITON = "Triton is not installed: pip install 'evoengine[triton]'"
-
 
 def activate(gpu: str = "h100", *, sample: bool = False) -> VirtualGpu:
     """Make Triton of this process use the virtual GPU, and return it; `print(gpu.summary())` tells what ran.
 
     With `sample`, of a launch that would take over a minute only some blocks are executed. Raises UsageError for a GPU
     that is unknown or whose machine code cannot be executed, or another version of Triton than is supported;
-    MachineError where Triton or PyTorch is not installed.
+    MachineError where Triton is not installed.
     """
     from evoengine.virtual.device import virtual_gpu
 
     device = virtual_gpu(gpu, sample)
-    try:
-        from evoengine.virtual.triton_driver import install
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton"):
-            raise
-        raise MachineError(
-            NO_TRITON if error.name == "triton" else "PyTorch is not installed: pip install torch"
-        ) from None
+    require_triton()
+    from evoengine.virtual.triton_driver import install
+
     install(device)
     return device
+
+
+def require_triton() -> None:
+    """Raise MachineError where Triton is not installed."""
+    if find_spec("triton") is None:
+        raise MachineError("Triton is not installed: pip install 'evoengine[triton]'")
 
 
 def deactivate() -> None:

@@ -49,6 +49,8 @@ class Arguments:
 
     def __init__(self) -> None:
         self.parameters: list[Part] = []
+        self.given: dict[str, Any] = {}
+        """what the program passed, by the names of the function's parameters"""
         self._storages: dict[int, HostMemory] = {}
 
     @property

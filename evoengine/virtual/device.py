@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import warnings
@@ -10,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evoengine.devices.base import KernelFailure, KernelRaced
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.sass import core
 from evoengine.sass.chip import Chip, find_chip
-from evoengine.sass.core import Program
+from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
 from evoengine.sass.listing import disassemble, line_table
@@ -52,8 +53,13 @@ class LoadedKernel:
     kernel: Kernel
     program: Program
     cubin: bytes = field(repr=False)
-    source_file: str = ""
-    """name of the file with the kernel's own text; empty where it is not known"""
+    function: Any = None
+    """the Python function with the kernel's own text, where it is known"""
+
+    @property
+    def source_file(self) -> str:
+        """Return the name of the file with the kernel's own text; empty where it is not known."""
+        return os.path.basename(self.function.__code__.co_filename) if self.function else ""
 
 
 class Instant(NamedTuple):
@@ -117,7 +123,7 @@ class VirtualGpu:
         name = loaded.kernel.entry
         use = self._uses.setdefault((name, options), Use(name, options))
         with self._failures(loaded, use):
-            prediction = self._predicted(loaded, geometry, arguments)
+            prediction = self.predicted(loaded, geometry, arguments)
             blocks = () if self.only_predicts else self._execute(use, loaded, geometry, arguments, prediction)
         self._note(use, prediction, bool(blocks))
 
@@ -128,10 +134,10 @@ class VirtualGpu:
             yield
         except (KernelFailure, UsageError, VirtualGpuError) as error:
             self.only_predicts = False
-            use.failures.append(_explained(error, loaded))
+            use.failures.append(explained(error, loaded))
             raise VirtualGpuError(use.failures[-1]) from None
 
-    def _predicted(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Prediction | str:
+    def predicted(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Prediction | str:
         """Return the launch's prediction, or why there is none."""
         key = (loaded, geometry, arguments.key())
         if key not in self._predictions:
@@ -150,17 +156,17 @@ class VirtualGpu:
     ) -> Sequence[int]:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
         launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
-        seconds = _seconds(prediction, geometry)
+        seconds = seconds_to_execute(prediction, geometry)
         blocks = self._sampled(geometry, seconds)
         before = [storage.data.copy() for storage in arguments.mapped]
         try:
-            _run_watched(loaded, launch, blocks, seconds)
+            run_watched(loaded, launch, blocks, seconds)
         except KernelRaced as race:
-            use.races.append(_explained(race, loaded))
+            use.races.append(explained(race, loaded))
             _warn(use.races[-1])
             for storage, contents in zip(arguments.mapped, before, strict=True):
                 storage.data[:] = contents
-            _run_watched(loaded, launch, blocks, seconds, ordered=False)
+            run_watched(loaded, launch, blocks, seconds, Races.NONE)
         return blocks
 
     def _sampled(self, geometry: Geometry, seconds: float) -> Sequence[int]:
@@ -213,14 +219,14 @@ class VirtualGpu:
         return table(self.gpu, list(self._uses.values()))
 
 
-def _seconds(prediction: Prediction | str, geometry: Geometry) -> float:
+def seconds_to_execute(prediction: Prediction | str, geometry: Geometry) -> float:
     """Return an estimate of how long the executor takes; 0 where the model has none."""
     if isinstance(prediction, str):
         return 0.0
     return prediction.counts["instructions"] * math.prod(geometry.grid) / INSTRUCTIONS_PER_SECOND
 
 
-def _explained(error: Exception, loaded: LoadedKernel) -> str:
+def explained(error: Exception, loaded: LoadedKernel) -> str:
     """Return what went wrong with the kernel's name and the lines of its source."""
     message, entry = str(error), loaded.kernel.entry
     if names_an_instruction(message):
@@ -240,15 +246,19 @@ def _warn(message: str) -> None:
     warnings.warn_explicit(message, RaceWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
-def _run_watched(
-    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, ordered: bool = True
+def run_watched(
+    loaded: LoadedKernel,
+    launch: Launch,
+    blocks: Sequence[int] = (),
+    seconds: float = 0.0,
+    races: Races = Races.NO_REPLICAS,
 ) -> None:
     """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            core.run(loaded.program, launch, blocks, ordered=ordered)
+            core.run(loaded.program, launch, blocks, races=races)
         except (KernelFailure, EvoengineError) as error:
             failures.append(error)
 

@@ -5,7 +5,6 @@ What Triton asks of a driver changes between its releases, so the versions that 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ def install(device: VirtualGpu) -> None:
 
 def uninstall() -> None:
     """Leave Triton to find a GPU of this machine."""
-    triton.runtime.driver.set_active(None)
+    triton.runtime.driver.set_active(Aside())
     if triton.knobs.runtime.add_stages_inspection_hook is correct_lines:
         triton.knobs.runtime.add_stages_inspection_hook = None
 
@@ -152,6 +151,25 @@ class Benchmark:
         self._device.only_predicts = False
 
 
+class Aside:
+    """The driver when the virtual GPU is gone: it frees that one's kernels, and asks Triton's own for all else."""
+
+    def __init__(self) -> None:
+        self.utils = AsideUtilities()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(triton.runtime.driver.default, name)
+
+
+class AsideUtilities:
+    def unload_module(self, module: object) -> None:
+        if not isinstance(module, LoadedKernel):
+            triton.runtime.driver.default.utils.unload_module(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(triton.runtime.driver.default.utils, name)
+
+
 class Interface:
     """What `triton.testing` uses of `torch.cuda`."""
 
@@ -223,8 +241,7 @@ class Launcher:
     def __init__(self, source: Any, metadata: Any) -> None:
         self._signature = dict(source.signature)
         self._metadata = metadata
-        function = getattr(getattr(source, "fn", None), "fn", None)
-        self._file = os.path.basename(function.__code__.co_filename) if function else ""
+        self._function = getattr(getattr(source, "fn", None), "fn", None)
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: LoadedKernel, packed: object, launch_metadata: Any,
@@ -233,7 +250,7 @@ class Launcher:
         if enter is not None:
             enter(launch_metadata)
         if x * y * z > 0:
-            function.source_file = self._file
+            function.function = self._function
             self._launch((x, y, z), function, given)
         if leave is not None:
             leave(launch_metadata)
@@ -257,6 +274,7 @@ class Launcher:
         found = Arguments()
         descriptors = iter(getattr(self._metadata, "tensordesc_meta", None) or ())
         for (name, kind), value in zip(self._signature.items(), given, strict=True):
+            found.given[str(name)] = value
             found.add(str(name), kind, _with_meta(kind, value, descriptors))
         for name in ("global_scratch", "profile_scratch"):
             found.add(name, "*i8", self._scratch(name, grid))

@@ -45,7 +45,7 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
     """
     raised = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
     try:
-        with _all_in_float64():
+        with all_in_float64():
             found = _call(definition, problem, raised)
     except UsageError as error:
         raise NotDouble(str(error)) from None
@@ -171,7 +171,8 @@ def _wide(value: Any) -> Any:
 
 
 @contextmanager
-def _all_in_float64() -> Iterator[None]:
+def all_in_float64() -> Iterator[None]:
+    """Compute in float64 what is within: every floating-point dtype that is passed to torch means float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

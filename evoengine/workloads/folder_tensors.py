@@ -101,7 +101,7 @@ class FolderTensors(Tensors[FolderProblem]):
             if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
                 values = _ends(item, draw, case.problem, values, generator)
             if draw.kind == "random" and values.is_floating_point():
-                values = _SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
+                values = SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
@@ -186,7 +186,7 @@ def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.zeros_like(values).scatter_(-1, place, values.gather(-1, place))
 
 
-_SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
     "zeros": lambda values, generator: torch.zeros_like(values),
     "one-hot": _one_hot,
     "negative": lambda values, generator: -values.abs(),

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from evoengine.cli.config_option import MOST_BYTES, Given, read_config
+from evoengine.cli.verify import MOST_BYTES, Given, read_config
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome

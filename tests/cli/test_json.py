@@ -74,12 +74,6 @@ def test_a_list_stands_under_its_plural_in_an_object_with_the_schema_first(db, n
     assert all(found[field] for field in lists - {"ranked_apart"})  # which is empty where there is one kernel
 
 
-@pytest.mark.parametrize("name", sorted(LISTS.keys() | OTHERS))
-def test_no_command_prints_json_but_by_the_one_function(name):
-    module = Path(__file__).parents[2] / "evoengine" / "cli" / f"{name}.py"
-    assert "json.dumps" not in module.read_text()
-
-
 def test_the_best_one_alone_is_one_object(db):
     found = printed("best", db=db)
     assert (found["schema"], found["trial"]) == (SCHEMA, 2)

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from evoengine.cli import streams
+from evoengine.cli import process as streams
 from evoengine.cli.conclusion import print_summary, result_code
-from evoengine.cli.streams import LETTERS, Stream, readable
+from evoengine.cli.process import LETTERS, Stream, readable
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.passwords import command_line
@@ -144,7 +144,7 @@ sys.meta_path.insert(0, Interrupting())
 """
 
 
-@pytest.mark.parametrize("module", ["click", "evoengine.cli.problems", "rich.console", "evoengine.workloads.gemm"])
+@pytest.mark.parametrize("module", ["click", "evoengine.cli.machine", "rich.console", "evoengine.workloads.gemm"])
 def test_ctrl_c_during_an_import_is_130_without_a_traceback(module):
     code = AT.format(module)
     done = subprocess.run(
@@ -156,7 +156,7 @@ def test_ctrl_c_during_an_import_is_130_without_a_traceback(module):
 
 def test_ctrl_c_in_a_finalizer_is_not_reported_and_lost():
     code = """
-from evoengine.cli import problems, main as door
+from evoengine.cli import machine, main as door
 import evoengine.__main__ as program
 class Finalized:
     def __del__(self): raise KeyboardInterrupt

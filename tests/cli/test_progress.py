@@ -15,9 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from evoengine.cli import progress as module
-from evoengine.cli.log import EventLog
 from evoengine.cli.main import evoengine as evoengine_command
-from evoengine.cli.progress import LiveProgress
+from evoengine.cli.progress import EventLog, LiveProgress
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
 from evoengine.search.progress import Progress

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evoengine.cli.signals import stop_on_signal
+from evoengine.cli.process import stop_on_signal
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -265,6 +265,7 @@ def _tensor(address: int) -> np.ndarray:
 
 def reset() -> None:
     """The driver as in a new process: nothing hangs or is sticky, and no call was made yet."""
+    cuda_api._keeps_handles = False
     cuda_api.library().stand_in_reset()
 
 

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <cmath>
+#include <unistd.h>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -437,7 +438,17 @@ DRIVER(cuModuleLoadData)(void** handle, const char* image) {
     ++live["module"];
     return SUCCESS;
 }
-DRIVER(cuModuleUnload)(void* handle) { LOCK; live["module"] -= modules.erase(handle); return sticky; }
+// Waits for the module's kernels, as was seen on an H100 with a driver for CUDA 13.0.
+DRIVER(cuModuleUnload)(void* handle) {
+    std::unique_lock<std::recursive_mutex> guard(mutex);
+    while (device_free == NEVER) {
+        guard.unlock();
+        usleep(1000);
+        guard.lock();
+    }
+    live["module"] -= modules.erase(handle);
+    return sticky;
+}
 DRIVER(cuModuleGetFunction)(Function** function, void* handle, const char* name) {
     ENTER();
     if (!modules.count(handle)) return INVALID_HANDLE;

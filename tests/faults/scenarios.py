@@ -31,10 +31,8 @@ from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
-from evoengine.service import dispatcher as dispatching
-from evoengine.service.database import open_service
-from evoengine.service.dispatcher import Dispatcher
-from evoengine.service.executors import Slot
+from evoengine.service import executors as dispatching
+from evoengine.service.executors import Dispatcher, Slot
 from evoengine.service.jobs import DONE, RUNNING, Jobs
 from tests.faults import hook, tasks
 
@@ -135,7 +133,7 @@ def run_dispatcher(folder: Path, check: bool = False) -> Said:
     job.write_text(text)
     job.chmod(0o700)
     sys.executable = str(job)
-    with open_service(str(folder / "evo.db"), create=True) as database:
+    with open_ledger(str(folder / "evo.db"), create=True) as database:
         jobs = Jobs(database)
         for number in range(JOBS):
             jobs.submit({**JOB, "seed": number}, 0, f"job {number}", 100)
@@ -164,7 +162,7 @@ PATIENCE_SECONDS = 3.0
 def check_dispatcher(folder: Path) -> Said:
     """A server that meets no fault runs what is left; none is lost, none was failed for what the machine did."""
     said = run_dispatcher(folder, check=True)
-    with open_service(str(folder / "evo.db"), create=False) as database:
+    with open_ledger(str(folder / "evo.db"), create=False) as database:
         counts = Jobs(database).counts()
     return said + ([] if counts[DONE] == sum(counts.values()) == JOBS else [f"wrong: {counts}"])
 
@@ -268,7 +266,7 @@ def prepare() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="evoengine-faults-"))
     for module in ("evoengine.search.worker_process", "pebble.pool.process"):
         import_module(module)
-    with open_service(str(folder / "evo.db"), create=True) as database:
+    with open_ledger(str(folder / "evo.db"), create=True) as database:
         optuna_storage(database.url).engine.dispose()
     shutil.copy(folder / "evo.db", folder / "empty.db")
     run_coordinator(folder)

@@ -18,7 +18,7 @@ import evoengine
 
 PACKAGE = Path(evoengine.__file__).parent
 MODULES = {
-    "dispatcher": "service/dispatcher.py",
+    "dispatcher": "service/executors.py",
     "keeper": "keeper.py",
     "kept_process": "kept_process.py",
     "kept": "search/kept.py",

@@ -125,10 +125,10 @@ def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_ca
 
 
 def _reads_only(monkeypatch):
-    from evoengine.cli import import_
+    from evoengine.cli import transfer
 
     def read(file: Path) -> None:
-        found = import_._own(file) or import_._recorded(file, lambda line: None)
+        found = transfer._own(file) or transfer._recorded(file, lambda line: None)
         list(found[0].dossiers)
 
     return read

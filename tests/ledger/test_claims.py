@@ -207,7 +207,7 @@ def test_a_claim_is_revoked_by_either_trial_that_has_the_end(ledger, known, evoe
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(trial, False)
     assert "no search would have taken over how trial 1 ended" in evoengine_in_process("1")
-    assert "trial 3 is under way" in evoengine_in_process("3", code=2)
+    assert "trial 3 is in flight" in evoengine_in_process("3", code=2)
     assert "there is no trial 77" in evoengine_in_process("77", code=2)
 
 

@@ -19,7 +19,7 @@ import optuna
 import pytest
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import database, driver_errors
+from evoengine.ledger import database
 from evoengine.ledger.optuna import schema as optuna_schema
 from evoengine.ledger.store import open_ledger
 from tests.ledger.frozen.freeze import FOLDER, thaw
@@ -40,8 +40,7 @@ def optuna_file(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch):
-    for module in (database, driver_errors):
-        monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
 
 
 def picture(folder: Path) -> dict[str, str]:

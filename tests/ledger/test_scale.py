@@ -18,8 +18,8 @@ from benchmarks.ledger_scale import PROBLEM as BENCHMARK_PROBLEM
 from benchmarks.ledger_scale import make_ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import MachineError
-from evoengine.ledger import check, listing, ranking
-from evoengine.ledger.lists import read_effects
+from evoengine.ledger import check, ranking
+from evoengine.ledger.overview import read_effects
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.lineage import effects, path
 from evoengine.objectives import front, objective_values, parse_objectives
@@ -86,7 +86,7 @@ def test_a_list_takes_little_memory_for_each_trial(files, name):
 
 
 def test_trials_are_read_a_batch_at_a_time(files, monkeypatch):
-    monkeypatch.setattr(listing, "BATCH", 50)
+    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 50)
     monkeypatch.setattr(check, "CHECKED_TRIALS", 0)  # of a small ledger all is checked when it is opened
     monkeypatch.setattr(ranking, "BATCH", 50)
 
@@ -140,7 +140,7 @@ def shown(trial) -> tuple:
 
 
 def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
-    monkeypatch.setattr(listing, "BATCH", 7)
+    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 7)
     assert [t.trial for t in ledger.trials()] == list(range(1, FEW + 1))
     second = [t.trial for t in ledger.trials(run=2)]
     assert second == [c.trial for c in ledger.candidates(run=2)] and len(second) % 7
@@ -148,8 +148,8 @@ def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
 
 
 def test_the_last_trials_are_read_without_those_before(files, monkeypatch):
-    monkeypatch.setattr(listing, "FIRST_BATCH", 7)
-    monkeypatch.setattr(listing, "BATCH", 20)
+    monkeypatch.setattr("evoengine.ledger.trials.FIRST_BATCH", 7)
+    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 20)
     with open_ledger(str(files[FEW]), create=False) as ledger:
         assert [t.trial for t in ledger.trials(newest_first=True)] == list(range(FEW, 0, -1))
         read: list[int] = []

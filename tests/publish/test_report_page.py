@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger import lists as overview_module
+from evoengine.ledger import overview as overview_module
 from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.report import page as page_module

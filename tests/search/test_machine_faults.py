@@ -174,7 +174,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(left), highest + int(l
 sys.exit(main())
 """
 """a command that may open so many files more than its interpreter has"""
-LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.display, evoengine.cli.ledger, evoengine.ledger.store"
+LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.output, evoengine.cli.options, evoengine.ledger.store"
 
 
 @pytest.mark.parametrize(("before", "left"), [("", 0), (LOADED, 1), *more([(LOADED, 0), (LOADED, 3)])])

@@ -21,9 +21,9 @@ pytest.importorskip("httpx2", reason="pip install evoengine[client]")
 import uvicorn
 from fastapi.testclient import TestClient
 
+from evoengine.ledger.store import open_ledger
 from evoengine.service.app import make_app
 from evoengine.service.client import Client
-from evoengine.service.database import open_service
 from evoengine.service.executors import Executors, Slot
 from evoengine.service.server import configured
 from evoengine.service.settings import Settings
@@ -37,15 +37,15 @@ PATIENCE = 2.0
 @pytest.fixture(scope="session")
 def empty_ledger(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("empty") / "evo.db"
-    open_service(str(path), create=True).close()
+    open_ledger(str(path), create=True).close()
     return path
 
 
 @pytest.fixture
-def database(empty_ledger, tmp_path):
+def ledger(empty_ledger, tmp_path):
     path = tmp_path / "evo.db"
     shutil.copy(empty_ledger, path)
-    with open_service(str(path), create=False) as opened:
+    with open_ledger(str(path), create=False) as opened:
         yield opened
 
 
@@ -59,13 +59,13 @@ def recorded(tmp_path) -> Path:
 
 
 @pytest.fixture
-def service(database, recorded):
+def service(ledger, recorded):
     """Makes the parts of a service in this process, by its settings."""
 
     def make(**settings: object) -> SimpleNamespace:
         chosen = Settings(recorded=recorded, **settings)
-        executors = Executors(database, "here", [Slot(0)], PATIENCE)
-        app = make_app(chosen, database, executors)
+        executors = Executors(ledger, "here", [Slot(0)], PATIENCE)
+        app = make_app(chosen, ledger, executors)
         http = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
         return SimpleNamespace(
             app=app, http=http, executors=executors, state=app.state.service, jobs=app.state.service.jobs

@@ -38,11 +38,11 @@ def packed(files: dict[str, bytes]) -> bytes:
     return made.getvalue()
 
 
-def test_best_of_a_service_is_the_json_of_the_command_and_304_where_it_is_still_that(served, database):
-    run = start_run(database)
-    add_ranked(database, run, a_figure(42.0, Kind.MEASURED))
+def test_best_of_a_service_is_the_json_of_the_command_and_304_where_it_is_still_that(served, ledger):
+    run = start_run(ledger)
+    add_ranked(ledger, run, a_figure(42.0, Kind.MEASURED))
     parts = served()
-    remote, local = call("best", "--server", parts.url, "--json"), call("best", "--db", database.url, "--json")
+    remote, local = call("best", "--server", parts.url, "--json"), call("best", "--db", ledger.url, "--json")
     assert remote[:2] == local[:2] and json.loads(local[1])["tflops"] == 42.0
     assert parts.client.best(GPU, PROBLEM) == json.loads(local[1])
     first = parts.http.get("/v1/best")
@@ -54,23 +54,23 @@ def test_best_of_a_service_is_the_json_of_the_command_and_304_where_it_is_still_
     assert (top["problem"], top["gpu"], len(top["trials"])) == (PROBLEM, GPU, 1)
 
 
-def test_a_better_one_is_given_a_second_later(served, database, monkeypatch):
+def test_a_better_one_is_given_a_second_later(served, ledger, monkeypatch):
     monkeypatch.setattr("evoengine.service.answers.FRESH_SECONDS", 0.0)
-    run = start_run(database)
-    add_ranked(database, run, a_figure(42.0, Kind.MEASURED))
+    run = start_run(ledger)
+    add_ranked(ledger, run, a_figure(42.0, Kind.MEASURED))
     parts = served()
     old = parts.http.get("/v1/best").headers["etag"]
     assert parts.http.get("/v1/best").headers["etag"] == old
-    better = add_ranked(database, run, a_figure(50.0, Kind.MEASURED), name="better")
+    better = add_ranked(ledger, run, a_figure(50.0, Kind.MEASURED), name="better")
     assert parts.client.best()["trial"] == better
-    database.finish_run(run, "all trials done")
-    database.remove_runs([run])
+    ledger.finish_run(run, "all trials done")
+    ledger.remove_runs([run])
     with pytest.raises(NothingFound):
         parts.client.best(GPU, PROBLEM)
 
 
-def test_the_nearest_answer_says_what_was_asked_and_that_it_is_another(served, database):
-    add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+def test_the_nearest_answer_says_what_was_asked_and_that_it_is_another(served, ledger):
+    add_ranked(ledger, start_run(ledger), a_figure(42.0, Kind.MEASURED))
     parts = served()
     near = parts.client.best(GPU, "attention:b1,h2,s128,d32,fp16", nearest=True)
     assert (near["problem"], near["exact"]) == (PROBLEM, False)
@@ -110,8 +110,8 @@ def test_what_a_command_cannot_do_there_it_says_in_a_sentence(served, arguments,
     assert said in found[2] and "secret" not in found[2]
 
 
-def test_a_search_of_a_service_prints_what_was_found_and_can_be_come_back_to(served, database, monkeypatch):
-    add_ranked(database, start_run(database, problem=GEMM["problems"][0]), a_figure(42.0), problem=GEMM["problems"][0])
+def test_a_search_of_a_service_prints_what_was_found_and_can_be_come_back_to(served, ledger, monkeypatch):
+    add_ranked(ledger, start_run(ledger, problem=GEMM["problems"][0]), a_figure(42.0), problem=GEMM["problems"][0])
     parts = served()
     job = parts.client.submit(**GEMM, device="emulator", trials=3, idempotency_key="k")
     assert parts.client.submit(**GEMM, device="emulator", trials=3, idempotency_key="k") == job
@@ -233,17 +233,17 @@ def test_what_other_tuners_keep_comes_back_as_it_was_newest_first(served):
             client.store("k", wrong)
 
 
-def test_retune_queues_every_problem_once_nearest_boards_first(served, database):
+def test_retune_queues_every_problem_once_nearest_boards_first(served, ledger):
     far, near = "gemm:m64,n64,k64,fp16", PROBLEM
-    add_ranked(database, start_run(database, gpu="rtx2080ti", problem=far), a_figure(1.0), gpu="rtx2080ti", problem=far)
-    add_ranked(database, start_run(database), a_figure(2.0))
+    add_ranked(ledger, start_run(ledger, gpu="rtx2080ti", problem=far), a_figure(1.0), gpu="rtx2080ti", problem=far)
+    add_ranked(ledger, start_run(ledger), a_figure(2.0))
     parts = served()
     made = parts.client.retune("h200", trials=3)
     assert [(job.parts[0]["problem"], job.gpu, job.request["trials"]) for job in made] == [
         (near, "h200", 3), (far, "h200", 3)
     ]  # fmt: skip
     assert parts.client.retune("h200") == []
-    code, out, _ = call("retune", "--gpu", "b200", "--workload", "gemm", "--db", database.url, "--json")
+    code, out, _ = call("retune", "--gpu", "b200", "--workload", "gemm", "--db", ledger.url, "--json")
     assert code == 0 and [job["problem"] for job in json.loads(out)["jobs"]] == [far]
 
 

@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.service import dispatcher as dispatching
-from evoengine.service.dispatcher import Dispatcher
-from evoengine.service.executors import Executors, Slot
+from evoengine.service import executors as dispatching
+from evoengine.service.executors import Dispatcher, Executors, Slot
 from evoengine.service.jobs import QUEUED, RUNNING, Jobs
 from tests.service.test_takeover import PATIENCE, request, states
 from tests.support.waiting import wait_for
@@ -21,12 +20,12 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
 
 
 @pytest.fixture
-def jobs(database) -> Jobs:
-    return Jobs(database)
+def jobs(ledger) -> Jobs:
+    return Jobs(ledger)
 
 
 @pytest.fixture
-def dispatch(database, monkeypatch):
+def dispatch(ledger, monkeypatch):
     """Starts a dispatcher of two slots whose jobs' processes `start` starts, and ends it after the test."""
     monkeypatch.setattr(dispatching, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(dispatching, "GIVE_BACK_SECONDS", 0.1)
@@ -34,7 +33,7 @@ def dispatch(database, monkeypatch):
 
     def make(start=lambda job, slot: sleeper(), say=said.append):
         monkeypatch.setattr(Dispatcher, "_start", lambda self, job, slot: start(job, slot))
-        made = Dispatcher(database, [Slot(0), Slot(1)], PATIENCE, say)
+        made = Dispatcher(ledger, [Slot(0), Slot(1)], PATIENCE, say)
         started.append(made)
         made.said = said
         made.start()

@@ -20,13 +20,13 @@ def request(**changes: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def jobs(database) -> Jobs:
-    return Jobs(database)
+def jobs(ledger) -> Jobs:
+    return Jobs(ledger)
 
 
 @pytest.fixture
-def cluster(database) -> Executors:
-    made = Executors(database, "cluster", [ON_CLUSTER], PATIENCE)
+def cluster(ledger) -> Executors:
+    made = Executors(ledger, "cluster", [ON_CLUSTER], PATIENCE)
     made.beat(())
     return made
 
@@ -44,8 +44,8 @@ def test_it_leaves_gpus_that_its_cluster_does_not_have_and_says_so(jobs, cluster
     assert jobs.find(1).state == WAITING and "no server that is up has a GPU for a100" in jobs.find(1).why
 
 
-def test_what_was_predicted_waits_for_a_servers_own_gpu(jobs, database, cluster):
-    alone = Executors(database, "alone", [Slot(0)], PATIENCE)
+def test_what_was_predicted_waits_for_a_servers_own_gpu(jobs, ledger, cluster):
+    alone = Executors(ledger, "alone", [Slot(0)], PATIENCE)
     cluster.leave()
     alone.beat(())
     jobs.submit(request(device="auto"), 0, None, 100)

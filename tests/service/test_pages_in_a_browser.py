@@ -24,13 +24,13 @@ addEventListener("load", () => {
 """
 
 
-def at_work(served, database, text=LONG):
+def at_work(served, ledger, text=LONG):
     """A server with a kernel and a job, both of long names."""
     parts = served()
-    add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+    add_ranked(ledger, start_run(ledger), a_figure(42.0, Kind.MEASURED))
     parts.http.post("/v1/jobs", json={"problems": ["gemm:m64,n64,k64,fp16"], "gpu": GPU})
     parts.executors.beat(())
-    with database.writing() as session:
+    with ledger.database.writing() as session:
         job = session.get_one(JobRow, 1)
         job.why, job.parts = text, [{**job.parts[0], "problem": text, "ended": text}]
     return parts
@@ -53,8 +53,8 @@ def measured(pages: list[str], folder) -> list[tuple[int, int]]:
 
 
 @needs_browser
-def test_the_status_page_fits_a_phone_and_a_desk(served, database, tmp_path):
-    parts = at_work(served, database)
+def test_the_status_page_fits_a_phone_and_a_desk(served, ledger, tmp_path):
+    parts = at_work(served, ledger)
     paths = ("/", "/jobs/1", "/new", "/docs")
     found = measured([parts.http.get(path).text for path in paths], tmp_path)
     assert [width for width, _ in found] == [*WIDTHS] * len(paths)
@@ -71,8 +71,8 @@ def test_a_page_that_is_too_wide_is_seen(tmp_path):
 
 @needs_browser
 @pytest.mark.exhaustive  # test_report_page.py shows the report, and the test above how the pages look
-def test_the_status_page_and_its_report_are_shown_without_a_complaint(served, database, tmp_path):
-    parts = at_work(served, database)
+def test_the_status_page_and_its_report_are_shown_without_a_complaint(served, ledger, tmp_path):
+    parts = at_work(served, ledger)
     seen, console = opened(parts.url, tmp_path / "profile", 2)
     assert console == []
     assert "1 queued" in seen and "42.00 TFLOPS" in seen
@@ -91,7 +91,7 @@ def browser(tmp_path):
 
 
 @needs_browser
-def test_a_job_is_submitted_and_cancelled_by_hand(served, database, browser):
+def test_a_job_is_submitted_and_cancelled_by_hand(served, ledger, browser):
     """What a browser says of where a form comes from is its own; the server takes it."""
     parts = served()
     parts.executors.beat(())

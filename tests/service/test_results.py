@@ -28,21 +28,21 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\"'&"
 
 
 @pytest.fixture
-def with_kernel(service, database):
+def with_kernel(service, ledger):
     parts = service()
-    parts.trial = add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
-    database.record_verdict(parts.trial, replace(a_verdict(), device=EXECUTOR))
+    parts.trial = add_ranked(ledger, start_run(ledger), a_figure(42.0, Kind.MEASURED))
+    ledger.record_verdict(parts.trial, replace(a_verdict(), device=EXECUTOR))
     return parts
 
 
-def test_a_kernel_whose_gate_was_not_finished_has_no_bundle(service, database):
+def test_a_kernel_whose_gate_was_not_finished_has_no_bundle(service, ledger):
     parts = service()
-    add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+    add_ranked(ledger, start_run(ledger), a_figure(42.0, Kind.MEASURED))
     answer = parts.http.get(f"/v1/kernels/{SHA256}/bundle")
     assert answer.status_code == 404 and "the gate was not finished for it" in answer.json()["detail"]
 
 
-def test_a_kernel_is_given_as_source_machine_code_page_and_bundle(with_kernel, database, tmp_path):
+def test_a_kernel_is_given_as_source_machine_code_page_and_bundle(with_kernel, ledger, tmp_path):
     http, at = with_kernel.http, f"/v1/kernels/{SHA256}"
     assert http.get(f"{at}/source").text == a_source().text
     assert http.get(f"{at}/cubin").content == a_binary().cubin
@@ -54,15 +54,15 @@ def test_a_kernel_is_given_as_source_machine_code_page_and_bundle(with_kernel, d
     assert files["kernel.cu"] == a_source().text.encode() and files["kernel.cubin"] == a_binary().cubin
     assert json.loads(files["kernel.json"])["provenance"]["trial"] == with_kernel.trial
     written = {path.name: path.read_bytes() for path in write_folder(tmp_path / "out", files)}
-    again = bundle(database, with_kernel.trial)
+    again = bundle(ledger, with_kernel.trial)
     of_its_moment = {"trace.json", "SHA256SUMS"}  # a trace says when it was exported
     assert written.keys() == again.keys() > of_its_moment
     assert all(written[name] == again[name] for name in written.keys() - of_its_moment)
 
 
-def test_what_is_known_to_be_wrong_is_given_to_nobody(with_kernel, database):
-    database.record_verdict(with_kernel.trial, a_verdict(Outcome.INCORRECT))
-    database.finish(with_kernel.trial, Outcome.INCORRECT, "wrong", None, None)
+def test_what_is_known_to_be_wrong_is_given_to_nobody(with_kernel, ledger):
+    ledger.record_verdict(with_kernel.trial, a_verdict(Outcome.INCORRECT))
+    ledger.finish(with_kernel.trial, Outcome.INCORRECT, "wrong", None, None)
     for part in ("source", "cubin", "json", "bundle"):
         answer = with_kernel.http.get(f"/v1/kernels/{SHA256}/{part}")
         assert (answer.status_code, SHA256 in answer.json()["detail"]) == (404, True)
@@ -79,10 +79,10 @@ def test_what_is_no_sha256_names_no_kernel(service, wrong):
     assert service().http.get(f"/v1/kernels/{wrong}/source").status_code in (404, 422)
 
 
-def test_the_pages_show_what_others_wrote_as_text(with_kernel, database):
+def test_the_pages_show_what_others_wrote_as_text(with_kernel, ledger):
     http = with_kernel.http
     http.post("/v1/jobs", json=GEMM)
-    with database.writing() as session:
+    with ledger.database.writing() as session:
         job = session.get_one(JobRow, 1)
         job.why = job.gpu = HOSTILE
         job.parts = [{**job.parts[0], "problem": HOSTILE, "ended": HOSTILE}]

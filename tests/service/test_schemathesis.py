@@ -20,10 +20,10 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 @pytest.mark.skipif(SCHEMATHESIS is None, reason="pip install evoengine[interop]")
 @pytest.mark.parametrize("scope", ["admin", None])
 def test_no_request_meets_a_fault_of_the_server_or_an_answer_that_is_not_described(
-    served, database, scope, tmp_path, monkeypatch
+    served, ledger, scope, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("evoengine.service.api._rests", lambda job: True)  # nobody runs them: a wait is a minute
-    add_ranked(database, start_run(database), a_figure(42.0))
+    add_ranked(ledger, start_run(ledger), a_figure(42.0))
     parts = served(require_tokens=True, max_streams=1000)
     token = parts.state.tokens.new("fuzz", scope, None) if scope else "evo_wrong"
     command = [SCHEMATHESIS, "run", f"{parts.url}/openapi.json", "--checks", CHECKS, "--max-examples", "10"]

@@ -17,9 +17,9 @@ import pytest
 
 from evoengine.kept_process import KeptProcess
 from evoengine.records import Kind
+from evoengine.service import answers, limits
 from evoengine.service import app as application
-from evoengine.service import connections, reports
-from evoengine.service.lanes import LANES
+from evoengine.service.limits import LANES
 from tests.support.ledger_examples import a_figure, a_source, add_ranked, start_run
 from tests.support.waiting import wait_for
 
@@ -29,13 +29,13 @@ AT_ONCE = 45
 
 
 @pytest.fixture
-def known(served, database):
+def known(served, ledger):
     """A server with a kernel."""
 
     def make(**settings):
         parts = served(**settings)
-        parts.run = start_run(database)
-        parts.trial = add_ranked(database, parts.run, a_figure(42.0, Kind.MEASURED))
+        parts.run = start_run(ledger)
+        parts.trial = add_ranked(ledger, parts.run, a_figure(42.0, Kind.MEASURED))
         parts.ask = lambda path, **headers: ask(parts.url, path, headers)
         return parts
 
@@ -64,14 +64,14 @@ def drawing(monkeypatch):
             await asyncio.sleep(0.01)
         return gzip.compress(f"page {len(drawn)} of {problem} on {gpu}".encode())
 
-    monkeypatch.setattr(reports, "_drawn", draw)
+    monkeypatch.setattr(answers, "_drawn", draw)
     return drawn, release
 
 
 def test_a_report_is_drawn_by_a_process_of_its_own_as_the_command_draws_it(known, monkeypatch):
     """Which the keeper starts: a fork of the server would hold up every other request."""
     server = known()
-    KeptProcess(reports.HELD, ["/bin/true"], environment={}).close()  # its keeper is up
+    KeptProcess(answers.HELD, ["/bin/true"], environment={}).close()  # its keeper is up
 
     def fork(*_, **__):
         raise AssertionError("the server forks")
@@ -93,7 +93,7 @@ def test_what_cannot_be_drawn_is_told_as_the_command_tells_it(known):
     assert (status, b"the ledger holds no run for a100" in said) == (404, True), said
 
 
-def test_a_report_is_drawn_once_for_each_state_of_the_ledger(known, database, drawing):
+def test_a_report_is_drawn_once_for_each_state_of_the_ledger(known, ledger, drawing):
     server, (drawn, release) = known(), drawing
     release.clear()
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -106,14 +106,14 @@ def test_a_report_is_drawn_once_for_each_state_of_the_ledger(known, database, dr
     (tag,) = {headers["etag"] for _, headers, _ in answers}
     assert server.ask("/report?gpu=h100", if_none_match=tag)[0] == 304
     assert server.ask("/report?gpu=h100", if_none_match="*")[0] == 304
-    add_ranked(database, server.run, a_figure(50.0, Kind.MEASURED), name="faster")
+    add_ranked(ledger, server.run, a_figure(50.0, Kind.MEASURED), name="faster")
     status, headers, page = server.ask("/report?gpu=h100", if_none_match=tag)
     assert (status, page, headers["etag"] != tag) == (200, b"page 2 of None on h100", True)
 
 
 def test_few_reports_are_drawn_at_once_and_the_others_are_told_when_to_come_again(known, drawing):
     server, (drawn, release) = known(), drawing
-    room = reports.AT_ONCE + reports.WAITING
+    room = answers.AT_ONCE + answers.WAITING
     release.clear()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         asked = [threads.submit(server.ask, f"/report?problem=gemm:m{n},n64,k64,fp16") for n in range(64, 64 + AT_ONCE)]
@@ -137,7 +137,7 @@ def test_requests_of_a_kind_that_all_stand_still_leave_room_for_the_others(known
         raise RuntimeError("it goes on now")
 
     for part, name in (
-        (server.state.database, "candidate"),
+        (server.state.ledger, "candidate"),
         (server.state.jobs, "find"),
         (server.state.jobs, "newest"),
     ):
@@ -175,14 +175,14 @@ HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.mark.parametrize("sent", [b"", b"GET /li", HALF])
 def test_headers_that_do_not_come_end_the_connection(served, monkeypatch, sent):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.2)
     with connect(served().url) as slow:
         slow.sendall(sent)
         assert b"408" in answer_on(slow).partition(b"\r\n")[0]
 
 
 def test_nor_do_those_of_a_later_request_on_it(served, monkeypatch):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.2)
     with connect(served().url) as slow:
         slow.sendall(HALF + b"\r\n")
         assert b"200 OK" in slow.recv(1 << 16)
@@ -192,12 +192,12 @@ def test_nor_do_those_of_a_later_request_on_it(served, monkeypatch):
 
 def test_headers_without_an_end_are_refused(served):
     with connect(served().url) as endless:
-        endless.sendall(HALF + b"X: " + b"x" * connections.HEADER_BYTES)
+        endless.sendall(HALF + b"X: " + b"x" * limits.HEADER_BYTES)
         assert b"431" in answer_on(endless).partition(b"\r\n")[0]
 
 
 def test_a_body_that_does_not_come_ends_the_connection(served, monkeypatch):
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
     with connect(served().url) as slow:
         slow.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         answer = answer_on(slow)
@@ -271,7 +271,7 @@ def test_behind_a_trusted_proxy_the_forwarded_address_is_counted(service, monkey
 def test_of_who_is_no_trusted_proxy_the_header_counts_nothing(service):
     parts = service(max_connections=1, trusted_proxy="10.0.0.1")
     assert not parts.state.settings.trusts("10.0.0.2") and not parts.state.settings.trusts("testclient")
-    assert connections.ForwardedLimit(None, parts.state.settings)._forwarded(
+    assert limits.ForwardedLimit(None, parts.state.settings)._forwarded(
         {"type": "http", "client": ("10.0.0.2", 1), "headers": [(b"x-forwarded-for", b"192.0.2.1")]}
     ) is None  # fmt: skip
 

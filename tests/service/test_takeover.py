@@ -27,25 +27,25 @@ def request(**changes: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def jobs(database) -> Jobs:
-    return Jobs(database)
+def jobs(ledger) -> Jobs:
+    return Jobs(ledger)
 
 
 @pytest.fixture
-def server(database):
+def server(ledger):
     """Makes a server by its name and slots, which has said that it lives."""
 
     def make(name: str, *slots: Slot) -> Executors:
-        made = Executors(database, name, slots, PATIENCE)
+        made = Executors(ledger, name, slots, PATIENCE)
         made.beat(())
         return made
 
     return make
 
 
-def grow_old(database, row_type, number) -> None:
+def grow_old(ledger, row_type, number) -> None:
     """As if it had not beaten for longer than anybody waits."""
-    with database.writing() as session:
+    with ledger.database.writing() as session:
         session.get_one(row_type, number).beat_at -= timedelta(seconds=PATIENCE + 1)
 
 
@@ -62,13 +62,13 @@ def test_a_job_is_claimed_once_and_by_its_priority(jobs, server):
     assert {job.fence for job in claimed if job} == {1}
 
 
-def test_who_was_thought_dead_finds_its_job_taken_and_writes_no_more(jobs, server, database):
+def test_who_was_thought_dead_finds_its_job_taken_and_writes_no_more(jobs, server, ledger):
     slow, quick = server("slow", CPU), server("quick", CPU)
     jobs.submit(request(), 0, None, 100)
     old = slow.claim(CPU)
     jobs.tell(old.id, old.fence, "message", {"text": "in time"})
     assert quick.claim(CPU) is None  # its server beats
-    grow_old(database, JobRow, old.id)
+    grow_old(ledger, JobRow, old.id)
     new = quick.claim(CPU)
     assert (new.owner, new.fence) == ("quick", old.fence + 1)
     before = jobs.events(new.id)
@@ -87,20 +87,20 @@ def test_who_was_thought_dead_finds_its_job_taken_and_writes_no_more(jobs, serve
     assert jobs.find(new.id).state == RUNNING
 
 
-def test_the_runs_of_a_job_that_was_taken_over_are_taken_too(jobs, server, database):
+def test_the_runs_of_a_job_that_was_taken_over_are_taken_too(jobs, server, ledger):
     slow, quick = server("slow", CPU), server("quick", CPU)
     jobs.submit(request(), 0, None, 100)
-    job, run = slow.claim(CPU), start_run(database)
-    trial = database.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+    job, run = slow.claim(CPU), start_run(ledger)
+    trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     jobs.note(job.id, job.fence, [{**job.parts[0], "runs": [run]}])
-    grow_old(database, JobRow, job.id)
+    grow_old(ledger, JobRow, job.id)
     quick.claim(CPU)
     with pytest.raises(MachineError, match=f"took run {run} for killed"):
-        database.finish(trial, Outcome.CRASHED, "late", None, None)
-    database.database._fences.clear()  # as in the other server, which did not start the run
-    assert database.runs()[0].status == KILLED
-    assert database.candidate(trial).outcome is Outcome.KILLED
-    with database.reading() as session:
+        ledger.finish(trial, Outcome.CRASHED, "late", None, None)
+    ledger.database._fences.clear()  # as in the other server, which did not start the run
+    assert ledger.runs()[0].status == KILLED
+    assert ledger.candidate(trial).outcome is Outcome.KILLED
+    with ledger.database.reading() as session:
         assert session.get_one(HeartbeatRow, run).fence == 2
 
 
@@ -168,9 +168,9 @@ def test_without_any_server_for_the_cpu_a_job_says_so(jobs, server):
     assert (jobs.find(1).state, "EVOENGINE_CPU_JOBS" in jobs.find(1).why) == (WAITING, True)
 
 
-def test_a_server_that_no_longer_beats_offers_nothing(jobs, server, database):
+def test_a_server_that_no_longer_beats_offers_nothing(jobs, server, ledger):
     one, two = server("one", CPU), server("two", H100)
-    grow_old(database, ExecutorRow, "two")
+    grow_old(ledger, ExecutorRow, "two")
     jobs.submit(request(device="cuda"), 0, None, 100)
     one.beat(())
     assert jobs.find(1).state == WAITING

@@ -12,9 +12,9 @@ from sqlalchemy import text
 from evoengine.errors import UsageError
 from evoengine.ledger.service_tables import TokenRow
 from evoengine.ledger.tables import Base
-from evoengine.service import tokens as tokens_module
+from evoengine.service import access as tokens_module
+from evoengine.service.access import SCOPES, Tokens, digest
 from evoengine.service.settings import Settings
-from evoengine.service.tokens import SCOPES, Tokens, digest
 
 OPEN = {"/livez", "/readyz"}
 """what says no more than that the server is up"""
@@ -39,9 +39,9 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def contents(database) -> dict[str, list]:
+def contents(ledger) -> dict[str, list]:
     """All rows but for when a token was used."""
-    with database.reading() as session:
+    with ledger.database.reading() as session:
         tables = [t for t in Base.metadata.sorted_tables if t.name != "tokens"]
         return {table.name: session.execute(table.select()).all() for table in tables}
 
@@ -56,8 +56,8 @@ def guarded(service):
     return parts
 
 
-def test_every_endpoint_is_either_open_to_all_or_asks_for_a_token(guarded, database):
-    before = contents(database)
+def test_every_endpoint_is_either_open_to_all_or_asks_for_a_token(guarded, ledger):
+    before = contents(ledger)
     asked = 0
     for method, path in endpoints(guarded.app):
         for headers in ({}, bearer("evo_wrong"), bearer(""), {"Authorization": "Basic eDp5"}, {"Authorization": "x"}):
@@ -71,15 +71,15 @@ def test_every_endpoint_is_either_open_to_all_or_asks_for_a_token(guarded, datab
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["www-authenticate"] == "Bearer"
     assert asked > 80
-    assert contents(database) == before
+    assert contents(ledger) == before
 
 
-def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, database):
+def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, ledger):
     expired = guarded.state.tokens.new("old", "admin", 1)
-    with database.writing() as session:
+    with ledger.database.writing() as session:
         row = session.query(TokenRow).filter_by(name="old").one()
         row.expires_at -= timedelta(days=2)
-    before = contents(database)
+    before = contents(ledger)
     refused = 0
     for method, path in endpoints(guarded.app):
         if path in OPEN:
@@ -92,7 +92,7 @@ def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, dat
             assert (answer.status_code, f"asks for {needed}" in answer.json()["detail"]) == (403, True)
             refused += 1
     assert refused == 8  # submit, retune, cancel and the forms with read; store with read and submit
-    assert contents(database) == before
+    assert contents(ledger) == before
 
 
 def test_each_scope_may_do_what_is_its_own(guarded):
@@ -141,11 +141,11 @@ def test_any_other_address_asks_everybody(host, required):
     assert Settings(host=host, require_tokens=False).tokens_required is required
 
 
-def test_a_token_is_kept_as_its_sha256_and_its_use_is_noted(database, tmp_path):
-    tokens = Tokens(database)
+def test_a_token_is_kept_as_its_sha256_and_its_use_is_noted(ledger, tmp_path):
+    tokens = Tokens(ledger)
     token = tokens.new("ci", "submit", 30)
     assert token.startswith("evo_") and len(token) == len("evo_") + 43
-    with database.reading() as session:
+    with ledger.database.reading() as session:
         stored = [str(row) for row in session.execute(text("SELECT * FROM tokens"))]
     assert token not in "".join(stored) and digest(token) in stored[0]
     [before] = tokens.all()
@@ -155,12 +155,12 @@ def test_a_token_is_kept_as_its_sha256_and_its_use_is_noted(database, tmp_path):
     assert tokens.find(f"{token}x") is None
 
 
-def test_a_revoked_token_is_refused_and_its_successor_does_not_own_its_jobs(guarded, database, monkeypatch):
+def test_a_revoked_token_is_refused_and_its_successor_does_not_own_its_jobs(guarded, ledger, monkeypatch):
     monkeypatch.setattr(tokens_module, "KNOWN_SECONDS", 0.0)
     old = guarded.by_scope["submit"]
-    Tokens(database).revoke("submit")
+    Tokens(ledger).revoke("submit")
     assert guarded.http.get("/v1/jobs", headers=bearer(old)).status_code == 401
-    new = Tokens(database).new("submit", "submit", None)
+    new = Tokens(ledger).new("submit", "submit", None)
     assert guarded.http.delete("/v1/jobs/1", headers=bearer(new)).status_code == 403
 
 
@@ -173,14 +173,14 @@ def test_a_revoked_token_is_refused_and_its_successor_does_not_own_its_jobs(guar
         (("taken", "read", None), "there is a token taken already"),
     ],
 )
-def test_a_token_that_cannot_be_meant_is_not_made(database, arguments, said):
-    Tokens(database).new("taken", "read", None)
+def test_a_token_that_cannot_be_meant_is_not_made(ledger, arguments, said):
+    Tokens(ledger).new("taken", "read", None)
     with pytest.raises(UsageError, match=said):
-        Tokens(database).new(*arguments)
-    assert [token.name for token in Tokens(database).all()] == ["taken"]
+        Tokens(ledger).new(*arguments)
+    assert [token.name for token in Tokens(ledger).all()] == ["taken"]
 
 
-def test_revoking_what_is_not_there_names_what_is(database):
-    Tokens(database).new("laptop", "read", None)
+def test_revoking_what_is_not_there_names_what_is(ledger):
+    Tokens(ledger).new("laptop", "read", None)
     with pytest.raises(UsageError, match="no token 'labtop'; there are laptop; did you mean laptop?"):
-        Tokens(database).revoke("labtop")
+        Tokens(ledger).revoke("labtop")

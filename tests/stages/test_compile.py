@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -224,6 +225,15 @@ def test_a_compiler_that_is_not_whole_is_named_before_it_is_loaded(library, tmp_
     with pytest.raises(MachineError, match=f"NVRTC cannot be used .*{library.name} {said}.*pip install"):
         toolchain.nvrtc.__wrapped__()
     assert re.fullmatch(f"this machine failed: .*{library.name} {said}", why_unfit())
+
+
+@pytest.mark.parametrize(
+    ("version", "options"), [((12, 8), ()), ((12, 9), ("--no-cache",)), ((13, 0), ("--no-cache",))]
+)
+def test_nvrtc_does_not_answer_from_its_cache(monkeypatch, version, options):
+    """What an H100's driver had cached came without ptxas' report, so that the second compilation failed."""
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: version))
+    assert toolchain.uncached() == options
 
 
 def test_nothing_is_broken_where_there_is_no_compiler(tmp_path, monkeypatch):

@@ -43,6 +43,24 @@ def test_without_a_baseline_each_ones_reason_is_said(stage):
     assert "CUDNN_ATTENTION: " in said and "EFFICIENT_ATTENTION: " in said  # which the stand-in's library refuses
 
 
+@pytest.mark.parametrize("flushes", [5, 20])
+def test_a_library_slow_to_queue_is_timed_behind_a_longer_flush(stage, monkeypatch, flushes):
+    from evoengine.devices import torch_gpu  # the stand-in's
+
+    monkeypatch.setattr(torch_gpu, "HOST_US", flushes * 180.0)  # of which one takes 179
+    found = {b.name: b for b in stage.baselines(target(), 1)}
+    assert set(found) == {"FLASH_ATTENTION", "MATH"}
+    assert found["MATH"].median_us == pytest.approx(900.0, rel=0.01)
+
+
+def test_without_a_repetition_that_counts_no_baseline_is_timed(stage, monkeypatch):
+    from evoengine.devices import torch_gpu  # the stand-in's
+
+    monkeypatch.setattr(torch_gpu, "HOST_US", 100 * 180.0)
+    with pytest.raises(stage.NoBaseline, match="none of 300 repetitions counts: the CPU was not ahead of the GPU"):
+        stage.baselines(target(), 1)
+
+
 @pytest.mark.parametrize("without", [{}, {"MATH": "MATH: no end"}])
 def test_a_backend_that_hangs_is_named_and_may_be_left_out(stage, clock, monkeypatch, without):
     from tests.fake_cuda import device
@@ -154,7 +172,7 @@ def test_a_gpu_that_only_throttles_makes_the_candidate_suspect(stage, monkeypatc
 
 
 def test_where_the_cpu_was_not_ahead_the_repetition_does_not_count(stage, monkeypatch):
-    monkeypatch.setenv("FAKE_CUDA_LAUNCH_US", "1000")  # longer than the flush
+    monkeypatch.setenv("FAKE_CUDA_LAUNCH_US", "20000")  # longer than the longest flush
     ended = judge(stage, contender(1, 200.0))
     assert "none of 300 repetitions counts: the CPU was not ahead of the GPU" in ended.reason
 

@@ -25,6 +25,27 @@ def overlap(out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def double_in_place(x, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def add_the_next_in_place(x, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(x + at + 1, mask=at + 1 < n), mask=at < n)
+
+
+@triton.jit
+def count_without_a_barrier(x, counter, BLOCK: tl.constexpr):
+    """A warp may load the counter after another one has raised it."""
+    count = tl.load(counter)
+    if count == 0:
+        tl.store(x + tl.arange(0, BLOCK), 1.0)
+    tl.store(counter, count + 1)
+
+
+@triton.jit
 def increment(counter):
     tl.atomic_add(counter, 1)
 

@@ -11,6 +11,7 @@ import pytest
 
 from evoengine.devices.base import KernelRaced
 from evoengine.errors import UsageError
+from evoengine.sass.core import Races
 from evoengine.virtual import activate, deactivate
 from evoengine.virtual import device as module
 from evoengine.virtual.device import RaceWarning, VirtualGpu, VirtualGpuError
@@ -119,20 +120,31 @@ def test_a_race_warns_with_the_line_of_the_store_and_the_launch_is_completed(gpu
     assert out[1:63].eq(0).all() and out[64:126].eq(1).all() and out[127:].eq(2).all()
 
 
+def test_warps_that_load_an_element_which_another_one_stores_race_only_if_they_do_so_by_another_instruction(gpu):
+    """A tile of 32 elements has four warps, of which three compute what nobody stores."""
+    x = torch.arange(30.0)
+    kernels.double_in_place[(1,)](x, 30, BLOCK=32)
+    assert torch.equal(x, 2 * torch.arange(30.0)) and not gpu.raced
+    with pytest.warns(RaceWarning, match="which `.*LDG.* reads in .* nothing orders the two|which `.*STG.* writes in"):
+        kernels.add_the_next_in_place[(1,)](torch.arange(250.0), 250, BLOCK=256)
+    with pytest.warns(RaceWarning, match="counter, which `.*: nothing orders the two"):
+        kernels.count_without_a_barrier[(1,)](torch.zeros(64), torch.zeros(1, dtype=torch.int32), BLOCK=64)
+
+
 def test_after_a_race_the_launch_begins_from_what_it_found(gpu: VirtualGpu, monkeypatch):
     """Its first attempt, whose writes are undone, has added to the counter already."""
     counter, attempts, run = torch.zeros(1, dtype=torch.int32), [], module.core.run
 
-    def raced_at_its_end(*arguments, ordered=True, **options):
-        attempts.append(ordered)
-        run(*arguments, ordered=ordered, **options)
-        if ordered:
+    def raced_at_its_end(*arguments, races, **options):
+        attempts.append(races)
+        run(*arguments, races=races, **options)
+        if races:
             raise KernelRaced("at its end")
 
     monkeypatch.setattr(module.core, "run", raced_at_its_end)
     with pytest.warns(RaceWarning, match="kernel increment: at its end"):
         kernels.increment[(5,)](counter)
-    assert counter.item() == 5 and attempts == [True, False]
+    assert counter.item() == 5 and attempts == [Races.NO_REPLICAS, Races.NONE]
 
 
 def test_a_barrier_that_is_taken_out_of_the_binary_is_a_race(gpu: VirtualGpu, monkeypatch):
@@ -203,6 +215,16 @@ def test_an_autotuner_picks_by_prediction_and_executes_the_best_alone(gpu: Virtu
     times = {config.kwargs["BLOCK"]: ms[0] for config, ms in kernels.tuned_add.configs_timings.items()}
     assert times[1024] < times[32] and kernels.tuned_add.best_config.kwargs["BLOCK"] == 1024
     assert gpu.now.launches == 3 and "2 launches of benchmarks" in gpu.summary()
+
+
+def test_when_it_is_gone_its_kernels_are_freed_and_triton_asks_for_its_own_gpu(gpu: VirtualGpu):
+    kernels.increment[(1,)](torch.zeros(1, dtype=torch.int32))
+    (compiled,) = kernels.increment.device_caches[0][0].values()
+    deactivate()
+    triton.runtime.driver.active.utils.unload_module(compiled.module)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="0 active drivers"):
+            kernels.increment[(1,)](torch.zeros(1, dtype=torch.int32))
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ from evoengine.errors import UsageError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    from evoengine.ledger.listing import StudyTrial
+    from evoengine.ledger.trials import StudyTrial
 
 WRITTEN_REVISION = "v3.2.0.a"
 """of the schema that `insert_trials` writes; another one is filled by Optuna's own calls, one trial after the other"""
@@ -142,10 +142,11 @@ def knows_schema(revision: str) -> bool:
 
 
 def insert_trials(
-    connection: Connection, study: int,
+    connection: Connection,
+    study: int,
     trials: Sequence[tuple[StudyTrial, Mapping[str, float], Mapping[str, str]]],
     distributions: Mapping[str, BaseDistribution],
-) -> None:  # fmt: skip
+) -> None:
     """Finished trials, each with its values' places in their domains and its system attributes.
 
     Numbered in their order, after those that are there. `distributions` are those of all knobs, the same for every
@@ -163,11 +164,14 @@ def insert_trials(
     numbers = range(held, held + len(trials))
     rows = [
         {
-            "number": number, "study_id": study, "datetime_start": _naive(t.started),
-            "datetime_complete": _naive(t.finished), "state": TrialState.COMPLETE if t.values else TrialState.PRUNED,
+            "number": number,
+            "study_id": study,
+            "datetime_start": _naive(t.started),
+            "datetime_complete": _naive(t.finished),
+            "state": TrialState.COMPLETE if t.values else TrialState.PRUNED,
         }
         for number, (t, *_) in zip(numbers, trials, strict=True)
-    ]  # fmt: skip
+    ]
     _insert(connection, whole, rows)
     written = select(whole.c.trial_id).where(whole.c.study_id == study, whole.c.number.in_(numbers))
     ids = connection.scalars(written.order_by(whole.c.number)).all()

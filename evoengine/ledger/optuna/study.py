@@ -31,14 +31,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, NothingFound, UsageError
 from evoengine.ledger.check import Fault
-from evoengine.ledger.database import engine_options, inspect_database, parse_url, set_pragmas, setup_lock
-from evoengine.ledger.driver_errors import translate_errors
-from evoengine.ledger.listing import BATCH, StudyTrial
+from evoengine.ledger.database import (
+    engine_options,
+    inspect_database,
+    parse_url,
+    set_pragmas,
+    setup_lock,
+    translate_errors,
+)
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
 from evoengine.ledger.rows import most_trusted_kind
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.transactions import FileLost
+from evoengine.ledger.trials import BATCH, StudyTrial
 from evoengine.lineage import Effect, effects, transition
 from evoengine.objectives import Objective, stored_objectives
 from evoengine.passwords import hide_passwords
@@ -108,9 +114,14 @@ class Projection:
     """The study of one run and one kind of figure. Give it each trial once, when it is finished."""
 
     def __init__(
-        self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+        self,
+        storage: RDBStorage,
+        ledger: Ledger,
+        run: int,
+        kind: Kind,
+        domains: Mapping[str, Sequence[Value]],
         suffix: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`domains`: each knob's values, the same for all trials of the run. `suffix` ends the study's name.
 
         Raises UsageError where the database has been locked for too long.
@@ -133,9 +144,11 @@ class Projection:
         with _explained(parse_url(ledger.url)), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study = optuna.create_study(
-                storage=storage, study_name=self.name, load_if_exists=True,
+                storage=storage,
+                study_name=self.name,
+                load_if_exists=True,
                 directions=[o.direction for o in self._objectives],
-            )  # fmt: skip
+            )
             study.set_metric_names([_metric(o, kind) for o in self._objectives])
             self._study_id = storage.get_study_id_from_name(self.name)
 
@@ -278,9 +291,13 @@ class Projection:
 
 
 def rebuild(
-    storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+    storage: RDBStorage,
+    ledger: Ledger,
+    run: int,
+    kind: Kind,
+    domains: Mapping[str, Sequence[Value]],
     on_done: Callable[[int], None] = lambda done: None,
-) -> Projection:  # fmt: skip
+) -> Projection:
     """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes."""
     name = study_name(ledger, run, kind)
     with storage.engine.begin() as connection:
@@ -410,9 +427,7 @@ def repair_studies(storage: RDBStorage, ledger: Ledger) -> None:
         rebuild(storage, ledger, run, kind, run_domains(ledger, run))
 
 
-def rebuild_studies(
-    storage: RDBStorage, ledger: Ledger, run: int, on_done: Callable[[int], None]
-) -> list[Projection]:  # fmt: skip
+def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Callable[[int], None]) -> list[Projection]:
     """Those that the run has; where it has none, that of its most trusted figures.
 
     Raises NothingFound where no trial of it has ended.

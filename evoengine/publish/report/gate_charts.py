@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from evoengine.ledger.lists import MOST_VERDICTS, CaseErrors, Overview
+from evoengine.ledger.overview import MOST_VERDICTS, CaseErrors, Overview
 from evoengine.ledger.runs import PENDING
 from evoengine.publish.report.style import (
     OUTCOME_COLOURS,

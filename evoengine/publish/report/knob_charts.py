@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from evoengine.ledger.lists import Overview
+from evoengine.ledger.overview import Overview
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
 from evoengine.publish.report.speed_charts import sorted_times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from evoengine.ledger.lists import Overview
+from evoengine.ledger.overview import Overview
 from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.publish.report.style import (
     PEAK_COLOUR,

@@ -149,7 +149,7 @@ int sass_latencies(void* program, int arch, char* text, int size) {
 
 static thread_local std::vector<Visited> last_visits;
 
-int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, int ordered,
+int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, int races,
              char* message, int size) {
   return guarded(
       [&] {
@@ -159,7 +159,7 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
         auto banks = banks_of(*from);
         last_visits.clear();
         last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-                          cluster_starts(launch, blocks, count), limit, ordered != 0);
+                          cluster_starts(launch, blocks, count), limit, Races(races));
       },
       message, size);
 }

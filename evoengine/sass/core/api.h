@@ -41,9 +41,9 @@ int sass_hazards(void* program, int arch, int registers, char* text, int size);
 // What measure_latencies tells; returns its length, of which `size` − 1 bytes are given.
 int sass_latencies(void* program, int arch, char* text, int size);
 
-// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race, which is
-// looked for where `ordered`; the reason goes to `message`. `limit` is in warp instructions, per block.
-int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int ordered, char* message,
+// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race; the
+// reason goes to `message`. `limit` is in warp instructions, per block; `races`, which are looked for, as in world.h.
+int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races, char* message,
              int size);
 // What the warps of the calling thread's last run did at sites: `count` records of the layout of VISIT in
 // evoengine/devices/base.py, valid until that thread's next run.

@@ -235,7 +235,7 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
       w.strict = world != nullptr;
       w.draw = u32(machine.random.next());
     }
-  if (world && world->ordered) {
+  if (world && world->races != Races::None) {
     r.order = std::make_unique<Order>(*world, *r.cluster);
     r.cluster->order = r.order.get();
   }
@@ -411,13 +411,13 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
 
 [[gnu::cold]]
 std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
-                         const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit, bool ordered) {
+                         const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit, Races races) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing(machine.random.below(3));
   machine.visits = &machine.counted;
   World world(program, launch);
-  world.ordered = ordered;
+  world.races = races;
   std::deque<Shadow> shadows;
   for (Allocation& a : machine.memory.allocations) {
     if (!a.writable || a.period != a.bytes) continue;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "machine.h"
+#include "world.h"
 
 namespace sass {
 
@@ -18,9 +19,9 @@ struct Visited {
 void require_declared_barriers(const Program&, const Launch&);
 
 // Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
-// instructions, per block. `banks` are 8. Races are looked for where `ordered`.
+// instructions, per block. `banks` are 8. `races` are those that are looked for.
 std::vector<Visited> run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
-                         std::vector<u64> clusters, u64 limit, bool ordered);
+                         std::vector<u64> clusters, u64 limit, Races races);
 
 // A block that is run by itself; `input_limit` is in bytes of sparse inputs, in whole pages.
 struct ChosenBlock {

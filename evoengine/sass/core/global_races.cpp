@@ -47,8 +47,33 @@ void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, 
   throw Fault{text + other.text + place, false, true};
 }
 
-GlobalTouch Order::begin_global(const Warp& w, const Instruction& i, const Allocation& a, Touch kind) {
+// By which instruction the agent has read this word; MIXED where it has not.
+int Order::own_read(const GlobalTouch& t, u64 word) const {
+  const GlobalAccess& own = world.records[t.record];
+  const Shadow& shadow = *t.allocation->shadow;
+  auto is_own = [&](u32 entry) {
+    const GlobalAccess& r = world.records[entry >> 4];
+    return entry >> 4 && r.cluster == own.cluster && r.agent == own.agent;
+  };
+  if (is_own(shadow.reader[word])) return world.records[shadow.reader[word] >> 4].index;
+  if (const auto more = shadow.more_readers.find(word); more != shadow.more_readers.end())
+    for (u32 entry : more->second)
+      if (is_own(entry)) return world.records[entry >> 4].index;
+  return MIXED;
+}
+
+// Whether one of the two has read this word by the same instruction as the other, one word of several, and then stores to
+// it.
+bool Order::are_replicas(const GlobalTouch& t, u64 word, u32 record, bool wrote) const {
+  const GlobalAccess &own = world.records[t.record], &other = world.records[record];
+  if (own.cluster != other.cluster || own.rank != other.rank) return false;
+  if (wrote) return t.kind == Touch::Read && own.spread && other.read_by == own.index;
+  return t.kind == Touch::Write && other.spread && own_read(t, word) == other.index;
+}
+
+GlobalTouch Order::begin_global(const Warp& w, const Instruction& i, const Allocation& a, Touch kind, bool spread) {
   const u32 id = agent_of(w), number = record(id, w, i);
+  world.records[number].spread |= spread;
   return {kind, i.strength, &a, &agents[id].view, number};
 }
 
@@ -68,25 +93,32 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
     const u8 needed = r.cluster == cluster.first ? BLOCK_STRONG : GPU_STRONG;
     return t.strength < needed || r.strength < needed;
   };
+  u64 word = offset / 4;
   auto check = [&](u32 entry, bool wrote) {
     if (!conflicts(entry) || (writes && wrote && after && !std::memcmp(before, after, bytes))) return;
+    if (world.races == Races::NoReplicas && are_replicas(t, word, entry >> 4, wrote)) return;
     global_race(t, lane, offset, entry >> 4, wrote);
   };
-  auto check_more = [&](auto& more, u64 word, bool wrote) {
+  auto check_more = [&](auto& more, bool wrote) {
     if (more.empty()) return;
     if (const auto at = more.find(word); at != more.end())
       for (u32 entry : at->second) check(entry, wrote);
   };
   if (!writes && shadow.reader.empty()) shadow.reader.assign(shadow.writer.size(), 0);
-  for (u64 word = offset / 4; word * 4 < offset + bytes; word++) {
+  for (; word * 4 < offset + bytes; word++) {
     u32& writer = shadow.writer[word];
     check(writer, true);
-    check_more(shadow.more_writers, word, true);
+    check_more(shadow.more_writers, true);
     u32& last = writes ? writer : shadow.reader[word];
     auto& more = writes ? shadow.more_writers : shadow.more_readers;
     if (writes && !shadow.reader.empty()) {
       check(shadow.reader[word], false);
-      check_more(shadow.more_readers, word, false);
+      check_more(shadow.more_readers, false);
+      if (world.races == Races::NoReplicas) {
+        int& by = world.records[t.record].read_by;
+        const int now = t.kind == Touch::Write ? own_read(t, word) : MIXED;
+        by = by == UNSEEN || by == now ? now : MIXED;
+      }
       if (mask == 15) shadow.reader[word] = 0, shadow.more_readers.erase(word);
     }
     if (last >> 4 == t.record) {

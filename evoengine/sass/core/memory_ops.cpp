@@ -156,11 +156,13 @@ void order_global(Order& order, Context& c, const Instruction& i, const u64 (&at
   const Allocation* of = nullptr;
   GlobalTouch touch{};
   u64 before = 0;
+  bool spread = false;
+  for_lanes(c.lanes, [&](int l) { spread |= at[l] != at[__builtin_ctz(c.lanes)]; });
   for_lanes(c.lanes, [&](int l) {
     if (i.strength && at[l] != before) order.synchronise(c.warp, i, before = at[l], kind);
     const Allocation& a = c.machine.memory.find(at[l], bytes, STORE);
     if (!a.shadow) return;
-    if (&a != of) touch = order.begin_global(c.warp, i, *(of = &a), kind);
+    if (&a != of) touch = order.begin_global(c.warp, i, *(of = &a), kind, spread);
     const u64 offset = at[l] - a.address;
     u32 words[WORDS];
     if (STORE)

@@ -116,7 +116,7 @@ class Order {
   void wait_for_products(Warp&, u32 groups_landed);
 
   // ── global memory ──
-  GlobalTouch begin_global(const Warp&, const Instruction&, const Allocation&, Touch);
+  GlobalTouch begin_global(const Warp&, const Instruction&, const Allocation&, Touch, bool spread = false);
   GlobalTouch begin_global_store(Warp&, const Instruction&, const Allocation&);  // by TMA
   // At most sixteen bytes within an aligned sixteen; of stores what is there and what will be, or null.
   void touch_global(const GlobalTouch&, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after);
@@ -145,6 +145,8 @@ class Order {
   u32 record(u32 agent, const Warp&, const Instruction&);
   bool knows(const View&, u32 record) const;
   void take(View&, u64 of, const Told&) const;
+  bool are_replicas(const GlobalTouch&, u64 word, u32 record, bool wrote) const;
+  int own_read(const GlobalTouch&, u64 word) const;
   [[noreturn]] void global_race(const GlobalTouch&, u32 lane, u64 offset, u32 record, bool wrote) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
 

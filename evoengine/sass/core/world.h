@@ -13,6 +13,8 @@ namespace sass {
 using Foreign = std::map<u64, std::vector<u32>>;
 
 // One instruction's access to global memory, at one time of its agent.
+constexpr int UNSEEN = -1, MIXED = -2;
+
 struct GlobalAccess {
   u64 cluster;
   u32 agent, time;
@@ -20,6 +22,8 @@ struct GlobalAccess {
   u32 rank;      // of the block in its cluster
   int warp, lane;
   u8 strength;   // of the instruction: two strong ones do not race where their scopes take in each other's block
+  bool spread = false;   // of a load: whether its lanes load more than one address
+  int read_by = UNSEEN;  // of a write: the one instruction by which its agent had read all that it writes, or MIXED
 };
 
 inline void raise(std::vector<u32>& to, const std::vector<u32>& from) {
@@ -42,11 +46,17 @@ struct Told {
   std::shared_ptr<const Foreign> others;
 };
 
+// Races that are looked for: none; all but those of replicas, or all. Warps of a block are replicas where they load the same
+// word of several by the same instruction and one of them then stores to it: compilers of tiles, such as Triton, let
+// several warps compute an element and one of them store it. What the others loaded is taken to go nowhere; a number that
+// all lanes load alike is not, since a branch may depend on it.
+enum class Races : u8 { None, NoReplicas, All };
+
 struct World {
   const Program& program;
   const Launch& launch;
   std::vector<GlobalAccess> records;
-  bool ordered = true;   // whether races are looked for
+  Races races = Races::All;
   bool fences = false;   // whether the program has a fence that other clusters could see
   bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
   bool proxies = false;  // whether it has work of the asynchronous proxy

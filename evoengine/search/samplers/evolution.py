@@ -67,7 +67,7 @@ class EvolutionSampler(BaseSampler):
 
     A study that goes on in another process marks the trials that it was given with the attribute `recalled`.
 
-    Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
+    Known-good points go first by `study.enqueue_trial`. Of trials in flight (parallel workers) the surrogate knows
     where they are but not what they reach, so a batch spreads out. With several objectives a trial is
     worth the Pareto front it stands on; a prior, which knows of times alone, then leads the first trials only.
 

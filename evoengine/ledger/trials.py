@@ -38,9 +38,19 @@ _CONFIG, _PARENTS = 5, 6
 """their places in what it reads"""
 _figures_of = RowReader(
     MeasurementRow,
-    ("candidate_id", "kind", "device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy",
-     "terms"),
-)  # fmt: skip
+    (
+        "candidate_id",
+        "kind",
+        "device",
+        "tflops",
+        "median_us",
+        "vs_baseline",
+        "suspect",
+        "normalised_us",
+        "policy",
+        "terms",
+    ),
+)
 _binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
 _COMPILED = (CandidateRow.id, CandidateRow.shared_bytes, CandidateRow.binary_id)
 """of rows that were checked"""
@@ -131,9 +141,7 @@ def _ancestors(trial: int, dialect: str) -> Select[int]:
     return select(CandidateRow.id).join(line, line.c.id == CandidateRow.id).join(this, alike).order_by(CandidateRow.id)
 
 
-def _trials(
-    session: Session, rows: Sequence[Sequence[Any]], resources: bool, kind: Kind | None
-) -> list[Trial]:  # fmt: skip
+def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool, kind: Kind | None) -> list[Trial]:
     rows = [(*_candidates.read(row[:-1]), row[-1]) for row in rows]
     numbers = [row[0] for row in rows]
     figures = _figures(session, numbers, kind)
@@ -146,14 +154,18 @@ def _trials(
 
 
 def _trial(
-    row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
+    row: Sequence[Any],
+    config: Config,
+    parents: tuple[int, ...],
+    figure: Measurement | None,
+    binary: Resources | None,
     shared_bytes: int | None,
-) -> Trial:  # fmt: skip
+) -> Trial:
     number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
     ended = OUTCOMES[outcome]
     return Trial(
         number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
-    )  # fmt: skip
+    )
 
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
@@ -172,9 +184,17 @@ def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict
 def _figure(values: Sequence[Any]) -> Measurement:
     kind, device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
     return Measurement(
-        KINDS[kind], device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
+        KINDS[kind],
+        device,
+        tflops,
+        median_us,
+        (),
+        vs_baseline,
+        read_terms(terms, TERMS),
+        suspect,
+        read_policy(policy),
         normalised_us,
-    )  # fmt: skip
+    )
 
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
@@ -271,17 +291,32 @@ def _largest_errors(session: Session, trials: Sequence[int]) -> dict[int, float 
 
 
 def _shown(
-    t: Trial, objectives: Sequence[Objective], made: Step, max_error: float | None, occupancy: float | None,
-    source_sha256: str | None, started: datetime, finished: datetime | None,
-) -> StudyTrial:  # fmt: skip
+    t: Trial,
+    objectives: Sequence[Objective],
+    made: Step,
+    max_error: float | None,
+    occupancy: float | None,
+    source_sha256: str | None,
+    started: datetime,
+    finished: datetime | None,
+) -> StudyTrial:
     figure = t.measurement
     shown = {
-        "trial": t.trial, "outcome": str(t.outcome), "reason": t.reason,
-        "registers": t.binary and t.binary.registers, "spill_bytes": t.binary and t.binary.spill_bytes,
-        "shared_bytes": t.shared_bytes, "occupancy": occupancy, "max_abs_error": max_error,
-        "source_sha256": source_sha256, "parents": list(t.parents), "operator": t.operator, "changed": _changed(made),
-        "median_us": figure and figure.median_us, "kind": figure and str(figure.kind),
-    }  # fmt: skip
+        "trial": t.trial,
+        "outcome": str(t.outcome),
+        "reason": t.reason,
+        "registers": t.binary and t.binary.registers,
+        "spill_bytes": t.binary and t.binary.spill_bytes,
+        "shared_bytes": t.shared_bytes,
+        "occupancy": occupancy,
+        "max_abs_error": max_error,
+        "source_sha256": source_sha256,
+        "parents": list(t.parents),
+        "operator": t.operator,
+        "changed": _changed(made),
+        "median_us": figure and figure.median_us,
+        "kind": figure and str(figure.kind),
+    }
     texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
     attributes = {name: value for name, value in (shown | texts).items() if value not in (None, [])}
     trusted = figure is not None and not figure.suspect and t.outcome is not None and t.outcome.ranked

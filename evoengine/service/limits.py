@@ -1,10 +1,13 @@
-"""How long a client may take for a request, and how many connections an address may have.
+"""What a client may take: turns by kind of request, connections and requests of an address, and time.
+
+Requests of a kind run a few at a time, so that no kind takes all threads and connections to the database. Health and
+the best kernel, which everybody needs at once, are in none of these lanes: they have threads and a connection of their
+own (`State.quick`).
 
 uvicorn waits for headers and bodies as long as a client likes, and takes as many connections as there are files. Here
-headers have HEADER_SECONDS and HEADER_BYTES. An address that has as many connections as it may loses the oldest on
-which no request is under way, so that who opens many and says nothing keeps out nobody, not even itself.
-
-Behind a proxy that the operator trusts, the address that it forwards is counted: its requests under way.
+headers have HEADER_SECONDS and HEADER_BYTES. An address that has as many connections as it may loses the oldest without
+a request in progress, so that a client that opens many and sends nothing keeps out nobody, not even itself. Behind a
+proxy that the operator trusts, the address that it forwards is counted: its requests in progress.
 """
 
 from __future__ import annotations
@@ -12,16 +15,82 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import anyio
+import anyio.to_thread
+from fastapi import Request
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from evoengine.service.errors import RETRY_SECONDS, problem
 from evoengine.service.settings import Settings
+
+LANES = {"jobs": (4, 100), "results": (4, 60), "pages": (3, 40)}
+"""kind → how many run at once, and how many may wait; with POLLS no more than SQLAlchemy opens connections"""
+POLLS = 3
+"""of streams, at once"""
+QUICK = 8
+"""requests on health and the best kernel, at once"""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Lane:
+    def __init__(self, at_once: int, waiting: int) -> None:
+        self._room = asyncio.Semaphore(at_once)
+        self._most, self._waiting = waiting, 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn. Raises HTTPException, 503, if too many requests wait."""
+        if self._waiting >= self._most:
+            raise busy("too many requests of this kind wait")
+        self._waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._room.release()
+
+
+def busy(why: str) -> HTTPException:
+    return HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": str(RETRY_SECONDS)})
+
+
+def turn(kind: str) -> Callable[[Request], AsyncIterator[None]]:
+    """Return a dependency that holds a turn in the lane until the answer is made."""
+
+    async def take(request: Request) -> AsyncIterator[None]:
+        lane: Lane = request.app.state.service.lanes[kind]
+        async with lane.turn():
+            yield
+
+    return take
+
+
+class Threads:
+    """Runs functions in at most so many threads, which nothing else uses."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        if self._limiter is None:  # it belongs to an event loop
+            self._limiter = anyio.CapacityLimiter(self._at_once)
+        return anyio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=self._limiter)
+
 
 HEADER_SECONDS = 10.0
 """from the beginning of a connection, or of a later request on it, to the end of the request's headers"""
@@ -95,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._open.enter(self):
             self._await_headers()
         else:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this address has too many requests under way")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this address has too many requests in progress")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open.leave(self)
@@ -140,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class ForwardedLimit:
-    """Refuses requests of an address that has as many under way through trusted proxies as it may have connections."""
+    """Refuses requests of an address with as many in progress through trusted proxies as it may have connections."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
@@ -152,7 +221,7 @@ class ForwardedLimit:
             await self._app(scope, receive, send)
             return
         if self._under_way[address] >= self._settings.max_connections:
-            why = "this address has too many requests under way"
+            why = "this address has too many requests in progress"
             await problem(HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": str(RETRY_SECONDS)})(
                 scope, receive, send
             )
@@ -173,3 +242,83 @@ class ForwardedLimit:
         stated = ", ".join(Headers(scope=scope).getlist("x-forwarded-for"))
         named = [each.strip() for each in stated.split(",") if each.strip()]
         return next((each for each in reversed(named) if not self._settings.trusts(each)), None)
+
+
+BODY_SECONDS = 20.0
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif message.get("more_body"):
+                raise _Enough  # of a stream, which would go on for as long as its job does
+
+        with suppress(_Enough):
+            scope["method"] = "GET"
+            await self._app(scope, receive, head)
+
+
+class _Enough(Exception):
+    """All is said that HEAD asks for."""
+
+
+class BodyLimit:
+    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS.
+
+    Others are read whole before they are answered.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body, is_whole = await self._read(scope, receive)
+        except TimeoutError:
+            detail = f"the body of the request did not come in {BODY_SECONDS:g} s"
+            await problem(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"})(scope, receive, send)
+            return
+        if not is_whole:
+            detail = f"the body has more than {self._most} bytes, which is the most that this server takes"
+            await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)(scope, receive, send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, bool]:
+        """Return the body, and whether it is complete."""
+        stated = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if stated.isdigit() and int(stated) > self._most:
+            return b"", False
+        body, more = b"", True
+        while more and len(body) <= self._most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b"", True
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return body, len(body) <= self._most

@@ -1,7 +1,8 @@
-"""evoengine import"""
+"""evoengine new, import and export: kernels and runs that come from files or go to them"""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option
-from evoengine.errors import UsageError
+from evoengine.cli.options import OneOf, db_option, reading
+from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 
 if TYPE_CHECKING:
@@ -23,6 +24,42 @@ if TYPE_CHECKING:
 
     Found = tuple[RunHistory, Kind, Mapping[str, Sequence[Value]], int]
     """a run, the kind of figure to show, the knobs' domains, how many trials"""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "source",
+    metavar="KIND:FILE",
+    help="Import a kernel: trace:DEFINITION.json[,WORKLOADS.jsonl], t1:FILE.json, kernel-tuner:SCRIPT.py or "
+    "kernelbench:FILE.py.",
+)
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    help="Python file that defines run(*inputs), if FILE has no reference.",
+)
+@click.option("--entry", metavar="NAME", help="Kernel to import from a kernel-tuner script that tunes several.")
+def new(folder: Path, source: str | None, reference: Path | None, entry: str | None) -> None:
+    """Create a folder for a kernel of your own, to edit and then search with evoengine search --kernel FOLDER.
+
+    Without --from the folder holds a small working kernel. With --from, parts of the imported file that have no
+    equivalent are listed.
+
+    Importing a script executes it, and a search executes the kernel, its template and its reference: use only files
+    that you trust.
+    """
+    from evoengine.cli.output import say
+    from evoengine.formats.folder import write_folder
+    from evoengine.formats.importers import make_folder
+
+    made = make_folder(folder.name, source, reference, entry)
+    written = write_folder(made, folder)
+    for remark in made.remarks:
+        say(f"not taken over: {remark}")
+    say(f"wrote {', '.join(path.name for path in written)} to {folder}")
+    say(f"next: {hint('search', kernel=folder)}")
 
 
 @click.command("import")
@@ -133,3 +170,32 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
         CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)
     )
     return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}, len(space)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--format", "kind", type=OneOf(["t4"]), default="t4", show_default=True, help="t4: FAIR T4 results.")
+@click.option("--run", type=click.IntRange(min=1), help="Run to write.  [default: the last]")
+@db_option
+def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
+    """Write a run to a T4 file, the common format of auto-tuners, for other tools or another ledger."""
+    from evoengine.cli.output import say
+    from evoengine.publish.t4 import to_t4
+
+    with reading(db) as ledger:
+        if file.resolve() == Path(ledger.place).resolve():
+            raise UsageError(f"{file} is the ledger itself; name another file for the run, and the ledger with --db")
+        runs = {r.id: r for r in ledger.runs()}
+        if not runs:
+            raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} fills it")
+        run = run or max(runs)
+        if run not in runs:
+            raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
+        data = to_t4(ledger.whole_run(run))
+    try:
+        file.write_text(json.dumps(data, allow_nan=False) + "\n", "utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file}: {error.strerror}; name a file in a folder that can be written"
+        ) from error
+    say(f"wrote run {run}, {len(data['results'])} trials, to {file}")

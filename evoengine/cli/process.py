@@ -1,5 +1,8 @@
-"""Standard output and error in whatever state they are: closed, full, read by nobody any more, or unable to hold a
-letter. Nothing that is written raises; what could not be written is known at the end, and decides the exit code."""
+"""The standard streams of a command in whatever state they are, and the signals that end it.
+
+Streams may be closed, full, read by nobody any more, or unable to hold a letter. Nothing that is written raises; what
+could not be written is known at the end, and decides the exit code. The first signal ends a command with what there is.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,34 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LETTERS = {
-    "µ": "u", "·": "-", "–": "-", "—": "-", "…": "...", "→": "->", "×": "x", "≥": ">=", "≤": "<=", "±": "+-",
-    "²": "^2", "ᵀ": "^T", "√": "sqrt ", "Σ": "sum ", "ρ": "rho", "✓": "ok", "✗": "no", "’": "'",
-}  # fmt: skip
+    "µ": "u",
+    "·": "-",
+    "–": "-",
+    "—": "-",
+    "…": "...",
+    "→": "->",
+    "×": "x",
+    "≥": ">=",
+    "≤": "<=",
+    "±": "+-",
+    "²": "^2",
+    "ᵀ": "^T",
+    "√": "sqrt ",
+    "Σ": "sum ",
+    "ρ": "rho",
+    "✓": "ok",
+    "✗": "no",
+    "’": "'",
+}
 """how evoengine's own letters are written where the encoding does not have them"""
 _ERRORS = "evoengine.readable"
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -66,9 +87,12 @@ def prepare_streams() -> None:
 def _wrapped(fd: int, old: TextIO | None) -> TextIO:
     raw = Stream(fd, "w", closefd=False)
     text = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=old.encoding if old else "utf-8", errors=_ERRORS,
-        line_buffering=fd == 2 or os.isatty(fd), write_through=fd == 2,
-    )  # fmt: skip
+        io.BufferedWriter(raw),
+        encoding=old.encoding if old else "utf-8",
+        errors=_ERRORS,
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=fd == 2,
+    )
     if old is not None:
         old.flush()
     _streams[fd] = text, raw
@@ -76,8 +100,10 @@ def _wrapped(fd: int, old: TextIO | None) -> TextIO:
 
 
 def readable(error: UnicodeError) -> tuple[str, int]:
-    r"""Return a replacement for text that an encoding cannot represent: LETTERS for evoengine's own characters,
-    `\xff` for a byte of a file name, and `\u1234` otherwise."""
+    r"""Return a replacement for text that an encoding cannot represent.
+
+    It is that of LETTERS for evoengine's own characters, `\xff` for a byte of a file name, and `\u1234` otherwise.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_readable, error.object[error.start : error.end])), error.end
@@ -102,3 +128,23 @@ def unwritten() -> dict[str, OSError]:
 def read_by_nobody(failure: OSError) -> bool:
     """Return whether the reader has exited, as in `evoengine history | less`."""
     return failure.errno == errno.EPIPE
+
+
+def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
+    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once.
+
+    The function returned tells whether there was one. SIGHUP or SIGINT that the parent has set to be ignored, as nohup
+    and scripts do for what runs in the background, stays ignored.
+    """
+    seen: list[int] = []
+    heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+
+    def handle(number: int, frame: object) -> None:
+        seen.append(number)
+        stop()
+        if signal.SIGINT in heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for each in (signal.SIGTERM, *heeded):
+        signal.signal(each, handle)
+    return lambda: bool(seen)

@@ -1,0 +1,75 @@
+"""evoengine verify --triton"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from evoengine.cli.output import print_json, say, stdout
+from evoengine.errors import UsageError
+from evoengine.sass.predict import Prediction
+from evoengine.text import number
+from evoengine.views.tables import Column, Table
+
+if TYPE_CHECKING:
+    from evoengine.virtual.gate import ConfigVerdict
+
+
+def verify_triton(
+    target: str, call: str | None, reference: str | None, gpu: str, seed: int | None, as_json: bool
+) -> int:
+    """Gate a Triton kernel, show the verdicts, and return the exit code. Raises UsageError without `call`."""
+    from evoengine.tuning.boards import choose_gpu
+    from evoengine.virtual import require_triton
+
+    if call is None:
+        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+    require_triton()
+    from evoengine.virtual.verify import as_answer, verify
+
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    key = choose_gpu(gpu, None).gpu.key
+    found = verify(target, call, reference, key, seed)
+    correct = not any(verdict.wrong for verdict in found)
+    if as_json:
+        print_json(as_answer(target, key, seed, found))
+        return 0 if correct else 1
+    stdout.print(table(found, key))
+    for line in remarks(found, reference is not None):
+        say(line)
+    say(f"{'correct' if correct else 'not correct'} · seed {seed}")
+    return 0 if correct else 1
+
+
+def table(verdicts: Sequence[ConfigVerdict], gpu: str) -> Table:
+    """Return a row for each configuration."""
+    columns = [
+        Column("configuration", least=20), Column("verdict"), Column("attempts", right=True),
+        Column("error of allowed", right=True), Column(f"est. µs on {gpu}", right=True), Column("bound by"),
+    ]  # fmt: skip
+    return Table(columns, map(_row, verdicts))
+
+
+def _row(verdict: ConfigVerdict) -> tuple[str, ...]:
+    worst, found = verdict.worst_share, verdict.prediction
+    share = "" if worst is None else f"{100 * worst:.0f} %"
+    time, bound = (number(found.time_us), found.bound) if isinstance(found, Prediction) else ("?", "")
+    return verdict.config, verdict.outcome, str(len(verdict.attempts)), share, time, bound
+
+
+def remarks(verdicts: Sequence[ConfigVerdict], compared: bool) -> Iterator[str]:
+    """Yield a line for what is wrong, what was refused, and what was not compared."""
+    for verdict in verdicts:
+        if verdict.wrong:
+            yield f"{verdict.config}: {verdict.wrong.sizes or 'no sizes'}, {verdict.wrong.draw}: {verdict.wrong.reason}"
+        if isinstance(verdict.prediction, str):
+            yield f"{verdict.config}: no time is predicted: {verdict.prediction}"
+    refused = {(sizes, why): None for verdict in verdicts for sizes, why in verdict.refused.items()}
+    for sizes, why in refused:
+        yield f"{sizes or 'no sizes'}: not judged, since the launch was refused: {why}"
+    if not compared:
+        yield "without --reference nothing says what is right: hazards, races, bad accesses and NaN were looked for"
+        largest = max((v.largest_difference for v in verdicts if v.largest_difference is not None), default=None)
+        if largest is not None:
+            yield f"outputs of the configurations differ by {largest:.2e} at most"

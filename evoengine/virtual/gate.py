@@ -1,0 +1,316 @@
+"""Gate a Triton kernel: the user's own function launches it, and each launch is repeated with other values.
+
+    the function, with its own sizes and odd ones ──▶ a launch ──▶ the tensors as given, then drawn anew ──▶ compared
+
+The function runs once for each configuration and sizes. Within its launch of the kernel the kernel's inputs are drawn
+anew, in place, and what it writes is compared with the reference in float64. At the end the tensors are as the first
+attempt left them, so that the function goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from evoengine.devices.base import KernelFailure
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
+from evoengine.sass.chip import Chip
+from evoengine.sass.launch import Geometry, Memory, prepare
+from evoengine.sass.predict import Prediction
+from evoengine.stages.verify import by_own_error
+from evoengine.virtual.arguments import Arguments
+from evoengine.virtual.device import (
+    LoadedKernel,
+    VirtualGpu,
+    VirtualGpuError,
+    explained,
+    run_watched,
+    seconds_to_execute,
+)
+from evoengine.virtual.triton_file import TritonKernel
+from evoengine.workloads.base import Tolerance
+from evoengine.workloads.folder_reference import all_in_float64
+from evoengine.workloads.folder_tensors import LARGE, SHAPED
+
+AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
+DRAWS = (NORMAL, BIG, *SHAPED)
+LONG_SECONDS = 2.0
+"""estimated time of an attempt from which on only the first of these is drawn"""
+
+Outputs = Mapping[str, torch.Tensor]
+Reference = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One execution of a launch, with one draw of values."""
+
+    sizes: str
+    draw: str
+    reason: str | None = None
+    """why it is wrong, where it is"""
+    share: float | None = None
+    """the largest error over the allowed one; None where there is no reference"""
+    difference: float | None = None
+    """the largest difference from the first configuration's outputs; None for that one itself"""
+
+
+@dataclass(slots=True)
+class ConfigVerdict:
+    """What the gate found of one configuration."""
+
+    config: str
+    attempts: list[Attempt] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """sizes → why the function or Triton refused them"""
+    prediction: Prediction | str | None = None
+    """of the first launch with the function's own sizes, or why there is none"""
+
+    @property
+    def wrong(self) -> Attempt | None:
+        return next((attempt for attempt in self.attempts if attempt.reason), None)
+
+    @property
+    def outcome(self) -> str:
+        """Return correct, wrong, or refused where no attempt was possible."""
+        return "wrong" if self.wrong else "correct" if self.attempts else "refused"
+
+    @property
+    def worst_share(self) -> float | None:
+        """Return the largest error over the allowed one; None where nothing was compared."""
+        return max((a.share for a in self.attempts if a.share is not None), default=None)
+
+    @property
+    def largest_difference(self) -> float | None:
+        """Return the largest difference from the first configuration's outputs; None for that one itself."""
+        return max((a.difference for a in self.attempts if a.difference is not None), default=None)
+
+
+class Wrong(Exception):
+    """An attempt whose results are wrong; the message states why."""
+
+
+class GatingGpu(VirtualGpu):
+    """A virtual GPU that repeats the launches of one kernel with other values and judges each."""
+
+    def __init__(
+        self, gpu: Gpu, chip: Chip, kernel: TritonKernel, reference: Reference | None, names: Sequence[str], seed: int
+    ) -> None:
+        """`names` are those of the kernel's parameters that the reference takes."""
+        super().__init__(gpu, chip)
+        self.kernel, self._reference, self._names, self._seed = kernel, reference, names, seed
+        self._first: dict[object, Outputs] = {}
+        self.verdict = ConfigVerdict("")
+        self.sizes = ""
+        self.launches = 0
+        """of the kernel, in this call of the function"""
+
+    def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
+        if loaded.function is not self.kernel.function:
+            super().launch(loaded, geometry, arguments, options)
+            return
+        before = _contents(arguments)
+        prediction = self.predicted(loaded, geometry, arguments)
+        if self.verdict.prediction is None:
+            self.verdict.prediction = prediction
+        written = self._attempt(AS_GIVEN, loaded, geometry, arguments, [])
+        after = _contents(arguments)
+        for draw in DRAWS if seconds_to_execute(prediction, geometry) < LONG_SECONDS else DRAWS[:1]:
+            _restore(arguments, before)
+            if self._redraw(draw, arguments, written):
+                self._attempt(draw, loaded, geometry, arguments, written)
+        _restore(arguments, after)
+        self.launches += 1
+
+    def _attempt(
+        self, draw: str, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, written: Sequence[str]
+    ) -> Sequence[str]:
+        """Execute once, judge, and return the tensors that were written.
+
+        Raises VirtualGpuError where it is wrong, which ends the function's call.
+        """
+        given = {name: _copied(value) for name, value in arguments.given.items()}
+        try:
+            stored = self._run(loaded, geometry, arguments)
+            found = {
+                name: mask for name, tensor in _tensors(arguments).items() if (mask := _mask(tensor, stored)).any()
+            }
+            outputs = {name: _tensors(arguments)[name].clone() for name in found}
+            share, difference = self._judge(draw, given, outputs, found)
+        except (KernelFailure, UsageError) as failure:
+            self._fail(draw, explained(failure, loaded))
+        except Wrong as wrong:
+            self._fail(draw, str(wrong))
+        self.verdict.attempts.append(Attempt(self.sizes, draw, None, share, difference))
+        return list(found)
+
+    def _fail(self, draw: str, reason: str) -> None:
+        self.verdict.attempts.append(Attempt(self.sizes, draw, reason))
+        raise VirtualGpuError(reason)
+
+    def _run(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Mapping[int, np.ndarray]:
+        """Execute in place, and return what was stored: a storage's address → [bytes] bool."""
+        everything = [*arguments.parameters, *arguments.mapped]
+        memory = Memory([(loaded.kernel, everything)], self._seed + len(self.verdict.attempts))
+        watched = memory.watch([storage.name for storage in arguments.mapped])
+        seed = self._seed + len(self.verdict.attempts)
+        launch = prepare(loaded.kernel, geometry, arguments.parameters, seed, memory=memory, mapped=arguments.mapped)
+        run_watched(loaded, launch)
+        return {
+            storage.data.ctypes.data: np.unpackbits(watched[storage.name][:, None], axis=1, count=4, bitorder="little")
+            .reshape(-1)[: storage.bytes]
+            .astype(bool)
+            for storage in arguments.mapped
+        }
+
+    def seed_of(self, case: int) -> int:
+        """Return the seed of a case, the same for every configuration."""
+        return self._seed + 1000 * case
+
+    # ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _redraw(self, draw: str, arguments: Arguments, written: Sequence[str]) -> bool:
+        """Draw the values of the inputs anew, and return whether the reference is finite for them.
+
+        Those are floating-point tensors of which not all elements are alike: others are counters, or as the function
+        needs them. What is never negative stays so, and values keep their size.
+        """
+        inputs = {n: t.detach() for n, t in _tensors(arguments).items() if t.is_floating_point() and _varies(t)}
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        for factor in LARGE if draw == BIG else (1.0,):
+            generator = torch.Generator().manual_seed(self._seed + self.launches)
+            for name, tensor in inputs.items():
+                tensor.copy_(_values(draw, given[name], generator) * factor)
+            if inputs and self._is_finite(arguments.given):
+                return True
+        return False
+
+    def _is_finite(self, given: Mapping[str, Any]) -> bool:
+        if self._reference is None:
+            return True
+        own = self._expected({name: _copied(value) for name, value in given.items()}, None)
+        return all(bool(output.isfinite().all()) for output in own)
+
+    # ── judging ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(
+        self, draw: str, given: Mapping[str, Any], outputs: Outputs, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[float | None, float | None]:
+        """Return the share of the allowed error, and the difference from the first configuration. Raises Wrong."""
+        if not outputs:
+            raise Wrong("it writes to none of its tensors")
+        share = None if self._reference is None else self._compared(given, outputs)
+        key = (self.sizes, self.launches, draw)
+        first = self._first.setdefault(key, outputs)
+        if self._reference is None:
+            for name, output in outputs.items():
+                if output.is_floating_point() and output[stored[name]].isnan().any():
+                    raise Wrong(f"{int(output[stored[name]].isnan().sum())} elements of {name} are NaN")
+        return share, None if first is outputs else _difference(first, outputs)
+
+    def _compared(self, given: Mapping[str, Any], outputs: Outputs) -> float:
+        exact, own = self._expected(given, torch.float64), self._expected(given, None)
+        if len(exact) != len(outputs):
+            raise UsageError(
+                f"the reference returns {len(exact)} tensors; the kernel writes {len(outputs)}: {', '.join(outputs)}"
+            )
+        shares = []
+        for (name, output), right, rough in zip(outputs.items(), exact, own, strict=True):
+            if output.shape != right.shape:
+                raise UsageError(f"the reference returns {name} in the shape {_shape(right)}; it is {_shape(output)}")
+            shares.append(_share(name if len(outputs) > 1 else "", output, right.double(), rough.double()))
+        return max(shares)
+
+    def _expected(self, given: Mapping[str, Any], dtype: torch.dtype | None) -> list[torch.Tensor]:
+        """Return the reference's outputs, in float64 or in the kernel's own dtypes. Raises UsageError."""
+        assert self._reference is not None  # who calls has one
+        taken = [_copied(given[name]) for name in self._names]
+        try:
+            with torch.no_grad():
+                if dtype is None:
+                    found = self._reference(*taken)
+                else:
+                    with all_in_float64():
+                        found = self._reference(*map(_widened, taken))
+        except Exception as error:
+            raise UsageError(f"the reference raises {type(error).__name__}: {error}") from None
+        values = list(found.values()) if isinstance(found, Mapping) else found
+        return list(values) if isinstance(values, tuple | list) else [values]
+
+
+def _tensors(arguments: Arguments) -> dict[str, torch.Tensor]:
+    """Return the launch's tensors by the names of the parameters; of a descriptor, its tensor."""
+    found = ((name, getattr(value, "base", value)) for name, value in arguments.given.items())
+    return {name: value for name, value in found if isinstance(value, torch.Tensor) and value.numel()}
+
+
+def _contents(arguments: Arguments) -> list[np.ndarray]:
+    return [storage.data.copy() for storage in arguments.mapped]
+
+
+def _restore(arguments: Arguments, contents: Sequence[np.ndarray]) -> None:
+    for storage, data in zip(arguments.mapped, contents, strict=True):
+        storage.data[:] = data
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, of a descriptor's too; anything else as it is."""
+    value = getattr(value, "base", value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _mask(tensor: torch.Tensor, stored: Mapping[int, np.ndarray]) -> torch.Tensor:
+    """Return which elements of a tensor were stored to, bool in its shape."""
+    of_bytes = stored[tensor.untyped_storage().data_ptr()]
+    size = tensor.element_size()
+    of_elements = torch.from_numpy(of_bytes[: len(of_bytes) // size * size].reshape(-1, size).all(1))
+    return of_elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _varies(tensor: torch.Tensor) -> bool:
+    """Whether its elements are numbers, not all alike, and each at a place of its own."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return False
+    return bool(tensor.isfinite().all()) and bool((tensor != tensor.reshape(-1)[0]).any())
+
+
+def _values(draw: str, given: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return float32 values in the shape of a tensor, of its size and never negative where it is not."""
+    positive, plain = bool((given >= 0).all()), given.float()
+    values = torch.randn(given.shape, generator=generator) * plain.square().mean().sqrt()
+    if draw in SHAPED:
+        values = SHAPED[draw](values, generator)
+    return values.abs() if positive else values
+
+
+def _share(of: str, output: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> float:
+    """Return the largest error over the allowed one. Raises Wrong where it is larger."""
+    named = f" of {of}" if of else ""
+    missing = int((output.isnan() & ~exact.isnan()).sum()) if output.is_floating_point() else 0
+    if missing:
+        raise Wrong(f"{missing} of {output.numel()} outputs{named} are NaN or were never written")
+    error = torch.where(output.double() == exact, 0.0, output.double() - exact)  # infinities too
+    eps = torch.finfo(output.dtype).eps if output.dtype.is_floating_point else 0.0
+    found = by_own_error(named, error, exact, own - exact, eps, Tolerance())
+    for bound in found:
+        if not bound.error <= bound.allowed:
+            raise Wrong(f"{bound.name} {bound.error:.2e} where {bound.allowed:.2e} is allowed")
+    return max((bound.error / bound.allowed for bound in found if bound.allowed), default=0.0)
+
+
+def _difference(first: Outputs, outputs: Outputs) -> float:
+    both = ((first[name].double(), output.double()) for name, output in outputs.items() if name in first)
+    return max((float(torch.where(a == b, 0.0, a - b).abs().max()) for a, b in both), default=0.0)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "()"

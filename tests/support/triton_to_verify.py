@@ -1,0 +1,152 @@
+"""A user's file for `evoengine verify --triton`: kernels, right and wrong, with the functions that launch them."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def rows(kernel, m, n, values=torch.randn, **options):
+    """Launch a kernel that computes a row in each program."""
+    x = values(m, n)
+    out = torch.empty_like(x)
+    kernel[(m,)](x, out, n, **options)
+    return x, out
+
+
+# ── right ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BLOCKS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 1), (256, 2))]
+
+
+@triton.autotune(BLOCKS, key=["n"])
+@triton.jit
+def softmax(x, out, n, BLOCK: tl.constexpr):
+    row, top, total = tl.program_id(0), -float("inf"), 0.0
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = tl.load(x + row * n + at, mask=at < n, other=-float("inf"))
+        higher = tl.maximum(top, tl.max(values))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(values - higher))
+        top = higher
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = tl.load(x + row * n + at, mask=at < n)
+        tl.store(out + row * n + at, tl.exp(values - top) / total, mask=at < n)
+
+
+def call_softmax(m=3, n=150):
+    x, out = rows(softmax, m, n)
+    torch.testing.assert_close(out, torch.softmax(x, 1))  # as the function's own launch left it
+
+
+def softmax_of(x):
+    return torch.softmax(x, 1)
+
+
+@triton.jit
+def roots(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * n + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.sqrt(tl.load(x + at, mask=tl.arange(0, BLOCK) < n)), mask=tl.arange(0, BLOCK) < n)
+
+
+def call_roots(m=4):
+    rows(roots, m, 30, torch.rand, BLOCK=32)
+
+
+def roots_of(x):
+    return x.sqrt()
+
+
+@triton.jit
+def add_in_place(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+def call_add_in_place(n=70):
+    if n % 2:
+        raise ValueError(f"{n} is odd")
+    add_in_place[(triton.cdiv(n, 32),)](torch.randn(n), torch.randn(n), n, BLOCK=32)
+
+
+def sum_of(x, y):
+    return x + y
+
+
+# ── wrong ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@triton.autotune(BLOCKS, key=["n"])
+@triton.jit
+def drops_the_tail(x, out, n, BLOCK: tl.constexpr):
+    """Wrong for the second configuration alone: a row that is no multiple of 256 keeps its end."""
+    row, skip = tl.program_id(0), BLOCK if BLOCK > 64 else 1
+    for first in range(0, n - skip + 1, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(out + row * n + at, 2 * tl.load(x + row * n + at, mask=at < n), mask=at < n)
+
+
+def call_drops_the_tail(m=2, n=512):
+    rows(drops_the_tail, m, n)
+
+
+def twice(x):
+    return 2 * x
+
+
+@triton.jit
+def naive_softmax(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.exp(tl.load(x + tl.program_id(0) * n + at, mask=at < n, other=-float("inf")))
+    tl.store(out + tl.program_id(0) * n + at, values / tl.sum(values), mask=at < n)
+
+
+def call_naive_softmax(m=3):
+    rows(naive_softmax, m, 40, BLOCK=64)
+
+
+@triton.jit
+def sums(x, total, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(total, tl.sum(tl.load(x + tl.program_id(0) * n + at, mask=at < n, other=0.0)))
+
+
+def call_sums_into_anything(m=3):
+    sums[(m,)](torch.randn(m, 40), torch.empty(1), 40, BLOCK=64)
+
+
+def call_sums(m=3):
+    sums[(m,)](torch.randn(m, 40), torch.zeros(1), 40, BLOCK=64)
+
+
+def total_of(x):
+    return x.sum().reshape(1)
+
+
+@triton.jit
+def shares_its_ends(x, out, n, BLOCK: tl.constexpr):
+    """Store one element too many, where the next program's row begins."""
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * n
+    inside = (at < n + 1) & (row + at < n * tl.num_programs(0))
+    tl.store(out + row + at, tl.where(at < n, 2, 3) * tl.load(x + row + at, mask=inside), mask=inside)
+
+
+def call_shares_its_ends(m=3):
+    rows(shares_its_ends, m, 40, BLOCK=64)
+
+
+def call_nothing():
+    pass
+
+
+def call_with_a_fault():
+    raise RuntimeError("no luck")
+
+
+def call_tensor(x):
+    pass
+
+
+def reference_of_another(x, z):
+    return x

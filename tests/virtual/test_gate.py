@@ -1,0 +1,168 @@
+"""The gate of Triton kernels: right ones pass, and each planted fault is found by the case that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from evoengine.cli.main import evoengine
+from evoengine.errors import UsageError
+from evoengine.views.encoding import SCHEMA
+from tests.support.documents import blocks
+from tests.support.exhaustive import more
+from tests.support.machine_code import require_tools
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from evoengine.virtual.gate import AS_GIVEN, DRAWS
+from evoengine.virtual.verify import as_answer, verify
+
+PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
+FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_anew(tmp_path_factory):
+    require_tools()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        yield
+
+
+def gated(kernel: str, call: str = "", reference: str | None = None, gpu: str = "h100"):
+    return verify(f"{FILE}::{kernel}", call or f"call_{kernel}", reference, gpu, seed=1)
+
+
+@pytest.mark.parametrize("gpu", ["h100", *more(["a100"])])
+def test_a_right_kernel_is_correct_for_every_configuration_and_size(gpu: str):
+    verdicts = gated("softmax", reference="softmax_of", gpu=gpu)
+    assert [v.config.split()[0] for v in verdicts] == ["BLOCK=64", "BLOCK=256"]
+    assert [v.outcome for v in verdicts] == ["correct", "correct"]
+    sizes = list(dict.fromkeys(a.sizes for a in verdicts[0].attempts))
+    assert sizes[:3] == ["m=3 n=150", "m=1 n=1", "m=2 n=149"] and len(sizes) >= 5
+    assert {a.draw for a in verdicts[0].attempts} == {AS_GIVEN, *DRAWS}
+    assert 0 < verdicts[1].worst_share < 1 and verdicts[1].largest_difference < 1e-6
+    assert all(v.prediction.time_us > 1 for v in verdicts)
+    answer = as_answer("softmax", gpu, 1, verdicts)
+    assert answer["correct"] and answer["configs"][0]["time_us"] > 1 and answer["configs"][1]["refused"] == {}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "reference"),
+    [("roots", "", "roots_of"), ("add_in_place", "", "sum_of"), *more([("sums", "", "total_of"), ("roots", "", None)])],
+)
+def test_values_are_drawn_as_the_function_needs_them(kernel, call, reference):
+    """Roots take no negative ones, a sum into zeros begins with these, and what is changed in place is an input."""
+    (verdict,) = gated(kernel, call, reference)
+    assert verdict.outcome == "correct" and len(verdict.attempts) >= 6, verdict.wrong
+
+
+def test_sizes_that_the_function_refuses_are_left_out_and_named():
+    (verdict,) = gated("add_in_place", reference="sum_of")
+    assert all(re.match(r"n=\d*[13579]$", sizes) for sizes in verdict.refused) and len(verdict.refused) >= 3
+    assert all(why.endswith("is odd") and why.startswith("line ") for why in verdict.refused.values())
+
+
+FAULTS = [
+    ("drops_the_tail", "", "twice", "m=1 n=1", "it writes to none of its tensors"),
+    ("naive_softmax", "", "softmax_of", "m=3", r"^large: \d+ of 120 outputs are NaN or were never written"),
+    ("sums", "call_sums_into_anything", "total_of", "m=3", r"NaN or were never written"),
+    ("shares_its_ends", "", "twice", "m=3", r"\(triton_to_verify.py:\d+\).* nothing orders the two"),
+    ("softmax", "", "twice", "m=3 n=150", r"error \S+ where \S+ is allowed"),
+    ("sums", "call_sums_into_anything", None, "m=3", r"1 elements of total are NaN"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "call", "reference", "sizes", "reason"), [*FAULTS[:4], *more(FAULTS[4:])])
+def test_a_planted_fault_is_found(kernel, call, reference, sizes, reason):
+    wrong = gated(kernel, call, reference)[-1].wrong
+    assert wrong is not None and re.search(reason, f"{wrong.draw}: {wrong.reason}"), wrong
+    assert re.fullmatch(sizes, wrong.sizes)
+
+
+def test_a_fault_of_one_configuration_is_no_fault_of_another():
+    assert [v.outcome for v in gated("drops_the_tail", reference="twice")] == ["correct", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("target", "call", "reference", "complaint"),
+    [
+        ("none.py::kernel", "call", None, r"there is no file .*none.py'; --triton takes FILE::KERNEL"),
+        (str(FILE), "call_softmax", None, r"--triton takes FILE::KERNEL, and '.*' names no kernel"),
+        (f"{FILE}::softmx", "call_softmax", None, r"has no Triton kernel 'softmx': it has .*; did you mean softmax\?"),
+        (f"{FILE}::softmax", "call_sofmax", None, r"has no function 'call_sofmax' for --call: it has .*call_softmax"),
+        (f"{FILE}::softmax", "softmax", None, r"has no function 'softmax' for --call"),
+        (f"{FILE}::softmax", "call_tensor", None, r"call_tensor has the parameter x without a default"),
+        (f"{FILE}::softmax", "call_nothing", None, r"call_nothing\(\) launches no kernel softmax"),
+        (
+            f"{FILE}::softmax",
+            "call_with_a_fault",
+            None,
+            r"call_with_a_fault\(\) raises line \d+: RuntimeError: no luck",
+        ),
+        (f"{FILE}::softmax", "call_softmax", "reference_of_another", r"the parameter z, which kernel softmax has not"),
+        (f"{FILE}::roots", "call_roots", "twice_too_many", r"has no function 'twice_too_many' for --reference"),
+    ],
+)
+def test_what_cannot_be_gated_is_refused_with_what_would_be_right(target, call, reference, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        verify(target, call, reference, "h100", seed=1)
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command(*arguments: str):
+    return CliRunner().invoke(evoengine, ["verify", "--seed", "1", *arguments], standalone_mode=False)
+
+
+def test_the_command_shows_a_row_for_each_configuration_and_why_one_is_wrong():
+    done = command("--triton", f"{FILE}::drops_the_tail", "--call", "call_drops_the_tail", "--reference", "twice")
+    assert done.return_value == 1
+    assert re.search(r"^BLOCK=64 .* correct .* %", done.stdout, re.MULTILINE)
+    assert re.search(r"^BLOCK=256 .* wrong ", done.stdout, re.MULTILINE)
+    assert (
+        "m=1 n=1, as given: it writes to none of its tensors" in done.stderr and "not correct · seed 1" in done.stderr
+    )
+
+
+def test_the_kernel_of_the_documentation_is_correct(tmp_path):
+    kernel, functions = (block.text for block in blocks(PAGE) if "add.py" in block.text and block.language == "python")
+    (tmp_path / "add.py").write_text(kernel.replace("if __name__", f"{functions}\n\nif __name__"))
+    done = command("--triton", f"{tmp_path / 'add.py'}::add_kernel", "--call", "call", "--reference", "reference")
+    assert done.return_value == 0 and re.search(r"^as launched +correct +31 ", done.stdout, re.MULTILINE), done.output
+
+
+def test_the_commands_json_has_every_attempt():
+    done = command("--triton", f"{FILE}::roots", "--call", "call_roots", "--reference", "roots_of", "--json")
+    found = json.loads(done.stdout)
+    assert done.return_value == 0 and found["correct"] and found["schema"] == SCHEMA and found["seed"] == 1
+    (config,) = found["configs"]
+    assert config["outcome"] == "correct" and config["range_us"][0] < config["time_us"] < config["range_us"][1]
+    assert {attempt["draw"] for attempt in config["attempts"]} >= {"as given", "normal", "large"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--triton", f"{FILE}::roots"), "--triton needs --call FUNCTION"),
+        (("--triton", f"{FILE}::roots", "--call", "call_roots", "--db", "x.db"), "--db is not for --triton"),
+        (("--config", "{}", "--call", "call_roots"), "--call is for --triton FILE::KERNEL, which is not given"),
+        ((), "verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(arguments, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        CliRunner().invoke(evoengine, ["verify", *arguments], standalone_mode=False, catch_exceptions=False)
+
+
+def test_a_file_that_raises_is_refused_with_its_line(tmp_path):
+    (tmp_path / "broken.py").write_text("import torch\ntorch.nothing\n")
+    with pytest.raises(UsageError, match=r"broken.py cannot be imported: line 2: AttributeError"):
+        verify(f"{tmp_path / 'broken.py'}::kernel", "call", None, "h100", seed=1)
