@@ -62,7 +62,7 @@ double read_float(int type, const Operand& o, u64 bits, bool flushes) {
 }
 
 // A NaN to or from a double stays what it is: its sign and the first bits of its mantissa, quiet.
-u64 carried_nan(u64 bits, FloatFormat to) {
+u64 converted_nan(u64 bits, FloatFormat to) {
   const int width = to.exponent + to.mantissa;
   const u64 exponent = ((1ull << to.exponent) - 1) << to.mantissa, mantissa = bits << 12 >> (64 - to.mantissa);
   return bits >> 63 << width | exponent | mantissa | 1ull << (to.mantissa - 1);
@@ -70,7 +70,7 @@ u64 carried_nan(u64 bits, FloatFormat to) {
 
 u64 write_float(int type, double value, int rounding, bool from_double = false) {
   static constexpr FloatFormat FORMATS[] = {HALF_FORMAT, FLOAT_FORMAT, DOUBLE_FORMAT, BFLOAT_FORMAT};
-  if (value != value && (from_double || type == T_F64)) return carried_nan(std::bit_cast<u64>(value), FORMATS[type]);
+  if (value != value && (from_double || type == T_F64)) return converted_nan(std::bit_cast<u64>(value), FORMATS[type]);
   if (type == T_F64) return std::bit_cast<u64>(value);
   if (type == T_F32) return rounding ? to_format(value, FLOAT_FORMAT, rounding) : canonical(float(value));
   return to_format(value, type == T_F16 ? HALF_FORMAT : BFLOAT_FORMAT, rounding);

@@ -271,7 +271,8 @@ const Opcode* opcode(string_view base) {
 // Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
 // columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
 u32 products_of(const Instruction& i, string_view base) {
-  if (base != "HMMA" && base != "IMMA" && base != "DMMA" && base != "HGMMA") return 0;
+  static constexpr string_view PRODUCTS[] = {"HMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
+  if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
   const string shape = i.modifiers.empty() ? "" : i.modifiers[0];
   u32 rows = 0, columns = 0, depth = 0;
   if (std::sscanf(shape.c_str(), "%ux%ux%u", &rows, &columns, &depth) == 3) return (rows == 64 ? 16 : rows) * columns * depth / 256;
@@ -288,7 +289,7 @@ void classify(Instruction& i, string_view base) {
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
   i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG"});
   i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
-                      "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+                      "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;

@@ -4,7 +4,7 @@
 namespace sass {
 namespace {
 
-constexpr u64 SIGN = 0x8000000000000000ull, QUIET = 1ull << 51;
+constexpr u64 SIGN = 0x8000000000000000ull;
 
 struct Doubles {
   double v[LANES];
@@ -29,17 +29,7 @@ void load_doubles(Context& c, const Operand& o, Doubles& out) {
   }
 }
 
-u64 canonical_bits(double d) { return d != d ? 0xfff8000000000000ull : std::bit_cast<u64>(d); }
-
-// The NaN among an operation's sources that its result is, quiet and with its own sign; the first source's only where no
-// other is one. `none` where none is.
-template <int SOURCES>
-u64 carried_nan(const u64 (&source)[3], u64 none) {
-  static constexpr int ORDER[] = {1, 2, 0};
-  for (int k : ORDER)
-    if (k < SOURCES && (source[k] & ~SIGN) > 0x7ff0000000000000ull) return source[k] | QUIET;
-  return none;
-}
+u64 canonical_bits(double d) { return d != d ? DOUBLE_NAN : std::bit_cast<u64>(d); }
 
 template <class Op>
 [[gnu::noinline]] void calculate(const Doubles& x, const Doubles& y, const Doubles& z, Wide& out, int rounding) {
@@ -57,7 +47,7 @@ Step arithmetic(Context& c, const Instruction& i) {
   for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]), load_bits(c, i.operands[k + 1], raw[k]);
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.a);
   for (int l = 0; l < LANES; ++l)
-    if (out[l] == canonical_bits(NAN)) out[l] = carried_nan<Op::SOURCES>({raw[0][l], raw[1][l], raw[2][l]}, out[l]);
+    if (out[l] == DOUBLE_NAN) out[l] = carried_nan(raw[0][l], raw[1][l], Op::SOURCES == 3 ? raw[2][l] : 0);
   write_wide(c, i.operands[0], out);
   return Step::Done;
 }

@@ -92,8 +92,14 @@ struct Builder {
 
   void matrix_product() {
     const std::string& shape = i.modifiers.empty() ? i.opcode : i.modifiers[0];
-    int a = 2, sums = 4;
-    if (base == "IMMA") {
+    int a = 2, sums = 4, b = 0;
+    if (base == "DMMA") {
+      int depth = 4;
+      if (std::sscanf(shape.c_str(), "16x8x%d", &depth) == 1) a = depth, sums = 8;
+      b = depth / 2;
+    } else if (base == "BMMA") {
+      a = shape == "168256" ? 4 : 2;
+    } else if (base == "IMMA") {
       a = shape == "16832" ? 4 : shape == "16816" ? 2 : 1;
       sums = shape == "8816" ? 2 : 4;
     } else if (base == "HMMA") {
@@ -103,7 +109,7 @@ struct Builder {
     }
     write(0, sums);
     read(1, a);
-    read(2, base == "DMMA" ? 2 : std::max(1, a / 2));
+    read(2, b ? b : std::max(1, a / 2));
     read(3, sums);
   }
 
@@ -159,8 +165,8 @@ struct Builder {
 
   void operands() {
     if (i.operands.empty()) return;
-    if (one_of(base, {"HMMA", "IMMA", "DMMA"})) return matrix_product();
-    if (base == "HGMMA") return group_product();
+    if (one_of(base, {"HMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
+    if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
     if (one_of(base, {"R2P", "UR2UP"})) return predicates(e.writes, i.operands.back()), read_from(1);
@@ -252,9 +258,9 @@ struct Builder {
     if (base == "VIADD" && arch >= 90) return Unit::Fma;
     if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"})) return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
     if (base == "HMMA") return has(i, "16816") || (has(i, "TF32") && has(i, "1688")) ? Unit::Tensor : Unit::ShortTensor;
-    if (one_of(base, {"IMMA", "DMMA"})) return Unit::IntegerTensor;
+    if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;
-    if (base == "HGMMA") return Unit::Group;
+    if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return Unit::Group;
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return Unit::Double;
     if (base == "CS2R") return i.operands.size() > 1 && i.operands[1].text == "SRZ" ? Unit::Special : Unit::Other;
     if (base == "SYNCS") return Unit::Sync;
@@ -262,7 +268,7 @@ struct Builder {
     if (base == "P2R") return Unit::FromPredicates;
     if (one_of(base, {"VOTE", "VOTEU", "ELECT"})) return Unit::Vote;
     if (one_of(base, {"UMOV", "ULDC"})) return Unit::UniformMove;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
     switch (i.pipe) {
       case Pipe::Uniform: return base.starts_with("UTMA") || base.starts_with("UBLK") ? Unit::Memory : Unit::Uniform;
       case Pipe::Memory: return Unit::Memory;
@@ -276,7 +282,7 @@ struct Builder {
     if (one_of(base, {"LDS", "STS", "LDSM", "STSM", "MOVM", "SHFL", "ATOMS"})) return Queue::Shared;
     if (one_of(base, {"LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG"})) return Queue::Global;
     if (base == "LDC") return Queue::Constant;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;

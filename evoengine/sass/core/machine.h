@@ -20,6 +20,7 @@
 namespace sass {
 
 using u8 = uint8_t;
+using i8 = int8_t;
 using u16 = uint16_t;
 using i16 = int16_t;
 using u32 = uint32_t;

@@ -1,6 +1,7 @@
 #include "products.h"
 
 #include <algorithm>
+#include <array>
 
 #include "rounding.h"
 
@@ -61,8 +62,30 @@ void left_of_rows(Left& left, const float (*rows)[16], int k) {
       }
 }
 
+const float* floats_of_bytes(Format format) {
+  static const auto* tables = [] {
+    auto* all = new std::array<std::array<float, 256>, 2>;
+    for (u32 byte = 0; byte < 256; byte++) {
+      const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
+      const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
+      (*all)[0][byte] = (byte & 0x7f) == 0x7f ? NAN : float(byte & 0x80 ? -value : value);
+      (*all)[1][byte] = half_to_float(byte << 8);
+    }
+    return all;
+  }();
+  return (*tables)[format == Format::E5M2].data();
+}
+
 void left_of_registers(Left& left, const Lanes* first, int registers, Format format, float sign) {
   float rows[MAX_K][16], low[LANES], high[LANES];
+  if (has_bytes(format)) {
+    const float* value = floats_of_bytes(format);
+    for (int n = 0; n < registers; n++)
+      for (int lane = 0; lane < LANES; lane++)
+        for (int byte = 0; byte < 4; byte++)
+          rows[n / 2 * 16 + lane % 4 * 4 + byte][lane / 4 + n % 2 * 8] = sign * value[first[n][lane] >> 8 * byte & 0xff];
+    return left_of_rows(left, rows, 8 * registers);
+  }
   int k = 0;
   for (int n = 0; n < registers; n++) {
     to_floats(first[n].v, low, high, LANES, format);
@@ -141,7 +164,7 @@ float exact_sum(float c, const float* a, size_t step_a, const float* b, size_t s
   double together = c;
   for (int k = 0; k < count; k++) {
     const float x = a[k * step_a], y = b[k * step_b];
-    top = std::max(top, exponent_of(x, how.least) + exponent_of(y, how.least));
+    top = std::max(top, exponent_of(x, how.least) + exponent_of(y, how.least_right));
     together += double(x) * double(y);
   }
   if (!std::isfinite(together)) return sum_of(together, how);
@@ -243,12 +266,14 @@ void add_exactly(Eight* sums, const Left& left, const Right& right, const Place&
 Sums sums_of(Format format, u32 arch, int k, bool halves) {
   static constexpr int LEAST[] = {-14, -126, -126, -6, -14};
   const bool split = arch >= 80 && arch < 90 && k * (format == Format::TFloat ? 2 : 1) == 16;
-  return {arch >= 90 ? 25 : 24, split ? k / 2 : k, 23, LEAST[int(format)], halves ? -14 : -126, halves};
+  const int least = LEAST[int(format)];
+  return {arch >= 90 ? 25 : 24, split ? k / 2 : k, 23, least, least, halves ? -14 : -126, halves};
 }
 
-Sums group_sums_of(Format format, int k, bool halves) {
-  Sums how = sums_of(format, 90, k, halves);
-  if (format == Format::E4M3 || format == Format::E5M2) how.fraction = how.kept = 13;
+Sums group_sums_of(Format left, Format right, int k, bool halves) {
+  Sums how = sums_of(left, 90, k, halves);
+  how.least_right = sums_of(right, 90, k, halves).least;
+  if (has_bytes(left)) how.fraction = how.kept = 13;
   return how;
 }
 
@@ -257,7 +282,7 @@ void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k
   for (int depth = 0; depth < k; depth++)
     for (int n = 0; n < 2; n++) {
       exponents_of(left.of[depth][n], exponents.left[depth][n], LANES, how.least);
-      exponents_of(right.of[depth][n], exponents.right[depth][n], columns / 2, how.least);
+      exponents_of(right.of[depth][n], exponents.right[depth][n], columns / 2, how.least_right);
     }
   for (int j = 0; j < columns / 8; j++)
     for (int n = 0; n < 4; n++) {

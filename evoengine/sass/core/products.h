@@ -22,12 +22,12 @@ constexpr int MAX_K = 32, MAX_COLUMNS = 256;
 // parameters these are; those of sm_90 agree with an H100 in every probe of benchmarks/hardware_probes.py.
 struct Sums {
   int fraction, block, kept;
-  int least, least_sum;  // exponents of normal numbers: of factors, of sums
+  int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
   bool halves;
 };
 // Of mma.sync: `k` products in all. Of wgmma of bytes fewer bits are kept, of sums too.
 Sums sums_of(Format, u32 arch, int k, bool halves);
-Sums group_sums_of(Format, int k, bool halves);
+Sums group_sums_of(Format left, Format right, int k, bool halves);
 
 // A: [k][row, row + 8][lane], every lane's own rows.
 struct alignas(64) Left {
@@ -43,8 +43,11 @@ struct alignas(64) Right {
 // on eight words at a time: all three have room for `count` rounded up.
 void to_floats(const u32* words, float* low, float* high, int count, Format);
 u16 to_half(float);
+// Of E4M3 or E5M2, by byte.
+const float* floats_of_bytes(Format);
+inline bool has_bytes(Format f) { return f == Format::E4M3 || f == Format::E5M2; }
 
-// A's fragments in `registers` registers that begin at `first`: 2 or 4 of two halves each, or of TFloat.
+// A's fragments in `registers` registers that begin at `first`: 2 or 4 of two halves each, of TFloat, or 4 of bytes.
 void left_of_registers(Left&, const Lanes* first, int registers, Format, float sign);
 // rows[k][row] spread over the lanes.
 void left_of_rows(Left&, const float (*rows)[16], int k);

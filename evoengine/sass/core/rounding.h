@@ -43,6 +43,15 @@ class Rounded {
   int before_;
 };
 
+// The result of an operation on doubles, x y + z, that is no number: the NaN among its sources, quiet and with its own
+// sign, of x only where no other is one.
+constexpr u64 DOUBLE_NAN = 0xfff8000000000000ull;
+inline u64 carried_nan(u64 x, u64 y, u64 z) {
+  for (u64 source : {y, z, x})
+    if (source << 1 > 0x7ff0000000000000ull << 1) return source | 1ull << 51;
+  return DOUBLE_NAN;
+}
+
 // Operations on `SOURCES` floats or doubles.
 struct Add {
   static constexpr int SOURCES = 2;

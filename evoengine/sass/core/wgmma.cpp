@@ -1,4 +1,4 @@
-// HGMMA: products of a warpgroup, 64 x N x 16, from matrices in shared memory as their 64-bit descriptors tell (PTX
+// HGMMA, QGMMA of FP8 and IGMMA of 8-bit integers: products of a warpgroup, 64 x N x 32 bytes, from matrices in shared memory as their 64-bit descriptors tell (PTX
 // ISA, "Asynchronous warpgroup-level matrix shared memory layout"). Each warp forms its own 16 rows.
 //
 // HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8].tnspA.tnspB, R24, UP0, gsb0: A's descriptor is in UR8 and UR9, B's in UR10
@@ -41,7 +41,8 @@ struct IssuedProduct {
   Warp* warp;
   const Instruction* by;
   int n, k;
-  Format format;
+  Format format, format_b;
+  bool integers, signed_a, signed_b, saturates;  // IGMMA
   int d, c;              // first registers; c is RZ for sums that begin at zero
   int a_register;        // -1: A is in shared memory
   Descriptor a, b;
@@ -97,7 +98,57 @@ size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed,
   return size_t(to - places);
 }
 
+// Bytes of A: [row][k], of B: [column][k], as they lie along k.
+void read_bytes(const IssuedProduct& p, const Descriptor& d, const Chunks& chunks, u8 (*to)[2 * CHUNK]) {
+  u32 places[MAX_CHUNKS];
+  find_chunks(p, d, false, chunks, places);
+  const u8* shared = p.warp->block->shared.data();
+  for (u32 n = 0; n < chunks.others; n++)
+    for (u32 half = 0; half < 2; half++) std::memcpy(to[n] + half * CHUNK, shared + places[2 * n + half], CHUNK);
+}
+
+void bytes_of_registers(const Lanes* first, u8 (*to)[2 * CHUNK]) {
+  for (int n = 0; n < 4; n++)
+    for (int lane = 0; lane < LANES; lane++)
+      std::memcpy(to[lane / 4 + n % 2 * 8] + n / 2 * 16 + lane % 4 * 4, &first[n].v[lane], 4);
+}
+
+void form_of_integers(const IssuedProduct& p) {
+  Warp& w = *p.warp;
+  u8 left[16][2 * CHUNK], right[MAX_COLUMNS][2 * CHUNK];
+  if (p.a_register >= 0) bytes_of_registers(w.r + p.a_register, left);
+  else read_bytes(p, p.a, of_left(p), left);
+  read_bytes(p, p.b, of_right(p), right);
+  for (int n = 0; n < p.n / 2; n++)
+    for (int lane = 0; lane < LANES; lane++) {
+      const u8 *row = left[lane / 4 + n / 2 % 2 * 8], *column = right[n / 4 * 8 + lane % 4 * 2 + n % 2];
+      i64 sum = p.c == RZ ? 0 : i32(w.r[p.c + n][lane]);
+      for (int k = 0; k < p.k; k++)
+        sum += (p.signed_a ? i32(i8(row[k])) : i32(row[k])) * (p.signed_b ? i32(i8(column[k])) : i32(column[k]));
+      w.r[p.d + n][lane] = u32(p.saturates ? std::clamp<i64>(sum, INT32_MIN, INT32_MAX) : sum);
+    }
+}
+
+void read_left_bytes(const IssuedProduct& p, Left& left) {
+  u8 bytes[16][2 * CHUNK];
+  float rows[MAX_K][16];
+  read_bytes(p, p.a, of_left(p), bytes);
+  const float* value = floats_of_bytes(p.format);
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < p.k; k++) rows[k][row] = p.sign * value[bytes[row][k]];
+  left_of_rows(left, rows, p.k);
+}
+
+void read_right_bytes(const IssuedProduct& p, Right& right) {
+  u8 bytes[MAX_COLUMNS][2 * CHUNK];
+  read_bytes(p, p.b, of_right(p), bytes);
+  const float* value = floats_of_bytes(p.format_b);
+  for (int column = 0; column < p.n; column++)
+    for (int k = 0; k < p.k; k++) right.of[k][column % 2][column / 2] = value[bytes[column][k]];
+}
+
 void read_left(const IssuedProduct& p, Left& left) {
+  if (has_bytes(p.format)) return read_left_bytes(p, left);
   float rows[MAX_K][16];
   u32 places[32], words[16][4];
   float low[16][4], high[16][4];
@@ -123,8 +174,8 @@ void read_left(const IssuedProduct& p, Left& left) {
         }
     }
   }
-  for (auto& row : rows)
-    for (float& value : row) value *= p.sign;
+  for (int k = 0; k < p.k; k++)
+    for (float& value : rows[k]) value *= p.sign;
   left_of_rows(left, rows, p.k);
 }
 
@@ -153,7 +204,10 @@ void transpose_words(FourWords (&m)[4]) {
 
 // Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
 // `right` at once.
-void read_right(const IssuedProduct& p, const u32* places, Right& right) {
+void read_right(const IssuedProduct& p, Right& right) {
+  u32 places[MAX_CHUNKS];
+  find_chunks(p, p.b, p.transposed_b, of_right(p), places);
+  if (p.transposed_b) return read_right_transposed(p, places, right);
   alignas(16) u32 words[8][2][MAX_COLUMNS / 2];
   const u8* shared = p.warp->block->shared.data();
   for (int column = 0; column < p.n; column += 8)
@@ -179,7 +233,7 @@ void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Righ
   for (int n = 0; n < registers; n++)
     if (p.c == RZ) sums[2 * n] = sums[2 * n + 1] = Lanes{};
     else to_floats(w.r[p.c + n].v, floats(2 * n), floats(2 * n + 1), LANES, Format::Half);
-  multiply(sums, left, right, p.n, p.k, group_sums_of(p.format, p.k, true));
+  multiply(sums, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, true));
   for (int n = 0; n < registers; n++)
     for (int lane = 0; lane < LANES; lane++)
       w.r[p.d + n][lane] = to_half(floats(2 * n)[lane]) | u32(to_half(floats(2 * n + 1)[lane])) << 16;
@@ -190,22 +244,21 @@ void form(const IssuedProduct& p) {
   static thread_local Right right;
   Warp& w = *p.warp;
   if (w.block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
+  if (p.integers) return form_of_integers(p);
   if (p.a_register >= 0)
     left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
   else
     read_left(p, left);
-  u32 places[MAX_CHUNKS];
-  find_chunks(p, p.b, p.transposed_b, of_right(p), places);
-  if (p.transposed_b)
-    read_right_transposed(p, places, right);
+  if (has_bytes(p.format))
+    read_right_bytes(p, right);
   else
-    read_right(p, places, right);
+    read_right(p, right);
   if (p.half_sums) return add_to_halves(w, p, left, right);
   if (p.c == RZ)
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
   else if (p.c != p.d)
     std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
-  multiply(w.r + p.d, left, right, p.n, p.k, group_sums_of(p.format, p.k, false));
+  multiply(w.r + p.d, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, false));
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
@@ -217,7 +270,8 @@ void order_reads(Order& order, const IssuedProduct& p) {
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
-constexpr int SUMS_IN_HALF = 16, CLOSES = 32;
+constexpr int SUMS_IN_HALF = 16, CLOSES = 32, SATURATES = 64;
+enum { SIGNED_A = 1, SIGNED_B = 2, INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
@@ -228,7 +282,10 @@ Step begin_product(Context& c, const Instruction& i) {
   p.by = &i;
   p.n = i.a;
   p.format = Format(i.c);
-  p.k = p.format == Format::TFloat ? 8 : 16;
+  p.integers = i.opcode[0] == 'I';
+  p.format_b = p.integers ? p.format : Format(i.d);
+  p.signed_a = i.d & SIGNED_A, p.signed_b = i.d & SIGNED_B, p.saturates = i.b & SATURATES;
+  p.k = i.opcode[0] != 'H' ? 32 : p.format == Format::TFloat ? 8 : 16;
   p.d = i.operands[0].index;
   p.c = i.operands[at + 1].index;
   for (size_t n = at + 2; n < i.operands.size(); n++)
@@ -295,13 +352,39 @@ bool known_operands(const Instruction& i) {
   return true;
 }
 
+// QGMMA.64x128x32.F32.E4M3.E5M2, IGMMA.64x128x32.S8.U8[.SAT]
+Execute prepare_byte_product(Instruction& i) {
+  const bool integers = i.opcode[0] == 'I';
+  const std::vector<std::string>& m = i.modifiers;
+  const size_t types = integers ? 1 : 2;
+  auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
+  i.a = columns_of(m[0], "32");
+  i.b = i.c = i.d = 0;
+  if (!take_descriptor(i.text, i.b) || !i.a || i.b || m.size() < types + 2) return nullptr;
+  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) return nullptr;
+  if (integers) {
+    i.d = INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
+    if (is(3, "SAT")) i.b |= SATURATES;
+    if (!(i.d & SIGNED_A || is(1, "U8")) || !(i.d & SIGNED_B || is(2, "U8"))) return nullptr;
+  } else {
+    i.c = int(is(2, "E5M2") ? Format::E5M2 : Format::E4M3);
+    i.d = int(is(3, "E5M2") ? Format::E5M2 : Format::E4M3);
+    if (is(1, "F16")) i.b |= SUMS_IN_HALF;
+    const bool named = (is(1, "F16") || is(1, "F32")) && (is(2, "E5M2") || is(2, "E4M3")) && (is(3, "E5M2") || is(3, "E4M3"));
+    if (!named) return nullptr;
+  }
+  if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
+  return m.size() == types + 2 + bool(i.b & SATURATES) ? begin_product : nullptr;
+}
+
 }  // namespace
 
 Execute prepare_group_product(Instruction& i) {
   Modifiers m(i);
   if (i.modifiers.empty() || !known_operands(i)) return nullptr;
+  if (i.opcode[0] != 'H') return prepare_byte_product(i);
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
-  i.c = int(format);
+  i.c = i.d = int(format);
   i.a = columns_of(i.modifiers[0], format == Format::TFloat ? "8" : "16");
   m.take(i.modifiers[0]);
   i.b = m.take("F16") ? SUMS_IN_HALF : 0;
