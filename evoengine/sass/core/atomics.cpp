@@ -3,6 +3,8 @@
 #include "order.h"
 #include "rounding.h"
 
+#include <tuple>
+
 namespace sass {
 namespace {
 
@@ -28,7 +30,22 @@ u32 add_pair(int type, u32 x, u32 y) {
   return out;
 }
 
+// The smaller or larger ones of two pairs: −0 is below +0, and of a NaN and a number it is the number.
+u32 pick_pair(int type, bool least, u32 x, u32 y) {
+  const i32 infinity = type == F16_PAIR ? 0x7c00 : 0x7f80;
+  u32 out = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    auto of = [&](u32 v) { return i32(v >> shift & 0xffff); };
+    auto order = [](i32 v) { return v & 0x8000 ? -(v & 0x7fff) - 1 : v; };
+    const bool x_nan = (of(x) & 0x7fff) > infinity, y_nan = (of(y) & 0x7fff) > infinity;
+    const bool first = y_nan || (!x_nan && (order(of(x)) < order(of(y))) == least);
+    out |= u32(x_nan && y_nan ? 0x7fff : first ? of(x) : of(y)) << shift;
+  }
+  return out;
+}
+
 u64 smaller_or_larger(int type, bool least, u64 x, u64 y) {
+  if (type == F16_PAIR || type == BF16_PAIR) return pick_pair(type, least, u32(x), u32(y));
   bool less;
   if (type == S32_TYPE) less = i32(x) < i32(y);
   else if (type == S64_TYPE) less = i64(x) < i64(y);
@@ -147,8 +164,8 @@ Step atomic(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Sums of floats that lie side by side. a = ADD, b = F32_TYPE, c = operands before the address, d = how many
-Step add_vectors(Context& c, const Instruction& i) {
+// Floats, or pairs of halves, that lie side by side. a = operation, b = type, c = operands before the address, d = how many
+Step combine_vectors(Context& c, const Instruction& i) {
   const u32 bytes = u32(4 * i.d);
   const Operand& memory = i.operands[i.c];
   note_access(c, Access::Space::Global, int(bytes), true, false);
@@ -195,8 +212,11 @@ Execute prepare_atomic(Instruction& i) {
   if (m.take("POPC")) i.a = m.take("INC") ? POPC_INC : -1;
   else if (m.take("SAFEADD")) i.a = ADD;
   else i.a = take_one(m, OPERATIONS);
-  const int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
+  int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
   i.b = side_by_side ? F32_TYPE : take_type(m);
+  for (const auto& [name, type, registers] : {std::tuple("F16x4", F16_PAIR, 2), {"F16x8", F16_PAIR, 4},
+                                              {"BF16x4", BF16_PAIR, 2}, {"BF16x8", BF16_PAIR, 4}})
+    if (m.take(name)) i.b = type, side_by_side = registers;
   m.take("FTZ"), m.take("RN");
   take_caching(m);
   i.d = SPACE;
@@ -205,8 +225,11 @@ Execute prepare_atomic(Instruction& i) {
   const int values = int(i.operands.size()) - i.c - 1;
   if (side_by_side) {
     i.d = side_by_side;
-    return i.a == ADD && SPACE != 2 && m.none_left() && i.c <= 2 && values == 1 ? add_vectors : nullptr;
+    const bool known = i.a == ADD || (i.b != F32_TYPE && (i.a == MIN || i.a == MAX));
+    return known && SPACE != 2 && m.none_left() && i.c <= 2 && values == 1 ? combine_vectors : nullptr;
   }
+  const bool of_floats = i.b == F32_TYPE || i.b == F64_TYPE;
+  if ((i.a == MIN || i.a == MAX) && of_floats) return nullptr;
   const int needed = i.a == POPC_INC ? 0 : i.a == CAS || i.a == CAST ? 2 : 1;
   return i.a >= 0 && m.none_left() && i.c <= 2 && values == needed ? atomic : nullptr;
 }

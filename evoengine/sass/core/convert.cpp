@@ -264,29 +264,7 @@ Execute prepare_i2i(Instruction& i) {
 
 // ── packing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// What .RELU makes of a float: nothing below +0 is left, a NaN is.
-float positive(float v) { return v > 0 || v != v ? v : 0.0f; }
-
-// F2FP R, high, low: a = type of the halves, b = rounding, c = .RELU, d = .SATFINITE
-Step pack_halves(Context& c, const Instruction& i) {
-  Lanes s, t, out;
-  const Lanes &high = floating(c, i.operands[1], s), &low = floating(c, i.operands[2], t);
-  const bool bfloat = i.a == T_BF16;
-  auto relu = [&](u32 x) { return i.c ? positive(as_float(x)) : as_float(x); };
-  if (i.b == NEAREST && !i.d) {
-    if (bfloat) each(out, [&](int l) { return float_to_bfloat(relu(low[l])) | float_to_bfloat(relu(high[l])) << 16; });
-    else each(out, [&](int l) { return float_to_half(relu(low[l])) | float_to_half(relu(high[l])) << 16; });
-  } else {
-    const FloatFormat format = bfloat ? BFLOAT_FORMAT : HALF_FORMAT;
-    each(out, [&](int l) {
-      return to_format(relu(low[l]), format, i.b, i.d) | to_format(relu(high[l]), format, i.b, i.d) << 16;
-    });
-  }
-  write(c, i.operands[0], out);
-  return Step::Done;
-}
-
-// F2FP.F16.F32.MERGE_C R, x, RZ: one half. Letters as above.
+// F2FP.F16.F32.MERGE_C R, x, RZ: one half. a = its type, b = rounding, c = .RELU, d = .SATFINITE
 Step narrow_half(Context& c, const Instruction& i) {
   Lanes s, out;
   const Lanes& x = floating(c, i.operands[1], s);
@@ -369,14 +347,15 @@ Execute prepare_f2fp(Instruction& i) {
     const bool known = m.take("F32") && m.take("PACK_B") && !finite;
     return known && m.none_left() && i.operands.size() == 2 ? narrow_float : nullptr;
   }
-  i.a = m.take("BF16") ? T_BF16 : T_F16;
+  const bool bfloat = m.take("BF16");
+  i.a = bfloat ? T_BF16 : T_F16;
   m.take("F16");
   m.take("F32");
   if (m.take("MERGE_C")) {  // only with nothing to merge
     const bool alone = i.operands.size() == 3 && i.operands[2].kind == Kind::Register && i.operands[2].index == RZ;
     return alone && m.none_left() ? narrow_half : nullptr;
   }
-  return m.take("PACK_AB") && m.none_left() && i.operands.size() == 3 ? pack_halves : nullptr;
+  return m.take("PACK_AB") && m.none_left() && i.operands.size() == 3 ? bfloat ? pack_bfloats : pack_halves : nullptr;
 }
 
 // I2IP packs two integers, saturated: R = low halfword or bytes of y, then of x, then the third operand. a = type
@@ -430,7 +409,7 @@ const Opcode CONVERT[] = {
     {"F2FP", Pipe::Alu, prepare_f2fp},
     {"I2IP", Pipe::Alu, prepare_i2ip},
     {"F2IP", Pipe::Alu, prepare_f2ip},
-    {"I2I", Pipe::Mufu, prepare_i2i},
+    {"I2I", Pipe::Alu, prepare_i2i},
     {nullptr, Pipe::None, nullptr},
 };
 

@@ -83,7 +83,7 @@ struct Builder {
     uniforms(to, o.uniform, far || base[0] == 'U' ? 2 : 1);
   }
 
-  int width() const { return has(i, "128") || has(i, "F32x4") ? 4 : has(i, "F32x2") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
+  int width() const { return has(i, "128") || has(i, "F32x4") || has(i, "F16x8") || has(i, "BF16x8") ? 4 : has(i, "F32x2") || has(i, "F16x4") || has(i, "BF16x4") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
   bool wide(size_t modifier) const {
     if (modifier >= i.modifiers.size()) return false;
     const std::string& m = i.modifiers[modifier];
@@ -268,7 +268,7 @@ struct Builder {
     if (base == "P2R") return Unit::FromPredicates;
     if (one_of(base, {"VOTE", "VOTEU", "ELECT"})) return Unit::Vote;
     if (one_of(base, {"UMOV", "ULDC"})) return Unit::UniformMove;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
     switch (i.pipe) {
       case Pipe::Uniform: return base.starts_with("UTMA") || base.starts_with("UBLK") ? Unit::Memory : Unit::Uniform;
       case Pipe::Memory: return Unit::Memory;
@@ -282,7 +282,7 @@ struct Builder {
     if (one_of(base, {"LDS", "STS", "LDSM", "STSM", "MOVM", "SHFL", "ATOMS"})) return Queue::Shared;
     if (one_of(base, {"LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG"})) return Queue::Global;
     if (base == "LDC") return Queue::Constant;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;

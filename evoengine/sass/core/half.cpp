@@ -160,6 +160,21 @@ Execute prepare_hmnmx2(Instruction& i) {
   return bfloat ? hmnmx2<BF16> : hmnmx2<F16>;
 }
 
+template <class F>
+Step packed(Context& c, const Instruction& i, FloatFormat format) {
+  Lanes s, t, out;
+  const Lanes &high = floating(c, i.operands[1], s), &low = floating(c, i.operands[2], t);
+  auto relu = [&](u32 x) { return i.c ? positive(as_float(x)) : as_float(x); };
+  if (i.b == NEAREST && !i.d && !i.c)
+    each(out, [&](int l) { return F::narrow(as_float(low[l])) | F::narrow(as_float(high[l])) << 16; });
+  else
+    each(out, [&](int l) {
+      return to_format(relu(low[l]), format, i.b, i.d) | to_format(relu(high[l]), format, i.b, i.d) << 16;
+    });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
 // Both comparisons: a = order, b = .FTZ
 template <class F>
 void compared(Context& c, const Instruction& i, int first, u32 (&result)[2]) {
@@ -209,6 +224,9 @@ Execute prepare_half_compare(Instruction& i) {
 }
 
 }  // namespace
+
+Step pack_halves(Context& c, const Instruction& i) { return packed<F16>(c, i, HALF_FORMAT); }
+Step pack_bfloats(Context& c, const Instruction& i) { return packed<BF16>(c, i, BFLOAT_FORMAT); }
 
 const Opcode HALF[] = {
     {"HADD2", Pipe::Half, prepare_arithmetic},

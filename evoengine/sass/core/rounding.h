@@ -135,6 +135,13 @@ constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 2
 constexpr FloatFormat TFLOAT_FORMAT{8, 10}, DOUBLE_FORMAT{11, 52};
 constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
+// What .RELU makes of a float: nothing below +0 is left, a NaN is.
+inline float positive(float v) { return v > 0 || v != v ? v : 0.0f; }
+
+// F2FP.F16.F32.PACK_AB R, high, low: b = rounding, c = .RELU, d = .SATFINITE. In half.cpp, as attention packs much.
+Step pack_halves(Context&, const Instruction&);
+Step pack_bfloats(Context&, const Instruction&);
+
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
 u32 to_format(double value, FloatFormat format, int rounding, bool saturates = false);
 

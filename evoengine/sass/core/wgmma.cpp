@@ -19,6 +19,7 @@ constexpr int CHUNK = 16;  // bytes that lie together whatever the layout
 struct Descriptor {
   u32 start, leading, stride;  // bytes
   u32 width;                   // of the swizzle, in bytes: 16 for none
+  bool operator==(const Descriptor&) const = default;
 };
 
 // With `strict`, as the gate asks, a matrix begins with its swizzle's pattern.
@@ -55,6 +56,7 @@ struct IssuedProduct {
 // a transposed matrix. So many chunks in that direction and elements in the other one, each from the `first` on.
 struct Chunks {
   u32 first, count, first_other, others;
+  bool operator==(const Chunks&) const = default;
 };
 
 Chunks of_left(const IssuedProduct& p) {
@@ -67,8 +69,16 @@ Chunks of_right(const IssuedProduct& p) {
 
 constexpr size_t MAX_CHUNKS = 2 * MAX_COLUMNS;
 
-// Fills [other][chunk] with the places of chunks in shared memory; returns how many.
-size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks, u32* places) {
+// The places of chunks in shared memory, [other][chunk].
+struct Places {
+  Descriptor of;
+  Chunks chunks;
+  bool transposed;
+  size_t shared, count = 0;  // bytes that the block has; places
+  u32 at[MAX_CHUNKS];
+};
+
+size_t compute_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks, u32* places) {
   const u32 per_row = d.width / CHUNK;
   u32 along[MAX_COLUMNS / 8];
   for (u32 n = 0; n < chunks.count; n++) {
@@ -98,10 +108,22 @@ size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed,
   return size_t(to - places);
 }
 
+// The same matrices come again and again: four warps multiply by one, and loops come back to it.
+const Places& find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks) {
+  static thread_local Places known[64];
+  Places& found = known[(d.start >> 4 ^ d.start >> 10 ^ chunks.others * 5 ^ chunks.first_other) % 64];
+  const size_t shared = p.warp->block->shared.size();
+  const bool same = found.count && found.of == d && found.chunks == chunks && found.transposed == transposed;
+  if (same && found.shared == shared) return found;
+  found.count = 0;
+  const size_t count = compute_chunks(p, d, transposed, chunks, found.at);  // or throws
+  found.of = d, found.chunks = chunks, found.transposed = transposed, found.shared = shared, found.count = count;
+  return found;
+}
+
 // Bytes of A: [row][k], of B: [column][k], as they lie along k.
 void read_bytes(const IssuedProduct& p, const Descriptor& d, const Chunks& chunks, u8 (*to)[2 * CHUNK]) {
-  u32 places[MAX_CHUNKS];
-  find_chunks(p, d, false, chunks, places);
+  const u32* places = find_chunks(p, d, false, chunks).at;
   const u8* shared = p.warp->block->shared.data();
   for (u32 n = 0; n < chunks.others; n++)
     for (u32 half = 0; half < 2; half++) std::memcpy(to[n] + half * CHUNK, shared + places[2 * n + half], CHUNK);
@@ -150,9 +172,9 @@ void read_right_bytes(const IssuedProduct& p, Right& right) {
 void read_left(const IssuedProduct& p, Left& left) {
   if (has_bytes(p.format)) return read_left_bytes(p, left);
   float rows[MAX_K][16];
-  u32 places[32], words[16][4];
+  u32 words[16][4];
   float low[16][4], high[16][4];
-  find_chunks(p, p.a, p.transposed_a, of_left(p), places);
+  const u32* places = find_chunks(p, p.a, p.transposed_a, of_left(p)).at;
   const u8* shared = p.warp->block->shared.data();
   if (p.transposed_a) {
     for (u32 k = 0; k < 16; k++)
@@ -205,8 +227,7 @@ void transpose_words(FourWords (&m)[4]) {
 // Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
 // `right` at once.
 void read_right(const IssuedProduct& p, Right& right) {
-  u32 places[MAX_CHUNKS];
-  find_chunks(p, p.b, p.transposed_b, of_right(p), places);
+  const u32* places = find_chunks(p, p.b, p.transposed_b, of_right(p)).at;
   if (p.transposed_b) return read_right_transposed(p, places, right);
   alignas(16) u32 words[8][2][MAX_COLUMNS / 2];
   const u8* shared = p.warp->block->shared.data();
@@ -263,10 +284,11 @@ void form(const IssuedProduct& p) {
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
 void order_reads(Order& order, const IssuedProduct& p) {
-  u32 lines[32 + MAX_CHUNKS];
-  size_t count = p.a_register < 0 ? find_chunks(p, p.a, p.transposed_a, of_left(p), lines) : 0;
-  count += find_chunks(p, p.b, p.transposed_b, of_right(p), lines + count);
-  order.read_lines(*p.warp, *p.by, AgentKind::Products, lines, count);
+  auto read = [&](const Places& places) {
+    order.read_lines(*p.warp, *p.by, AgentKind::Products, places.at, places.count);
+  };
+  if (p.a_register < 0) read(find_chunks(p, p.a, p.transposed_a, of_left(p)));
+  read(find_chunks(p, p.b, p.transposed_b, of_right(p)));
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
