@@ -205,7 +205,17 @@ Execute prepare_fchk(Instruction& i) {
 enum Function { RCP, RSQ, SQRT, EX2, LG2, SIN, COS, TANH, RCP64H, RSQ64H };
 const char* const FUNCTIONS[] = {"RCP", "RSQ", "SQRT", "EX2", "LG2", "SIN", "COS", "TANH", "RCP64H", "RSQ64H", nullptr};
 
-constexpr double TURN = 6.283185307179586476925;
+// SIN and COS of turns: hardware cuts the argument to whole multiples of 2^-25 of a turn.
+float of_turns(bool cosine, float turns) {
+  if (!std::isfinite(turns)) return NAN;
+  constexpr u32 QUARTER = 1u << 23;
+  constexpr double UNIT = 1.570796326794896619231 / QUARTER;
+  const u32 whole = u32(std::fmod(std::fabs(double(turns)), 1.0) * (4.0 * QUARTER));
+  const u32 quarters = (whole / QUARTER + cosine) % 4, rest = whole % QUARTER;
+  const double sine = std::sin(UNIT * (quarters % 2 ? QUARTER - rest : rest));
+  const bool negative = (quarters >= 2) != (!cosine && std::signbit(turns));
+  return float(negative ? -sine : sine);
+}
 
 float special_function(int function, float x) {
   switch (function) {
@@ -214,9 +224,9 @@ float special_function(int function, float x) {
     case SQRT: return std::sqrt(x);
     case EX2: return std::exp2(x);
     case LG2: return std::log2(x);
-    case SIN: return float(std::sin(TURN * double(x)));  // the argument is in turns
-    case COS: return float(std::cos(TURN * double(x)));
-    default: return std::tanh(x);
+    case SIN: return of_turns(false, x);
+    case COS: return of_turns(true, x);
+    default: return std::fabs(x) < 0x1p-8f ? x : std::tanh(x);  // the same of small numbers
   }
 }
 
@@ -239,9 +249,13 @@ Step mufu(Context& c, const Instruction& i) {
       u32 half = (from.part == 2 ? x[l] >> 16 : x[l]) & 0xffff;
       if (from.absolute) half &= 0x7fff;
       if (from.negate) half ^= 0x8000;
-      out[l] = i.b == 1 ? float_to_half(special_function(i.a, half_to_float(half)))
-                        : float_to_bfloat(special_function(i.a, bfloat_to_float(half)));
-    } else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
+      const float value = special_function(i.a, i.b == 1 ? half_to_float(half) : bfloat_to_float(half));
+      // cut, not rounded; a bfloat has an exponent of float's range, in which MUFU knows no subnormal number but of TANH
+      out[l] = value >= 0x1p16f && i.b == 1 ? 0x7c00
+               : to_format(i.b == 2 && i.a != TANH ? as_float(flush(as_bits(value))) : value,
+                           i.b == 1 ? HALF_FORMAT : BFLOAT_FORMAT, TRUNCATE);
+    } else if (i.a == TANH) out[l] = canonical(special_function(TANH, as_float(x[l])));
+    else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
   }
   write(c, i.operands[0], out);
   return Step::Done;
