@@ -30,6 +30,7 @@ CHOSE: Mapping[str, tuple[str, ...]] = {
     "fa2": (),
     "fa3_loops": (),
     "clock_logs": (),
+    "own_rows": ("measured_h100, even",),
 }
 """source of chips.toml whose rates are fitted or inferred → sets whose times chose them. The large rows of `fa3` say so
 themselves; `fa2` and `clock_logs` are figures that no set here has"""

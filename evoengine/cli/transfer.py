@@ -114,8 +114,7 @@ def _own(file: Path) -> Found | None:
     """Read a run that evoengine exported; return None for a file of another tuner."""
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
-    from evoengine.search.recorded import occurring
-    from evoengine.search.recorded_file import load
+    from evoengine.search.recorded import load, occurring
     from evoengine.untrusted import printable
 
     try:

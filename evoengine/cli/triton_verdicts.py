@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify_triton(
-    target: str, call: str | None, reference: str | None, gpu: str, seed: int | None, as_json: bool
+    target: str, call: str | None, reference: str | None, exact: bool, gpu: str, seed: int | None, as_json: bool
 ) -> int:
     """Gate a Triton kernel, show the verdicts, and return the exit code. Raises UsageError without `call`."""
     from evoengine.tuning.boards import choose_gpu
@@ -30,7 +30,7 @@ def verify_triton(
 
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     key = choose_gpu(gpu, None).gpu.key
-    found = verify(target, call, reference, key, seed)
+    found = verify(target, call, reference, key, seed, exact)
     correct = not any(verdict.wrong for verdict in found)
     if as_json:
         print_json(as_answer(target, key, seed, found))
@@ -38,6 +38,9 @@ def verify_triton(
     stdout.print(table(found, key))
     for line in remarks(found, reference is not None):
         say(line)
+    if exact:
+        for line in algebra(found):
+            say(line)
     say(f"{'correct' if correct else 'not correct'} · seed {seed}")
     return 0 if correct else 1
 
@@ -73,3 +76,18 @@ def remarks(verdicts: Sequence[ConfigVerdict], compared: bool) -> Iterator[str]:
         largest = max((v.largest_difference for v in verdicts if v.largest_difference is not None), default=None)
         if largest is not None:
             yield f"outputs of the configurations differ by {largest:.2e} at most"
+
+
+def algebra(verdicts: Sequence[ConfigVerdict]) -> Iterator[str]:
+    """Yield what a comparison in exact algebra asks."""
+    compared = [verdict for verdict in verdicts if not verdict.wrong]
+    for verdict in compared:
+        if verdict.inexact:
+            yield (
+                f"{verdict.config}: in exact algebra it computes something else than {verdicts[0].config} "
+                f"({'; '.join(verdict.inexact)}): is that meant? Rounding alone makes no difference there"
+            )
+        for sizes, why in verdict.unbuilt.items():
+            yield f"{verdict.config}: {sizes or 'no sizes'}: its build in exact algebra cannot be executed: {why}"
+    if compared and not any(verdict.inexact or verdict.unbuilt for verdict in compared):
+        yield "in exact algebra all configurations that passed compute the same, bit by bit"

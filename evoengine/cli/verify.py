@@ -72,6 +72,11 @@ from evoengine.untrusted import parse_json, read_limited_text
     "kernel writes.",
 )
 @click.option(
+    "--exact",
+    is_flag=True,
+    help="With --triton: also compare the configurations bit by bit in Triton's exact algebra (FpSan, Triton 3.9).",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     help="Random seed. The same seed repeats a verdict.  [default: drawn and printed]",
@@ -93,6 +98,7 @@ def verify(
     triton: str | None,
     call: str | None,
     reference: str | None,
+    exact: bool,
     seed: int | None,
     db: str | None,
     as_json: bool,
@@ -103,14 +109,15 @@ def verify(
     A Triton kernel is judged by the executor (docs/virtual-gpu.md).
     """
     if triton is not None:
-        _require_none_given(context, "triton", "gpu", "call", "reference", "seed", "as_json")
+        _require_none_given(context, "triton", "gpu", "call", "reference", "exact", "seed", "as_json")
         from evoengine.cli.triton_verdicts import verify_triton
 
-        return verify_triton(triton, call, reference, gpu, seed, as_json)
+        return verify_triton(triton, call, reference, exact, gpu, seed, as_json)
     if text is None:
         raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
-    if call or reference:
-        raise UsageError(f"--{'call' if call else 'reference'} is for --triton FILE::KERNEL, which is not given")
+    for name, given_for_triton in (("call", call), ("reference", reference), ("exact", exact)):
+        if given_for_triton:
+            raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run

@@ -16,11 +16,12 @@ from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.sass.clock import SUSTAINED, Clock
 
 FILE = Path(__file__).with_name("chips.toml")
-STATUSES = ("published", "fitted", "inferred", "assumed")
+STATUSES = ("published", "measured", "fitted", "inferred", "assumed")
 HOPPER = 90
 
 GUIDE = "the CUDA C++ Programming Guide's table for its compute capability"
 WHITEPAPER = "NVIDIA's whitepaper of its architecture"
+ENDED = "blocks that exit at once"
 CHASE = "a pointer chase by one thread"
 STREAM = "a kernel that streams from it on all SMs"
 REPEATED = "a kernel that repeats the instruction, timed by clock64"
@@ -63,11 +64,14 @@ NEEDED = {
     "mufu_latency": Origin(REPEATED),
     "hmma_latency": Origin(REPEATED),  # as long, its operands' registers cannot be written
     "uniform_latency": Origin(REPEATED),
+    "indexed_uniform_latency": Origin(CHASE),  # of ULDC whose address is in a uniform register
     "constant_latency": Origin(REPEATED),
     "shuffle_latency": Origin(REPEATED),
+    "redux_latency": Origin(REPEATED),
     "branch_clocks": Origin(REPEATED),
-    "barrier_latency": Origin(REPEATED),
-    "block_start": Origin("blocks that exit at once"),
+    "barrier_latency": Origin(REPEATED),  # from the last warp's arrival, as soon as it is taken
+    "block_start": Origin(ENDED),  # from a block's end to the start of the one that takes its place
+    "block_interval": Origin(ENDED),  # between two blocks that start on an SM
     # memory; latencies count from when the SM takes the request, that of shared memory from its last wavefront
     "lds_latency": Origin(CHASE),
     "wavefront_clocks": Origin(WHITEPAPER),
@@ -80,10 +84,17 @@ NEEDED = {
     "l2_kept_share": Origin(STREAM),  # of the L2 that stays when as much again passes through it
     "l2_bytes_per_clock": Origin(STREAM),  # of an SM, with all at work on the same lines
     "l2_private_bytes_per_clock": Origin(STREAM),  # on lines of its own
+    "l2_atomic_clocks": Origin(REPEATED),  # of a lane, on a line that others of its lanes and of all SMs' change
     "dram_latency": Origin(CHASE),
     "dram_efficiency": Origin(STREAM),
+    "dram_loaded_delay": Origin(STREAM, HOPPER),  # of its latency, that is added where the DRAM is always busy
+    "dram_turn_cost": Origin(STREAM),  # of a byte that is written in turn with loads, over one of the latter
     "launch_us": Origin("an empty kernel"),
     # Hopper
+    "l2_partial_clocks": Origin(STREAM, HOPPER),  # of an SM, for a sector that a store does not fill, or of an atomic
+    "barrier_interval": Origin(REPEATED, HOPPER),  # between the arrivals of two of an SM's warps at barriers
+    "wide_interval": Origin(REPEATED, HOPPER),  # of accesses of 16 bytes a lane; of narrower ones in proportion
+    "conflict_latency": Origin(CHASE, HOPPER),  # of a wavefront of shared memory but the first, beside its clock
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
     "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute

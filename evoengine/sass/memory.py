@@ -29,8 +29,8 @@ SECTOR = 32
 
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
-) -> list[Traffic]:
-    """Return the shares of each allocation's traffic that reach the DRAM and that SMs have in common.
+) -> tuple[list[Traffic], float]:
+    """Return the traffic of each allocation, and the bytes that all blocks store, each counted once.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
@@ -47,6 +47,7 @@ def traffic_of(
     # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
     beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
     loaders = _loaders(t, surveyed, wave)
+    sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
     kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
     beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
     kept = np.minimum(kept, beside)
@@ -62,26 +63,34 @@ def traffic_of(
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 
     def found_again(
-        share: np.ndarray, instructions: float, sweeps: bool = False
+        share: np.ndarray, instructions: float, part: float = 1.0, sweeps: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
 
-        The third result is the probability that they are still in the L2 afterwards, or, with `sweeps`, after as many
-        waves as load all of the allocation once.
+        The third result is the probability that they are still in the L2 after `part` of it, or, with `sweeps`, after
+        as many waves as load all of the allocation once.
         """
         loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
         between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
-        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.ones(sizes.shape)
+        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.full(sizes.shape, part)
         return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
 
     _, _, hit = found_again(kept, longest)
     share = hit * kept + (1 - hit) * beside
     loads, stores, hit = found_again(share, work.mean, sweeps=True)
+    # what a block loads after it stored there: half of all that it touches lies between, if it does both once
+    _, _, found_stored = found_again(share, work.mean, part=0.5)
     again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
     together = t["loaded_together"] / _at_least(t["loaded"])
-    return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
+    found = t["whole_found"] / _at_least(t["whole_found"] + t["whole_loaded"])
+    from_dram = found * (1 - found_stored) + (1 - found) * share * again
+    if not cold and _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes):
+        written = np.zeros_like(written)
+    columns = zip(from_dram, written, together, sharers, strict=True)
+    stored_bytes = np.minimum(stores * grid.clusters / wave, sizes).sum()
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], float(stored_bytes)
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
@@ -117,9 +126,10 @@ def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
 def _hit(between: np.ndarray, capacity: float) -> np.ndarray:
     """Return the probability that the L2 still has data after `between` other bytes passed through it.
 
-    Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
+    Loads that sweep over 44, 48 and 58 MB of an H100's L2, which keeps 38, find 0.58, 0.47 and 0.2 of them there
+    (gpu-benches); by our own micro-benchmarks 0.28, 0.2 and 0.1, and TMA's loads 0.9, 0.5 and 0.
     """
-    return np.asarray(np.clip(2 * capacity / np.maximum(1.0, between) - 1, 0.0, 1.0))
+    return np.asarray(np.clip(3 * capacity / np.maximum(1.0, between) - 2, 0.0, 1.0))
 
 
 def _at_least(values: np.ndarray) -> np.ndarray:
@@ -138,6 +148,11 @@ def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
         return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
 
 
+def _fits(loaded: np.ndarray, stored: np.ndarray, sizes: np.ndarray, waves: float, capacity: float) -> bool:
+    """Return whether the L2 keeps all that `waves` waves load and store."""
+    return bool((np.minimum(loaded * waves, sizes) + np.minimum(stored * waves, sizes)).sum() <= capacity)
+
+
 def _loaded_again(
     loaded: np.ndarray, stored: np.ndarray, sizes: np.ndarray, waves: float, hit: np.ndarray, capacity: float,
     cold: bool,
@@ -145,6 +160,6 @@ def _loaded_again(
     """Share of what waves load that the DRAM must give, of each allocation: 1 where each wave loads it anew."""
     of_all = loaded * waves
     once = np.minimum(of_all, sizes)
-    if once.sum() + np.minimum(stored * waves, sizes).sum() <= capacity:
+    if _fits(loaded, stored, sizes, waves, capacity):
         return once / _at_least(of_all) if cold else np.zeros_like(of_all)
     return np.asarray((once + (of_all - once) * (1 - hit)) / _at_least(of_all))

@@ -27,10 +27,12 @@ class Traffic:
     stores_to_dram: float = 1.0
     loads_shared: float = 0.0
     """share of loads that another block of the wave makes as well"""
+    sharers: float = 1.0
+    """SMs that load, or change by atomics, what one of them does"""
 
 
 class _Traffic(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("loads_from_dram", "stores_to_dram", "loads_shared")]
+    _fields_ = [(name, ctypes.c_double) for name in ("loads_from_dram", "stores_to_dram", "loads_shared", "sharers")]
 
 
 class _Timing(ctypes.Structure):
@@ -187,7 +189,7 @@ def time_sm(program: Program, launch: Launch, numbers: Mapping[str, float], resi
     """Time one SM; raises KernelFailure where a block cannot run."""
     ordered = (ctypes.c_double * len(rate_names()))(*(numbers[name] for name in rate_names()))
     blocks = (ctypes.c_uint64 * len(residents.blocks))(*residents.blocks)
-    of_each = [_Traffic(t.loads_from_dram, t.stores_to_dram, t.loads_shared) for t in residents.traffic]
+    of_each = [_Traffic(t.loads_from_dram, t.stores_to_dram, t.loads_shared, t.sharers) for t in residents.traffic]
     traffic = (_Traffic * len(of_each))(*of_each)
     asked = _Timing(ordered, blocks, traffic, len(blocks), residents.limit, residents.count, 0)
     size = library().sass_size(program.handle, None)

@@ -25,7 +25,7 @@ from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
-MODEL_VERSION = 5
+MODEL_VERSION = 6
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
@@ -90,6 +90,9 @@ class Context:
     work: Work
     traffic: list[Traffic]
     share: Share
+    written_bytes: float
+    """stored by all blocks, each byte once"""
+    cold: bool
 
     @property
     def uses_tensor_cores(self) -> bool:
@@ -137,8 +140,9 @@ def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold
     places = max(1, chip.sms // grid.together)
     at_once = places * resident
     work = count(program, launch, grid, at_once)
-    traffic = traffic_of(program, launch, chip, grid, work, at_once, cold)
-    return Context(program, launch, chip, grid, resident, work, traffic, busiest(grid, work, places, resident))
+    traffic, written_bytes = traffic_of(program, launch, chip, grid, work, at_once, cold)
+    share = busiest(grid, work, places, resident)
+    return Context(program, launch, chip, grid, resident, work, traffic, share, written_bytes, cold)
 
 
 # ── one SM ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +172,11 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     blocks = [c.grid.block(cluster) for cluster in chosen]
     timed = time_sm(c.program, c.launch, numbers, Residents(c.resident, blocks, stop, c.traffic))
     clocks = timed.values["clocks"] + _rest(c, timed, len(chosen))
-    return Run(clocks, timed, _shares(timed, c.grid.together))
+    shares = _shares(timed, c.grid.together)
+    if c.cold:  # what the L2 holds at the end is not written; otherwise it had to write as much for the launch before
+        left = min(c.written_bytes / c.chip.sms, numbers["l2_written_bytes"])
+        clocks -= shares["dram"] * left / numbers["dram_bytes_per_clock"]
+    return Run(clocks, timed, shares)
 
 
 def _stop(c: Context, limit: int) -> int:

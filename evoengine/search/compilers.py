@@ -1,18 +1,51 @@
-"""The compile workers of a search, which compile each source and predict each binary at most once."""
+"""Workers that render templates, compile sources and predict binaries.
+
+A template that loops for ever or exhausts memory costs only its candidate. Each source is compiled, and each binary
+predicted, at most once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
+from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.workers import Answer, Workers
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Answer, WorkerPool, Workers
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import COMPILE_SECONDS
+from evoengine.stages.template import Template, fill
 from evoengine.stages.toolchain import compiler_version
+
+RENDER_LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)
+"""a template takes milliseconds, the first a tenth of a second; it needs none of the other workers' imports"""
+POLL_SECONDS = 0.1
+
+
+class Renderer:
+    """A replacement of `fill`. `while_waiting` is called repeatedly while a template takes long."""
+
+    def __init__(self, limits: WorkerLimits = RENDER_LIMITS) -> None:
+        self._pool = WorkerPool(1, limits)
+        self.while_waiting: Callable[[], None] = lambda: None
+
+    def __call__(self, template: Template) -> str:
+        """Render a template in a worker process. Raises as `fill` does, UsageError beyond a limit, and MachineError."""
+        future = self._pool.submit(fill, template, on_crash=Outcome.UNCOMPILABLE, returns=str)
+        while not wait((future,), POLL_SECONDS).done:
+            self.while_waiting()
+        found = future.result()
+        if isinstance(found, Rejection):
+            raise UsageError(f"the template {template.folders.own / template.family} cannot be filled: {found.reason}")
+        return found
+
+    def close(self) -> None:
+        self._pool.close()
+
 
 MAX_BINARIES = 128
 """kept for later requests, about 1 MB each with their listings"""

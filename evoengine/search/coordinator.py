@@ -7,8 +7,7 @@ commit, so that one coordinator can feed many GPUs.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
@@ -16,24 +15,21 @@ from typing import Any
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import sampler_values
-from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source, Verdict
+from evoengine.records import Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
-from evoengine.search.failures import Failures
-from evoengine.search.finals import FINALISTS, record_finals, submit_finals
-from evoengine.search.finishing import DISPLAYED_RANKS, Finisher, Lead
+from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
 from evoengine.search.identity import Identity
-from evoengine.search.in_flight import InFlight
+from evoengine.search.in_flight import InFlight, Pending
 from evoengine.search.lookahead import Lookahead
-from evoengine.search.neighbours import neighbouring_bests
+from evoengine.search.neighbours import neighbouring_bests, sibling_prior
 from evoengine.search.other_searches import OtherSearches
 from evoengine.search.past import run_past
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.progress import Progress
+from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.search.setting import Setting
-from evoengine.search.siblings import sibling_prior
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import WorkerPool, Workers
 from evoengine.stages.predict import Estimated
@@ -41,10 +37,6 @@ from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
 """interval at which the display is refreshed and a request to stop is noticed while nothing finishes"""
-BUILD_SECONDS = 2.0
-"""duration of the emulator's build of a candidate, which no verdict's time includes"""
-WHOLE_OVER_SHORT = 12
-"""time of the whole gate by both judges over that of the short cases by machine code"""
 MAX_BATCH = 8
 """candidates that begin in one transaction at most, so that the first does not wait long for the others"""
 
@@ -77,62 +69,51 @@ class Coordinator:
         With an `identity`, all searches of the ledger that have one evaluate each kernel only once.
         """
         self.setting, self.ledger, self.run = setting, ledger, run
+        self._judge, self._identity = judge, identity
         self._on_change, self._on_finish = on_change, on_finish
         past = run_past(ledger, run, setting.objectives)
         self.progress = Progress(setting.trials, outcomes=past.outcomes, taken_over=past.taken_over, spent=spent)
+        self._started = self.progress.done
+        self._exhausted = self._stop = False
         self._retries = dict(past.retries)
-        left = [retry.config for retry in self._retries.values()]
         self._exclusive = {key for key, retry in self._retries.items() if retry.kills}
         """configurations that were killed before: each runs alone, since it may be the cause"""
-        known_good = neighbouring_bests(ledger, setting)
-        s = setting
-        self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
-        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
-        self._timing_baselines: set[Future[list[Baseline] | Rejection]] = set()
-        self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
-        self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
-        self._leading: dict[Future[Judged | Rejection], Candidate] = {}
-        """candidates that have led for a while, whose gate is being finished"""
-        self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
-        """predictions of candidates that a GPU timed"""
         self._first_with = dict(past.first_with)
         """source sha256 → the trial that rendered it first"""
         self._values = dict(past.values)
         self._duplicates: dict[int, list[Proposal]] = {}
         """proposals whose source another trial, still in flight, rendered first"""
-        self._identity = identity
-        self._other_searches = OtherSearches(ledger)
-        self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
-        """candidates that another search evaluates, with the key of the evaluation"""
+        self._pending = Pending()
         self._unreported: list[int] = []
         """trials whose end is written but not yet reported"""
-        self._started = self.progress.done
-        self._failures = Failures()
-        self._seconds_whole: list[float] = []
-        """durations of candidates whose gate was finished"""
-        self._seconds_short: list[float] = []
-        """durations of the other candidates"""
-        self._exhausted = self._stop = False
-        self._judge = judge
+        self._other_searches, self._failures, self._gate_time = OtherSearches(ledger), Failures(), GateTime()
+        s = setting
+        self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
+        left = [retry.config for retry in self._retries.values()]
+        known_good = neighbouring_bests(ledger, s)
+        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         workers = workers or WorkerPool(s.jobs, limits)
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
-        self._finisher = Finisher(
-            ledger,
-            run,
+        self._finisher = self._make_finisher()
+        self._lead = Lead()
+        guiding = self._prior if s.sampler in PRIOR_GUIDED else None
+        self._lookahead = None if guiding is None else Lookahead(s, guiding, self._compilers)
+
+    def _make_finisher(self) -> Finisher:
+        s = self.setting
+        return Finisher(
+            self.ledger,
+            self.run,
             s.target,
             s.seed,
-            judge,
+            self._judge,
             self._compilers.workers,
             lambda: not self._stop and self._has_time(),
             self._on_stage,
             self._on_finished,
-            {run: s.space},
+            {self.run: s.space},
         )
-        self._lead = Lead()
-        self._lookahead: Lookahead | None = None
-        if self._prior is not None and s.sampler in PRIOR_GUIDED:
-            self._lookahead = Lookahead(s, self._prior, self._compilers)
 
     @property
     def invalid_proposals(self) -> int:
@@ -150,13 +131,13 @@ class Coordinator:
         try:
             # the first candidates are compiled while the device starts and times these
             if baselines := self._judge.baselines():
-                self._timing_baselines.add(baselines)
+                self._pending.baselines.add(baselines)
             self.progress.best = self._best()
             self._lead = self._find_lead()
-            while not self._stop and (self._fill() or self._in_flight()):
+            while not self._stop and (self._fill() or self._pending.futures):
                 self._start_lookahead()
                 self._other_searches.poll()
-                awaited = self._in_flight() | (self._lookahead.in_flight if self._lookahead else set())
+                awaited = self._pending.futures | (self._lookahead.in_flight if self._lookahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 with self.ledger.database.together():
                     for future in finished:
@@ -185,37 +166,29 @@ class Coordinator:
 
     def _first_stage(self) -> str:
         return (
-            self._judge.first_stage() if self._judging or self._timing_baselines else "compiling the first candidates"
+            self._judge.first_stage()
+            if self._pending.judging or self._pending.baselines
+            else "compiling the first candidates"
         )
-
-    def _in_flight(self) -> set[Future[Any]]:
-        return {
-            *self._timing_baselines,
-            *self._compiling,
-            *self._judging,
-            *self._leading,
-            *self._predicting,
-            *self._awaiting,
-        }
 
     def _advance(self, future: Future[Any]) -> None:
         if self._lookahead and future in self._lookahead.in_flight:
             self._lookahead.advance(future)
             self.progress.predicted = self._lookahead.predicted
-        if future in self._timing_baselines:
-            self._timing_baselines.remove(future)
+        if future in self._pending.baselines:
+            self._pending.baselines.remove(future)
             for baseline in timed_baselines(future):
                 self.ledger.record_baseline(self.run, baseline)
-        elif future in self._compiling:
-            self._on_compiled(self._compiling.pop(future), future.result())
-        elif future in self._predicting:
-            self._on_predicted(self._predicting.pop(future), future.result())
-        elif future in self._judging:
-            self._on_judged(self._judging.pop(future), future.result())
-        elif future in self._leading:
-            self._on_lead_judged(self._leading.pop(future), future.result())
-        elif future in self._awaiting:
-            flight, key = self._awaiting.pop(future)
+        elif future in self._pending.compiling:
+            self._on_compiled(self._pending.compiling.pop(future), future.result())
+        elif future in self._pending.predicting:
+            self._on_predicted(self._pending.predicting.pop(future), future.result())
+        elif future in self._pending.judging:
+            self._on_judged(self._pending.judging.pop(future), future.result())
+        elif future in self._pending.leading:
+            self._on_lead_judged(self._pending.leading.pop(future), future.result())
+        elif future in self._pending.awaiting:
+            flight, key = self._pending.awaiting.pop(future)
             self._dispatch(flight, key, self.ledger.claim(key, flight.trial))
 
     def _wants_more(self) -> bool:
@@ -226,7 +199,7 @@ class Coordinator:
         if self._failures.stop_reason():
             self.progress.ended = f"stopped: {self._failures.stop_reason()}"
             return False
-        if not self._has_time(self._seconds_to_finish()):
+        if not self._has_time(self._gate_time.to_finish(self.progress.outcomes[Outcome.UNFINISHED], s.jobs)):
             self.progress.ended = "time is up"
             return False
         return True
@@ -235,23 +208,15 @@ class Coordinator:
         s, progress = self.setting, self.progress
         return s.seconds is None or progress.spent + progress.elapsed + reserved <= s.seconds
 
-    def _seconds_to_finish(self) -> float:
-        """Return the seconds that finishing the gate for the displayed candidates may take.
-
-        They are estimated from candidates that were judged completely, or from the short cases before there are any.
-        """
-        short = WHOLE_OVER_SHORT * statistics.mean(self._seconds_short) if self._seconds_short else 0.0
-        each = statistics.mean(self._seconds_whole) if self._seconds_whole else short
-        return each * min(DISPLAYED_RANKS, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
-
     def _may_start(self, rendered: int = 0) -> bool:
         """Return whether another candidate fits, with `rendered` candidates pending."""
         if not self._wants_more():
             return False
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
-        compiling = len(self._compiling) + rendered
-        in_flight = compiling + len(self._judging) + len(self._leading) + len(self._awaiting)
+        pending = self._pending
+        compiling = len(pending.compiling) + rendered
+        in_flight = compiling + len(pending.judging) + len(pending.leading) + len(pending.awaiting)
         if self._exclusive:
             return not in_flight
         return compiling <= s.jobs and in_flight <= s.jobs + self._judge.queue_depth
@@ -296,7 +261,7 @@ class Coordinator:
         if self._lookahead is None or self._exclusive or not self._wants_more():
             return
         best = self.progress.best.config if self.progress.best else None
-        for_candidates = {*self._compiling, *self._predicting}
+        for_candidates = {*self._pending.compiling, *self._pending.predicting}
         while len(for_candidates | self._lookahead.in_flight) < self.setting.jobs and self._lookahead.start(best):
             pass
 
@@ -357,11 +322,11 @@ class Coordinator:
             if claim.known:
                 self._take_over(flight, key, claim.trial)
             else:
-                self._awaiting[self._other_searches.wait_for(claim.trial)] = flight, key
+                self._pending.awaiting[self._other_searches.wait_for(claim.trial)] = flight, key
         elif recorded := self._compilers.recorded(flight.candidate.source):
             self._compiled(flight, recorded)
         else:
-            self._compiling[self._compilers.compile(flight.candidate.source)] = flight
+            self._pending.compiling[self._compilers.compile(flight.candidate.source)] = flight
 
     def _take_over(self, flight: InFlight[Rendered], key: str, original: int) -> None:
         outcome = self.ledger.take_over(key, original, flight.trial, timed=self.setting.timed)
@@ -388,18 +353,18 @@ class Coordinator:
         seed = seed_for(self.setting.seed, self.run, flight.trial)
         whole = len(self.setting.objectives) > 1  # a prediction does not tell what leads in one of several objectives
         judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, whole)
-        self._judging[judged] = flight
+        self._pending.judging[judged] = flight
 
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
         if isinstance(result, Evaluation):
-            self._note_seconds(result.verdicts, result.whole)
+            self._gate_time.add(result.verdicts, result.whole)
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
         self._finish(flight, end_of(result))
 
     def _predict(self, flight: InFlight[Compiled]) -> None:
         """Predict a measured candidate as well, so that every search knows how well predictions rank."""
-        self._predicting[self._compilers.predict(flight.candidate.contender)] = flight
+        self._pending.predicting[self._compilers.predict(flight.candidate.contender)] = flight
 
     def _on_predicted(self, flight: InFlight[Compiled], result: Estimated | Rejection) -> None:
         if isinstance(result, Rejection) or result.figure is None:
@@ -408,13 +373,6 @@ class Coordinator:
         if result.by_model:
             assert self._prior is not None  # a search that times has one
             self._prior.predict(flight.proposal.config, result.figure.median_us)
-
-    def _note_seconds(self, verdicts: Sequence[Verdict], whole: bool) -> None:
-        seconds = sum(v.wall_ms for v in verdicts) / 1e3
-        if whole:
-            self._seconds_whole.append(BUILD_SECONDS + seconds)
-        else:
-            self._seconds_short.append(seconds)
 
     # ── the gate finished ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -427,7 +385,7 @@ class Coordinator:
         begun = self._finisher.begin(self._lead.trial)
         if not isinstance(begun, Rejection):
             future, candidate = begun
-            self._leading[future] = candidate
+            self._pending.leading[future] = candidate
 
     def _judge_lead_of_stopped(self) -> None:
         """Finish the gate for the leader of a search that was stopped before any candidate passed it whole."""
@@ -441,7 +399,7 @@ class Coordinator:
 
     def _on_lead_judged(self, candidate: Candidate, result: Judged | Rejection) -> None:
         if isinstance(result, Judged):
-            self._note_seconds(result.verdicts, result.whole)
+            self._gate_time.add(result.verdicts, result.whole)
         self._finisher.end(candidate, result)
         self.progress.best = self._best()
         self._lead = self._find_lead()

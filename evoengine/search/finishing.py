@@ -1,17 +1,18 @@
-"""Finish the gate of candidates that are shown or shipped: the displayed ranking, a GPU's finalists, exports.
+"""Finish the gate of candidates that are shown or shipped, and hold the finals of a search that times.
 
 A search judges most candidates by the short cases alone. A displayed rank requires the whole gate of both judges: after
 the last trial the candidates to be displayed are judged completely, and where one of them fails its successors are,
-until the ranking is final.
+until the ranking is final. The same holds for exports. In finals the best candidates are timed against each other.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
@@ -23,6 +24,7 @@ from evoengine.records import (
     Candidate,
     CompiledCandidate,
     Judged,
+    Kind,
     Outcome,
     Rejection,
     Verdict,
@@ -34,7 +36,67 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool, Workers
 from evoengine.space.space import SearchSpace
+from evoengine.stages.final_result import Finals
+from evoengine.stages.statistics import SAME_WITHIN
 from evoengine.workloads.base import Target
+
+FINALISTS = 8
+
+
+def submit_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future[Finals | Rejection] | None:
+    """Return a future of the finals among the ledger's best measured candidates; None if the evaluator times none."""
+    best = ledger.best(problem, gpu, top=FINALISTS)
+    measured = [c.trial for c in best if c.ranked_by.kind is Kind.MEASURED]
+    known = [with_machine_code(ledger, trial) for trial in measured]
+    found = [candidate.contender for candidate in known if isinstance(candidate, Candidate)]
+    return judge.finals(found) if found else None
+
+
+def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[str]:
+    """Write the new figures with their places; return remarks for people.
+
+    `Ledger.best` ranks by `place` among the finalists of the last run that held finals (`final_of_run`). Sustained
+    figures have no place. A finalist whose output was wrong ends as incorrect.
+    """
+    if isinstance(result, Rejection):
+        return [f"the best could not be timed against each other ({result.reason}); they are ranked by single timings"]
+    said = []
+    for trial, how in result.wrong.items():
+        candidate = ledger.candidate(trial)
+        reason = f"wrong while it was timed in finals, {how}"
+        ledger.finish(trial, Outcome.INCORRECT, reason, candidate.occupancy, candidate.device)
+        said.append(f"#{trial} was {reason}; it is out")
+    for place, trial in enumerate(result.order, 1):
+        if trial in result.sustained:
+            ledger.record_measurement(trial, result.sustained[trial])
+        figure = result.figures[trial]
+        final = {"final_of_run": float(run), "place": float(place), "tied": float(trial in result.tied)}
+        if place == 1 and result.lead:
+            final |= dict(zip(("over_second", "over_second_low", "over_second_high"), result.lead, strict=True))
+        ledger.record_measurement(trial, replace(figure, terms={**figure.terms, **final}))
+    return said + _outcome(result)
+
+
+def _outcome(result: Finals) -> list[str]:
+    """Return sentences that compare the winner with the others."""
+    said = []
+    if result.lead:
+        ratio, low, high = (100 * (value - 1) for value in result.lead)
+        first, second = result.order[:2]
+        interval = f"95 % interval {low:+.2f} to {high:+.2f} %"
+        said.append(f"#{first} against #{second} in the same rounds: {ratio:+.2f} % of time ({interval})")
+    if result.tied:
+        first, *others = sorted(result.tied, key=result.order.index)
+        within = f"within {100 * SAME_WITHIN:g} %"
+        said.append(f"#{first} is the same as {_listed(others)} {within}; of these it has the fewest registers")
+    if result.open:
+        said.append(f"the fastest was not distinguished from {_listed(result.open)} in the time of the finals")
+    return said
+
+
+def _listed(trials: Iterable[int]) -> str:
+    return ", ".join(f"#{trial}" for trial in trials)
+
 
 DISPLAYED_RANKS = 10
 """number of displayed ranks, in addition to the best of each family that is not among them"""
@@ -42,6 +104,10 @@ MIN_TRIALS_BEHIND = 6
 """trials that must end behind a leader before its gate is finished: most leaders are overtaken sooner, and the gate
 costs as much as a dozen other candidates"""
 POLL_SECONDS = 0.1
+BUILD_SECONDS = 2.0
+"""duration of the emulator's build of a candidate, which no verdict's time includes"""
+WHOLE_OVER_SHORT = 12
+"""time of the whole gate by both judges over that of the short cases by machine code"""
 
 
 def is_whole(verdicts: Sequence[Verdict]) -> bool:
@@ -118,6 +184,30 @@ class Lead:
     def due(self) -> bool:
         """Return whether its gate should be finished now."""
         return self.trial is not None and not self.finished and self.trials_behind >= MIN_TRIALS_BEHIND
+
+
+@dataclass(slots=True)
+class GateTime:
+    """Durations of the gate in seconds, from which the time to finish it is estimated."""
+
+    _whole: list[float] = field(default_factory=list)
+    _short: list[float] = field(default_factory=list)
+
+    def add(self, verdicts: Sequence[Verdict], whole: bool) -> None:
+        seconds = sum(v.wall_ms for v in verdicts) / 1e3
+        if whole:
+            self._whole.append(BUILD_SECONDS + seconds)
+        else:
+            self._short.append(seconds)
+
+    def to_finish(self, unfinished: int, jobs: int) -> float:
+        """Return the seconds that finishing the gate for the displayed ones of `unfinished` candidates may take.
+
+        They are estimated from candidates that were judged completely, or from the short cases before there are any.
+        """
+        short = WHOLE_OVER_SHORT * statistics.mean(self._short) if self._short else 0.0
+        each = statistics.mean(self._whole) if self._whole else short
+        return each * min(DISPLAYED_RANKS, unfinished) / jobs
 
 
 @dataclass(slots=True)

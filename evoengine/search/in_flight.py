@@ -1,15 +1,18 @@
-"""A candidate in flight: its proposal, and the furthest stage of the pipeline that it reached."""
+"""Candidates in flight: their proposals, the furthest stage that each reached, and what is awaited for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.rows import last_verdicts
-from evoengine.records import Candidate, Plans
+from evoengine.records import Baseline, Binary, Candidate, Judged, Plans, Rejection
 from evoengine.search.evaluators import End
 from evoengine.search.pipeline import Compiled, Proposed, Rendered
 from evoengine.search.proposer import Proposal
+from evoengine.stages.predict import Estimated
+from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
 Reached = TypeVar("Reached", bound=Proposed, covariant=True)
@@ -51,3 +54,29 @@ class InFlight(Generic[Reached]):
             operator=proposal.operator,
             evidence=end.evidence,
         )
+
+
+@dataclass(slots=True)
+class Pending:
+    """The futures that a search awaits, by the task, each with the candidate that it is for."""
+
+    baselines: set[Future[list[Baseline] | Rejection]] = field(default_factory=set)
+    compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = field(default_factory=dict)
+    judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = field(default_factory=dict)
+    leading: dict[Future[Judged | Rejection], Candidate] = field(default_factory=dict)
+    """candidates that have led for a while, whose gate is being finished"""
+    predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = field(default_factory=dict)
+    """predictions of candidates that a GPU timed"""
+    awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = field(default_factory=dict)
+    """candidates that another search evaluates, with the key of the evaluation"""
+
+    @property
+    def futures(self) -> set[Future[Any]]:
+        return {
+            *self.baselines,
+            *self.compiling,
+            *self.judging,
+            *self.leading,
+            *self.predicting,
+            *self.awaiting,
+        }

@@ -1,11 +1,69 @@
-"""Start points from the best of neighbouring problems and GPUs."""
+"""What earlier runs for near problems and GPUs give a search: start points, and a prior from a sibling GPU."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu, known_gpus
 from evoengine.ledger.store import Ledger
-from evoengine.records import Config, config_key
-from evoengine.search.nearness import nearest_first
+from evoengine.records import Candidate, Config, Kind, config_key
+from evoengine.search.samplers.pool import Space
+from evoengine.search.samplers.prior import MIN_MEASURED, Prior
 from evoengine.search.setting import Setting
+from evoengine.workloads import parse_problem
+
+OTHER_WORD = 8.0
+"""for a data type or a flag that differs; sizes count by their binary logarithm"""
+OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
+"""for another GPU of the same architecture, and one of another"""
+
+
+def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first.
+
+    Ties keep their order. One that cannot be compared comes last.
+    """
+    kernel = problem.partition(":")[0]
+    alike = [other for other in others if other[0].partition(":")[0] == kernel]
+    return sorted(alike, key=lambda other: distance(problem, other[0]) + _gpu_distance(gpu, other[1]))
+
+
+def distance(problem: str, other: str) -> float:
+    """Return a distance between problems: 0 for the same problem, infinite if one of them cannot be parsed here."""
+    if problem == other:
+        return 0.0
+    try:
+        (_, one), (_, two) = parse_problem(problem), parse_problem(other)
+    except UsageError:
+        return math.inf
+    ours, theirs = one.variables(), two.variables()
+    if ours.keys() != theirs.keys():
+        return math.inf
+    return sum(_size_distance(ours[name], theirs[name]) for name in ours)
+
+
+def _size_distance(one: object, two: object) -> float:
+    if one == two:
+        return 0.0
+    ours, theirs = _size(one), _size(two)
+    return OTHER_WORD if ours is None or theirs is None else abs(math.log2(ours / theirs))
+
+
+def _size(value: object) -> float | None:
+    """Return a positive number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if value > 0 else None
+
+
+def _gpu_distance(gpu: Gpu, other: str) -> float:
+    if other == gpu.key:
+        return 0.0
+    known = known_gpus().get(other)
+    return OTHER_BOARD if known is not None and known.arch == gpu.arch else OTHER_ARCHITECTURE
+
 
 NEIGHBOURS = 4
 """number of problems and GPUs of earlier runs whose best kernels are tried"""
@@ -27,3 +85,26 @@ def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
         if config is not None and config not in setting.space.starts:
             found[config_key(config)] = config
     return list(found.values())
+
+
+MOST = 20_000
+"""number of figures taken from a sibling, fastest first"""
+
+
+def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
+    """Return the prior from the sibling GPU that measured most configurations of the space.
+
+    It is empty if none measured enough.
+    """
+    others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
+    siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
+    found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
+    prior = Prior(space)
+    for candidate in found if len(found) >= MIN_MEASURED else ():
+        prior.measure(candidate.config, candidate.ranked_by.compared_us)
+    return prior
+
+
+def _measured(ledger: Ledger, space: Space, problem: str, gpu: str) -> list[Candidate]:
+    best = ledger.best(problem, gpu, top=MOST)
+    return [c for c in best if c.ranked_by.kind is Kind.MEASURED and space.contains(c.config)]

@@ -10,8 +10,7 @@ from pathlib import Path
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
-from evoengine.search.finals import FINALISTS, record_finals, submit_finals
-from evoengine.search.finishing import Finisher
+from evoengine.search.finishing import FINALISTS, Finisher, record_finals, submit_finals
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.worker_process import COMPILER_LIMITS

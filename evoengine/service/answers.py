@@ -29,7 +29,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.machine import how_ended
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
-from evoengine.search.nearness import nearest_first
+from evoengine.search.neighbours import nearest_first
 from evoengine.search.targets import stored_gpu
 from evoengine.service.limits import Lane, Threads, busy
 from evoengine.tuning.best import find_best

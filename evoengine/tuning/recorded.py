@@ -17,8 +17,7 @@ from evoengine.objectives import parse_objectives
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.progress import Progress
-from evoengine.search.recorded import RecordedSpace, read_recorded
-from evoengine.search.recorded_file import LARGEST_FILE
+from evoengine.search.recorded import LARGEST_FILE, RecordedSpace, read_recorded
 from evoengine.search.replay import RECORDED, REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.resume import SearchRequest, begin
 from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, complete_from_run, finisher

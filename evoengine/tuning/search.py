@@ -24,12 +24,12 @@ from evoengine.records import Candidate, Kind, listed
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.search import samplers
+from evoengine.search.compilers import Renderer
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
 from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
-from evoengine.search.rendering import Renderer
 from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
 from evoengine.search.worker_process import COMPILER_LIMITS

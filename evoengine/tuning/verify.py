@@ -12,11 +12,11 @@ from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import AUTO
 from evoengine.ledger.store import open_ledger
 from evoengine.records import EXECUTOR, Candidate, Config, Judged, Rejection
+from evoengine.search.compilers import Renderer
 from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.finishing import judge_once
 from evoengine.search.reference import require_reference
-from evoengine.search.rendering import Renderer
 from evoengine.stages.render import Fill
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu

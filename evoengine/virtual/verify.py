@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
+import triton
 from triton.runtime.errors import OutOfResources
 
 from evoengine.errors import UsageError
@@ -26,15 +27,17 @@ LARGEST_ODD = 300
 
 
 def verify(
-    target: str, call: str, reference: str | None, gpu: str, seed: int,
-    on_verdict: Callable[[ConfigVerdict], None] = lambda verdict: None,
-) -> list[ConfigVerdict]:  # fmt: skip
+    target: str, call: str, reference: str | None, gpu: str, seed: int, exact: bool = False
+) -> list[ConfigVerdict]:
     """Gate every configuration of the kernel that `target`, FILE::KERNEL, names.
 
     `call` names a function of the file that launches the kernel on tensors of its own, `reference` one that takes
-    parameters of the kernel by name and returns what it writes. Raises UsageError where one of them is missing, raises
-    for its own sizes, or launches no such kernel.
+    parameters of the kernel by name and returns what it writes. With `exact`, each configuration is also built in
+    Triton's exact algebra and compared with the first, which says nothing about its verdict. Raises UsageError where a
+    function is missing, raises for its own sizes, or launches no such kernel, and where Triton has no exact algebra.
     """
+    if exact and not hasattr(triton.knobs.compilation, "fpsan_homomorphic_casts"):
+        raise UsageError(f"--exact needs FpSan of Triton 3.9; this is Triton {triton.__version__}")
     file, separator, name = target.partition("::")
     if not separator or not name:
         raise UsageError(f"--triton takes FILE::KERNEL, and {target!r} names no kernel")
@@ -53,8 +56,9 @@ def verify(
             gating.verdict = ConfigVerdict(config_text(config))
             with kernel.only(config):
                 _run_cases(gating, function, cases, path)
+                if exact and not gating.verdict.wrong:
+                    _run_exactly(gating, function, cases)
             verdicts.append(gating.verdict)
-            on_verdict(gating.verdict)
     finally:
         uninstall()
     return verdicts
@@ -63,8 +67,7 @@ def verify(
 def _run_cases(gating: GatingGpu, function: Callable[..., Any], cases: list[dict[str, int]], path: Path) -> None:
     """Call the function with each set of sizes, until one of its launches is wrong."""
     for number, sizes in enumerate(cases):
-        gating.sizes = " ".join(f"{name}={value}" for name, value in sizes.items())
-        gating.launches = 0
+        gating.sizes, gating.launches = _text(sizes), 0
         try:
             with _uninitialized_as_nan(), warnings.catch_warnings():
                 torch.manual_seed(gating.seed_of(number))
@@ -82,6 +85,31 @@ def _run_cases(gating: GatingGpu, function: Callable[..., Any], cases: list[dict
         else:
             if not gating.launches:
                 raise UsageError(f"{function.__name__}({gating.sizes}) launches no kernel {gating.kernel.name}")
+
+
+def _run_exactly(gating: GatingGpu, function: Callable[..., Any], cases: list[dict[str, int]]) -> None:
+    """Call the function with each set of sizes that it took, with launches of the build in exact algebra."""
+    before, triton.knobs.compilation.instrumentation_mode = triton.knobs.compilation.instrumentation_mode, "fpsan"
+    gating.exact = True
+    try:
+        for number, sizes in enumerate(cases):
+            gating.sizes, gating.launches = _text(sizes), 0
+            if gating.sizes in gating.verdict.refused:
+                continue
+            try:
+                with _uninitialized_as_nan():
+                    torch.manual_seed(gating.seed_of(number))
+                    function(**sizes)
+            except Exception as error:  # what the function makes of such results may be anything
+                if not gating.launches:
+                    gating.verdict.unbuilt[gating.sizes] = str(error)
+    finally:
+        gating.exact = False
+        triton.knobs.compilation.instrumentation_mode = before
+
+
+def _text(sizes: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sizes.items())
 
 
 def _cases(sizes: dict[str, int], seed: int) -> list[dict[str, int]]:
@@ -128,6 +156,8 @@ class ConfigAnswer(TypedDict):
     outcome: str
     attempts: list[AttemptAnswer]
     refused: dict[str, str]
+    inexact: list[str]
+    unbuilt: dict[str, str]
     time_us: float | None
     range_us: list[float] | None
     bound: str | None
@@ -176,6 +206,8 @@ def _config_answer(verdict: ConfigVerdict) -> ConfigAnswer:
             for one in verdict.attempts
         ],
         "refused": dict(verdict.refused),
+        "inexact": verdict.inexact,
+        "unbuilt": verdict.unbuilt,
         "time_us": found.time_us if found else None,
         "range_us": [found.low_us, found.high_us] if found else None,
         "bound": found.bound if found else None,

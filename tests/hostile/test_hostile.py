@@ -193,7 +193,7 @@ TEXTS = {
 def test_a_text_that_would_fail_later_is_refused_before_a_ledger_is_made(folder, monkeypatch, name):
     make, says = TEXTS[name]
     if make is bomb:
-        monkeypatch.setattr("evoengine.search.recorded_file.LARGEST_FILE", LIMIT)
+        monkeypatch.setattr("evoengine.search.recorded.LARGEST_FILE", LIMIT)
     (folder / "run.json").write_bytes(make())
     for command in (["import", "run.json"], ["search", "--device", "recorded:run.json"]):
         code, said = call(*command, "--db", "evo.db")

@@ -10,7 +10,7 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Launch, Outcome
-from evoengine.search.rendering import LIMITS, Renderer
+from evoengine.search.compilers import RENDER_LIMITS, Renderer
 from evoengine.stages.render import inert_knobs
 from evoengine.stages.template import MOST_BYTES, Folders, Template
 from tests.support.exhaustive import more
@@ -47,7 +47,7 @@ def renderer():
 @pytest.fixture(scope="module")
 def hasty():
     """Cuts off what has no end; what has one may take longer than that where this machine is busy."""
-    renderer = Renderer(replace(LIMITS, seconds=SECONDS))
+    renderer = Renderer(replace(RENDER_LIMITS, seconds=SECONDS))
     yield renderer
     renderer.close()
 

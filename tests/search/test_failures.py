@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.records import Outcome
-from evoengine.search.failures import MAX_ALIKE, Failures
+from evoengine.search.progress import MAX_ALIKE, Failures
 
 UNDEFINED = 'kernel.cu(7): error: identifier "INFINITY" is undefined'
 

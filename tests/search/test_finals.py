@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome, Rejection
-from evoengine.search.finals import record_finals
+from evoengine.search.finishing import record_finals
 from evoengine.stages.final_result import Finals
 from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
 

@@ -23,6 +23,7 @@ from evoengine.records import Judged, Outcome
 from evoengine.sass import build as executor
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Task
 from evoengine.stages.tasks import finish_task
 from tests.support.machine_code import require_compiler
 from tests.support.waiting import wait_for
@@ -138,8 +139,8 @@ def test_a_worker_of_a_node_builds_as_it_starts_and_its_time_limits_begin_afterw
         with FileLock(cache / "sass.lock"):  # as where another process builds
             assert node.ready().node == "node"
             assert node._build.is_running
-            assert isinstance(node.run(os.getpid, Outcome.CRASHED, int, 60.0).answer, int)
-            judged = beside.submit(node.run, finish_task, Outcome.CRASHED, Judged, 60.0, *given)
+            assert isinstance(node.run(Task(os.getpid, Outcome.CRASHED, int, 60.0)).answer, int)
+            judged = beside.submit(node.run, Task(finish_task, Outcome.CRASHED, Judged, 60.0), *given)
             wait_for(lambda: node.activity().task == "finish_task")
             attempts = []
             monkeypatch.setattr(node._pool, "attempt", lambda *args: attempts.append(node._build.is_running))
@@ -157,8 +158,8 @@ def test_a_node_that_cannot_build_runs_what_needs_no_judge(monkeypatch, tmp_path
     use(monkeypatch, tmp_path, "echo 'core.cpp:1: error: no such language' >&2; exit 1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
     node = NodeWorker(WorkerLimits(forked=False), None, "")
-    assert isinstance(node.run(os.getpid, Outcome.CRASHED, int, 60.0).answer, int)
-    failed = node.run(finish_task, Outcome.CRASHED, Judged, 60.0, None, None, None, 0, ()).answer
+    assert isinstance(node.run(Task(os.getpid, Outcome.CRASHED, int, 60.0)).answer, int)
+    failed = node.run(Task(finish_task, Outcome.CRASHED, Judged, 60.0), None, None, None, 0, ()).answer
     assert isinstance(failed, MachineError) and "no such language" in str(failed)
     node._pool.close()
     node._build.close()

@@ -115,7 +115,7 @@ def test_it_works_only_while_workers_are_idle(numbered, monkeypatch):
     busy, start = [], Lookahead.start
 
     def noted(self, best):
-        running = {*coordinator._compiling, *coordinator._predicting, *self.in_flight}
+        running = {*coordinator._pending.compiling, *coordinator._pending.predicting, *self.in_flight}
         busy.append(sum(not future.done() for future in running))
         return start(self, best)
 

@@ -8,8 +8,8 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
+from evoengine.search.neighbours import sibling_prior
 from evoengine.search.samplers.prior import MIN_MEASURED
-from evoengine.search.siblings import sibling_prior
 from tests.support import faulty_device
 from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET
 

@@ -73,7 +73,40 @@ def sum_of(x, y):
     return x + y
 
 
+@triton.autotune(BLOCKS, key=["n"])
+@triton.jit
+def row_sums(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, n, BLOCK):
+        total += tl.load(x + tl.program_id(0) * n + first + at, mask=first + at < n, other=0.0)
+    tl.store(out + tl.program_id(0), tl.sum(total))
+
+
+def call_row_sums(m=3, n=300):
+    row_sums[(m,)](torch.randn(m, n), torch.empty(m), n)
+
+
+def sums_of(x):
+    return x.sum(-1)
+
+
 # ── wrong ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@triton.autotune(BLOCKS, key=["n"])
+@triton.jit
+def nearly_twice(x, out, n, BLOCK: tl.constexpr):
+    """Off by less than a tolerance notices, for the second configuration alone."""
+    at = tl.arange(0, BLOCK)
+    for first in range(0, n, BLOCK):
+        factor = 2.0 if BLOCK == 64 else 2.0001
+        place, inside = out + tl.program_id(0) * n + first + at, first + at < n
+        tl.store(place, factor * tl.load(x + tl.program_id(0) * n + first + at, mask=inside), mask=inside)
+
+
+def call_nearly_twice(m=3):
+    rows(nearly_twice, m, 100, lambda *shape: torch.randn(shape).half())
 
 
 @triton.autotune(BLOCKS, key=["n"])

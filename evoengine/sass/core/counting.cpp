@@ -122,12 +122,14 @@ struct Surveyor : Counter {
   Pieces loaded, stored;
   u32 block = 0;
   const Pieces* whole = nullptr;       // of the block that is run longer
+  std::vector<u32> found;              // per allocation: sectors loaded where something was stored before
   std::vector<std::array<u32, 2>> in;  // of this block, per allocation: pieces loaded, those of them in `whole`
   std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
   std::vector<int> boxes;              // per allocation: all loads by TMA
   const std::vector<Allocation>& allocations;
 
-  explicit Surveyor(const std::vector<Allocation>& all) : in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
+  explicit Surveyor(const std::vector<Allocation>& all) 
+      : found(all.size()), in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
 
   void saw(const Context& c, const Instruction& i) override {
     Counter::saw(c, i);
@@ -151,10 +153,13 @@ struct Surveyor : Counter {
   }
 
   void touch(u64 piece, u32 sectors, bool store) {
+    int n = !store && (whole || stored.has(piece)) ? allocation_of(piece) : -1;
+    if (n >= 0 && stored.has(piece)) {
+      found[n] += sectors;
+      return;
+    }
     (store ? stored : loaded).add(piece, block, sectors);
-    if (!whole || store) return;
-    int n = allocation_of(piece);
-    if (n < 0) return;
+    if (!whole || n < 0) return;
     in[n][0]++;
     in[n][1] += whole->has(piece);
   }
@@ -219,6 +224,7 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   });
   for (size_t a = 0; a < in.size(); a++)
     if (2 * std::abs(each.eviction[a]) > each.boxes[a]) found.allocations[a].eviction = each.eviction[a] > 0 ? 1 : -1;
+  for (size_t a = 0; a < in.size(); a++) found.allocations[a].whole_found = one.found[a];
   for (size_t a = 0; a < in.size(); a++) found.allocations[a].in_whole = in[a][0] ? in[a][1] / in[a][0] : 0;
   return found;
 }

@@ -26,7 +26,7 @@ struct Counts {
 // counted in pieces of 64 bytes, which is what a DRAM gives at the least.
 #define SASS_TOUCHED(X)                                                                                          \
   X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
-  X(whole_loaded) X(whole_bytes_loaded) X(in_whole) X(eviction)
+  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(in_whole) X(eviction)
 
 struct Touched {
 #define SASS_FIELD(name) double name = 0;
@@ -34,8 +34,8 @@ struct Touched {
 #undef SASS_FIELD
 };
 
-// `…_half`: by the first half of the blocks; `loaded_together`: sectors asked for in pieces that more than one block
-// loads. `whole_…`: by the one block that is run longer; `in_whole`: of what another block loads at its beginning, the
+// Loads of what was stored before do not count among them. `…_half`: by the first half of the blocks; `loaded_together`: sectors asked for in pieces that more than one block
+// loads. `whole_…`: by the one block that is run longer; `whole_found`: sectors that it loads after it stored there; `in_whole`: of what another block loads at its beginning, the
 // share in pieces that the one loads at any time, in the mean over the others and 1 for the one itself. `eviction`: as
 // most loads of it ask for, first (-1), last (1) or neither (0).
 struct Survey {

@@ -312,7 +312,7 @@ Execute prepare_minmax(Instruction& i) {
 const Opcode INTEGER[] = {
     {"IADD3", Pipe::Alu, prepare_iadd3},
     {"UIADD3", Pipe::Uniform, prepare_iadd3},
-    {"VIADD", Pipe::Alu, prepare_viadd},
+    {"VIADD", Pipe::FmaHeavy, prepare_viadd},
     {"IMAD", Pipe::FmaHeavy, prepare_imad},
     {"UIMAD", Pipe::Uniform, prepare_imad},
     {"IDP", Pipe::FmaHeavy, prepare_idp},

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <queue>
+#include <unordered_map>
 
 #include "caches.h"
 #include "timing.h"
@@ -56,13 +57,15 @@ struct Product {
   Chain chain;
 };
 
-// What is asked of an allocation, and what of it has been charged to the DRAM so far.
+// What is asked of an allocation, what of it has been charged to the DRAM so far, and what has waited for it.
 struct Asked {
-  double loaded = 0, charged = 0;
+  double loaded = 0, charged = 0, missed = 0;
 };
 
 struct Sm {
   Part parts[PARTS];
+  double started = -NEVER;                // when its last block's first warp did
+  double barriers = 0;                    // until when arrivals at barriers are taken, one after the other
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
   double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
   double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
@@ -75,6 +78,7 @@ struct Sm {
   Chain chain{nullptr, 0};                // of the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;            // for the tensor cores
+  std::unordered_map<u64, double> changed;  // by line: until when the L2 works on atomics
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };
@@ -115,12 +119,16 @@ class Timing : public Machine {
   void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
   void touch_shared(Sm&, const Access&, double start, double& done, double& read);
   double fetch(Sm&, const u64* sectors, int count, double start, bool cached, bool ahead);
-  double store(Sm&, const u64* sectors, int count, double start, bool local);
+  double store(Sm&, const Access&, const u64* sectors, int count, double start, bool local);
+  double change(Sm&, const Access&, int sectors, double start);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
+  bool misses_l2(Sm&, int allocation, double sectors);
+  double dram_latency() const;
   void write_back(Sm&, double start);
   void load_dram(Sm&, double start, double clocks, bool ahead);
   bool store_dram(Sm&, double start, double clocks);
+  void settle(const Slot&, double at);
   int allocation_at(u64 address);
   // sm_async.cpp
   double load_box(Slot&, const Completion&);
@@ -135,6 +143,7 @@ class Timing : public Machine {
   std::vector<Sm> chips;
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Slot>> slots;
+  std::unordered_map<const Cluster*, double> settled;  // when the L2 has told of all that it stored
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
   std::vector<std::array<u8, 2>> reads;  // per instruction
   size_t next_block = 0, living = 0, found = 0;

@@ -62,7 +62,7 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
     double arrives = std::max(sm.tma, sm.l2) + rates.tma_latency;
-    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + rates.dram_latency - rates.l2_latency);
+    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + dram_latency() - rates.l2_latency);
     latest = std::max(latest, arrives);
   }
   return latest + (reached > 1 ? rates.multicast_latency : 0);

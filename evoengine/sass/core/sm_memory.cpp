@@ -9,7 +9,19 @@ namespace sass {
 namespace {
 
 constexpr double HEADER = 8;  // bytes that travel to the L2 beside the data of each line (GPGPU-Sim, WRITE_PACKET_SIZE)
-constexpr double L2_MISSES = 600, DRAM_MISSES = 1200;  // clocks of work that an SM's misses may wait for
+// Sectors of a store that it does not fill.
+int partial(const Access& access, const u64* sectors, int count) {
+  if (__builtin_popcount(access.lanes) * access.bytes == count * SECTOR) return 0;
+  int found = 0;
+  for (int n = 0; n < count; n++) {
+    int bytes = 0;
+    for (u32 rest = access.lanes; rest; rest &= rest - 1) bytes += access.addresses[__builtin_ctz(rest)] >> 5 == sectors[n] ? access.bytes : 0;
+    found += bytes < SECTOR;
+  }
+  return found;
+}
+
+constexpr int TAGS = 4;  // lines that the L1 looks up in a clock
 
 }  // namespace
 
@@ -39,9 +51,27 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   double from_dram = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram;
   double due = std::fma(from_dram, asked.loaded, -asked.charged);
   if (due < 0.5 * sectors) return 0;
-  double charged = sectors == 1 ? 1 : std::min(due, sectors);  // a sector as a whole, a box as a part of it
+  // of a sector the DRAM gives its piece, one or two sectors, of a box the part that is due
+  double charged = sectors > 1 ? std::min(due, sectors) : due < 1.5 ? 1 : 2;
   asked.charged += charged;
   return charged * SECTOR / rates.dram_bytes_per_clock;
+}
+
+// From a request on, without its turn: requests of all SMs meet at its banks the more often the busier it is.
+double Timing::dram_latency() const {
+  double use = now > 0 ? std::min(1.0, result.dram / now / double(chips.size())) : 0;
+  return rates.dram_latency * (1 + rates.dram_loaded_delay * use * use);
+}
+
+// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at the
+// same time.
+bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
+  bool local = size_t(allocation) >= request.traffic.size();
+  Asked& asked = sm.asked[allocation];
+  double share = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].sharers;
+  if (std::fma(std::min(1.0, share), asked.loaded, -asked.missed) < 0.5 * sectors) return false;
+  asked.missed += sectors;
+  return true;
 }
 
 // The DRAM writes back what the L2 holds while nothing is loaded.
@@ -59,7 +89,7 @@ void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn;
+  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn * rates.dram_turn_cost;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
@@ -81,6 +111,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
   double latest = start;
   u64 line = ~0ull;
   double dram = 0;  // clocks for each sector of the line
+  bool missed = false;
   for (int n = 0; n < count; n++) {
     int allocation = allocation_at(sectors[n] << 5);
     sm.asked[allocation].loaded++;
@@ -96,14 +127,16 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
     if (sectors[n] >> 2 != line) {
       line = sectors[n] >> 2;
       dram = dram_clocks(sm, allocation, 1);
-    } else if (dram) {
-      sm.asked[allocation].charged++;
+      missed = misses_l2(sm, allocation, 1);
+    } else {
+      if (dram) sm.asked[allocation].charged++;
+      if (missed) sm.asked[allocation].missed++;
     }
     if (dram) {
       load_dram(sm, start, dram, ahead);
       sm.misses_dram = sm.dram;
-      arrives = std::max(arrives, std::max(sm.dram, start) + rates.dram_latency);
     }
+    if (dram || missed) arrives = std::max(arrives, std::max(dram ? sm.dram : start, start) + dram_latency());
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
   }
@@ -111,10 +144,11 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
 }
 
 // When the L2 has taken the sectors.
-double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool local) {
+double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count, double start, bool local) {
   int lines = 0;
   for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
   double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
+  if (!local) l2 = std::max(l2, partial(access, sectors, count) * rates.l2_partial_clocks);
   sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
   result.l2_in += l2;
   int allocation = local ? int(request.traffic.size()) : allocation_at(sectors[0] << 5);
@@ -126,17 +160,46 @@ double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool l
   return sm.l2_in;
 }
 
+// When the L2 has done the atomics. Those on one line it does one after the other, of all SMs.
+double Timing::change(Sm& sm, const Access& access, int sectors, double start) {
+  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + sectors * rates.l2_partial_clocks;
+  result.l2_in += sectors * rates.l2_partial_clocks;
+  double done = sm.l2_in;
+  for (u32 rest = access.lanes; rest; rest &= rest - 1) {
+    u64 address = access.addresses[__builtin_ctz(rest)];
+    int allocation = allocation_at(address);
+    double sharers = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].sharers : 1;
+    double& until = sm.changed[address >> 7];
+    until = std::max(until, start) + sharers * rates.l2_atomic_clocks;
+    done = std::max(done, until);
+  }
+  sm.misses_l2 = std::max(sm.misses_l2, done);
+  return done;
+}
+
+// A block has not ended before the L2 has told of what it stored.
+void Timing::settle(const Slot& slot, double at) {
+  double& last = settled[slot.warp->block->cluster];
+  last = std::max(last, at);
+}
+
 void Timing::touch_shared(Sm& sm, const Access& access, double start, double& done, double& read) {
   double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
-  double takes = std::max(rates.sm_memory_interval, wavefronts(access) * wavefront);
+  int count = wavefronts(access);
+  double takes = std::max(rates.sm_memory_interval, count * wavefront);
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
-  done = sm.lsu + rates.lds_latency;
+  u32 of_phase[4];
+  int later = access.matrix ? count - 1 : count + phases(access, of_phase) - 2;
+  done = sm.lsu + rates.lds_latency + later * rates.conflict_latency;
   read = sm.lsu + 4;
 }
 
 void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
+  Part& part = sm.parts[slot.part];
+  int bytes_of_lane = access.matrix ? 4 * (__builtin_popcount(access.lanes) / 8) : access.bytes;
+  part.memory = std::max(part.memory, now + rates.wide_interval * bytes_of_lane / 16);
   double start = std::max(now + rates.memory_interval, sm.lsu);
   if (access.space == Access::Space::Constant) {
     done = now + rates.constant_latency;
@@ -158,18 +221,23 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   u64 sectors[4 * LANES];
   int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
-  double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)), std::ceil(bytes / rates.l1_bytes_per_clock)});
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
   read = sm.lsu + 4;
   far = true;
   if (access.store && !access.atomic) {
-    double taken = store(sm, sectors, sector_count, sm.lsu, local);
+    double taken = store(sm, *own, sectors, sector_count, sm.lsu, local);
+    if (!local) settle(slot, taken + rates.l2_latency);
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
+    if (access.atomic) {
+      done = std::max(done, change(sm, access, sector_count, start) + rates.l2_latency);
+      settle(slot, done);
+    }
   }
 }
 

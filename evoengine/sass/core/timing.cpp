@@ -11,6 +11,15 @@ namespace {
 
 bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
 
+bool is(const Instruction& i, std::string_view name) {
+  return i.opcode.starts_with(name) && (i.opcode.size() == name.size() || i.opcode[name.size()] == '.');
+}
+
+// ULDC UR, c[bank][UR + offset]
+bool has_uniform_index(const Instruction& i) {
+  return i.operands.size() > 1 && i.operands[1].kind == Operand::Kind::Constant && i.operands[1].uniform >= 0;
+}
+
 bool has_registers_for_a(const Instruction& i) {
   return i.operands.size() > 1 && i.operands[1].kind == Operand::Kind::Register;
 }
@@ -24,6 +33,8 @@ void Timing::start_cluster(double at) {
   u64 age = next_block++;
   for (size_t rank = 0; rank < clusters.back()->blocks.size(); rank++) {
     Block& block = *clusters.back()->blocks[rank];
+    Sm& sm = chips[rank];
+    sm.started = std::max(at, sm.started + rates.block_interval);
     for (Warp& w : block.warps) {
       auto slot = std::make_unique<Slot>();
       slot->context = std::unique_ptr<Context>(new Context{*this, w});
@@ -32,9 +43,9 @@ void Timing::start_cluster(double at) {
       slot->age = age;
       // warps go to sub-partitions by their number: wgmma needs the four of a warpgroup on four of them
       slot->part = int(w.number + (block.warps.size() % PARTS ? age : 0)) % PARTS;
-      slot->ready = slot->fixed = at + 2 * w.number / PARTS;
+      slot->ready = slot->fixed = sm.started + 2 * w.number / PARTS;
       slot->issued = slot->ready - 1;
-      chips[rank].parts[slot->part].slots.push_back(slot.get());
+      sm.parts[slot->part].slots.push_back(slot.get());
       slots.push_back(std::move(slot));
       living++;
     }
@@ -51,7 +62,10 @@ void Timing::end_warp(Slot& slot) {
   for (auto& block : own->blocks)
     if (!block->done()) return;
   result.ended += own->blocks.size();
-  if (next_block < request.blocks.size()) start_cluster(now + rates.block_start);
+  double ended = std::max(now, settled[own]);
+  settled.erase(own);
+  result.clocks = std::max(result.clocks, ended);
+  if (next_block < request.blocks.size()) start_cluster(ended + rates.block_start);
 }
 
 // ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -62,7 +76,8 @@ void Timing::poll(Slot& slot) {
   Wait::Kind kind = slot.warp->wait.kind;
   if (is_waiting(*this, *slot.warp)) return;
   bool transaction = kind == Wait::Kind::TransactionBarrier;
-  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_wake : 1);
+  double from = kind == Wait::Kind::Barrier ? std::max(now, chips[slot.sm].barriers) : now;
+  slot.wait_over = from + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_wake : 1);
   slot.ready = std::max(slot.ready, slot.wait_over);
 }
 
@@ -145,7 +160,13 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       result.alu += rates.alu_interval;
       break;
     case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
-    case Pipe::Mufu: occupy_mufu(sm, part, done, read); break;
+    case Pipe::Mufu:
+      occupy_mufu(sm, part, done, read);
+      if (is(i, "REDUX")) done += rates.redux_latency - rates.mufu_latency;
+      break;
+    case Pipe::Branch:
+      if (is(i, "BAR")) sm.barriers = std::max(sm.barriers, now) + rates.barrier_interval;
+      break;
     case Pipe::Uniform:
       part.uniform = now + rates.uniform_interval;
       result.uniform += rates.uniform_interval;
@@ -217,6 +238,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
   if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
+  if (has_uniform_index(i)) from = std::max(from, now + rates.indexed_uniform_latency);
   slot.fixed = from;
   set_ready(slot, from);
   if (w.wait.kind != Wait::Kind::None) {
@@ -327,7 +349,7 @@ Timed Timing::simulate() {
   result.issues.assign(size, 0);
   result.stalls.assign(size, {});
   for (size_t n = 0; n < size; n++) reads.push_back(reads_of(program->code, n));
-  for (int n = 0; n < request.resident && next_block < request.blocks.size(); n++) start_cluster(n * 20.0);
+  for (int n = 0; n < request.resident && next_block < request.blocks.size(); n++) start_cluster(0);
   while (living) {
     land_due();
     bool any = false;
@@ -340,9 +362,15 @@ Timed Timing::simulate() {
     now = any ? now + 1 : soonest();
   }
   result.finished = !living;
-  result.clocks = now;
-  if (result.finished)
-    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
+  if (result.finished) {
+    result.clocks = std::max(result.clocks, now);
+    for (Sm& sm : chips) {
+      result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
+      for (auto [line, until] : sm.changed) result.clocks = std::max(result.clocks, until);
+    }
+  } else {
+    result.clocks = now;
+  }
   result.l2 = std::max(result.l2, result.l2_in);
   double hits = 0, requests = 0;
   for (Sm& sm : chips) hits += sm.l1->hits, requests += sm.l1->requests;

@@ -10,14 +10,14 @@ namespace sass {
 #define SASS_RATES(X)                                                                                                 \
   X(fma_interval) X(imad_interval) X(half_interval) X(alu_interval) X(fp64_interval) X(mufu_interval)                 \
   X(uniform_interval) X(hmma_interval) X(hmma_fp16_interval) X(mufu_latency) X(uniform_latency) X(constant_latency)   \
-  X(shuffle_latency)                                                                                                  \
+  X(shuffle_latency) X(redux_latency) X(indexed_uniform_latency) X(wide_interval) X(conflict_latency)                                                                                                  \
   X(memory_interval) X(sm_memory_interval) X(wavefront_clocks) X(matrix_wavefront_clocks) X(lds_latency)              \
   X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_private_bytes_per_clock)                 \
-  X(l2_private_tma_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \
-  X(barrier_latency) X(block_start) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
+  X(l2_private_tma_bytes_per_clock) X(l2_partial_clocks) X(l2_atomic_clocks) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \
+  X(barrier_latency) X(barrier_interval) X(block_start) X(block_interval) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
   X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
-  X(multicast_latency) X(l2_written_bytes) X(local_from_dram)
+  X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(dram_loaded_delay) X(local_from_dram)
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
@@ -34,6 +34,7 @@ constexpr int STALLS = 10;
 struct Traffic {
   double loads_from_dram = 1, stores_to_dram = 1;  // of the bytes that blocks load, and store
   double loads_shared = 0;                         // of the bytes loaded: those that another block of the wave loads
+  double sharers = 1;                              // SMs that load what one of them does
 };
 
 struct TimingRequest {
