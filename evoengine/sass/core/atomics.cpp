@@ -53,28 +53,6 @@ u64 smaller_or_larger(int type, bool least, u64 x, u64 y) {
   return less == least ? x : y;
 }
 
-// What stands in memory after the operation on `old`.
-u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
-  const int type = i.b;
-  switch (i.a) {
-    case ADD:
-      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
-      if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
-      if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
-      return old + value;
-    case MIN: return smaller_or_larger(type, true, old, value);
-    case MAX: return smaller_or_larger(type, false, old, value);
-    case INC: return old >= value ? 0 : old + 1;
-    case DEC: return old == 0 || old > value ? value : old - 1;
-    case AND_BITS: return old & value;
-    case OR_BITS: return old | value;
-    case XOR_BITS: return old ^ value;
-    case EXCH: return value;
-    case POPC_INC: return old + 1;
-    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
-  }
-}
-
 void load_value(Context& c, const Instruction& i, size_t index, bool wide, Wide& out) {
   if (index >= i.operands.size()) {
     for (int l = 0; l < LANES; ++l) out[l] = 0;
@@ -235,6 +213,37 @@ Execute prepare_atomic(Instruction& i) {
 }
 
 }  // namespace
+
+u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
+  const int type = i.b;
+  switch (i.a) {
+    case ADD:
+      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
+      if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
+      if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
+      return old + value;
+    case MIN: return smaller_or_larger(type, true, old, value);
+    case MAX: return smaller_or_larger(type, false, old, value);
+    case INC: return old >= value ? 0 : old + 1;
+    case DEC: return old == 0 || old > value ? value : old - 1;
+    case AND_BITS: return old & value;
+    case OR_BITS: return old | value;
+    case XOR_BITS: return old ^ value;
+    case EXCH: return value;
+    case POPC_INC: return old + 1;
+    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
+  }
+}
+
+bool take_combination(Modifiers& m, Instruction& i) {
+  i.a = take_one(m, OPERATIONS);
+  i.b = m.take("F16") ? F16_PAIR : m.take("BF16") ? BF16_PAIR : take_type(m);
+  m.take("RN");
+  const bool pairs = i.b == F16_PAIR || i.b == BF16_PAIR, whole = i.b == U32_TYPE || i.b == S32_TYPE;
+  if (i.a == ADD) return whole || pairs || i.b == F32_TYPE;
+  if (i.a == MIN || i.a == MAX) return whole || pairs;
+  return whole && i.a > MAX && i.a <= XOR_BITS;
+}
 
 const Opcode ATOMIC[] = {
     {"ATOM", Pipe::Memory, prepare_atomic<1>},

@@ -287,8 +287,8 @@ void classify(Instruction& i, string_view base) {
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
-  i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG"});
-  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
+  i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG", "UBLKRED"});
+  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED",
                       "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
