@@ -464,7 +464,12 @@ def print_summary(done: list[dict], left: list[Case]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="build the cases and execute them on the executor")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="those alone: with --prepare what builds them, with --against how their names begin")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="those alone: with --prepare what builds them, with --against how their names begin",
+    )
     parser.add_argument("--from", type=Path, dest="folder", metavar="DIR", help="what --prepare stored")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the comparison here")
     parser.add_argument("--against", type=Path, metavar="FILE.npz", help="with --from: execute again, no GPU is needed")
