@@ -220,7 +220,7 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
     from evoengine.views.results import report_json
 
     with reading(db) as ledger:
-        gpu_key, problem_text = ledger.last_target(gpu, problem)
+        gpu_key, problem_text = ledger.targets.last(gpu, problem)
         best = ledger.best(problem_text, gpu_key, top=1)
         if not best:
             raise NothingFound(

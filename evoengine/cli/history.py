@@ -84,7 +84,7 @@ def history(
         raise UsageError("--csv and --json contradict each other; leave one out")
     condition = Where(where) if where else None
     with reading(db) as ledger:
-        wanted = Wanted(run, problem, ledger.known_gpu(gpu), outcomes, families, condition)
+        wanted = Wanted(run, problem, ledger.targets.known_gpu(gpu), outcomes, families, condition)
         if condition and not ledger.is_empty():
             condition.require_known(*ledger.lists.missing_knobs(wanted, condition.names))
         as_table = not (as_json or csv_file)

@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from evoengine.text import plain, plain_lines
-from evoengine.views.encoding import SCHEMA, Answer, jsonable
+from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
 
 
 class Output(Console):
@@ -44,7 +44,7 @@ def say(text: str, style: str | None = None) -> None:
     stderr.print(plain(text), style=style, soft_wrap=True)
 
 
-def print_json(answer: Answer) -> None:
+def print_json(answer: AnswerView) -> None:
     """Print an answer. Times are ISO 8601 in UTC; NaN and infinities are "nan", "inf" and "-inf"."""
     click.echo(json.dumps(jsonable(answer), indent=2, allow_nan=False))
 

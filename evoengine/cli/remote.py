@@ -21,8 +21,8 @@ from evoengine.views.encoding import SCHEMA
 
 if TYPE_CHECKING:
     from evoengine.service.client import Client, JobEvent, JobInfo
-    from evoengine.views.encoding import Answer
-    from evoengine.views.service import WatchedJob
+    from evoengine.views.encoding import AnswerView
+    from evoengine.views.service import WatchedJobView
 
 INTERRUPTED = 130
 
@@ -68,7 +68,7 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
     told = " · ".join(f"{count} {outcome}" for outcome, count in sorted(seen.outcomes.items()))
     say(f"job {job.id} is {seen.job.state}{f': {seen.job.why}' if seen.job.why else ''}{f' · {told}' if told else ''}")
     if as_json:
-        summary: WatchedJob = {
+        summary: WatchedJobView = {
             "schema": SCHEMA,
             "job": job.id,
             "state": seen.job.state,
@@ -97,7 +97,7 @@ def best(
                 say(f"wrote {path}")
     if as_json:
         sent = {"problem": ranking["problem"], "gpu": ranking["gpu"], "trials": found} if top else found[0]
-        print_json(cast("Answer", {"schema": SCHEMA, **sent}))
+        print_json(cast("AnswerView", {"schema": SCHEMA, **sent}))
         return
     say(f"{ranking['problem']} on {ranking['gpu']}, of {server}")
     stdout.print(sent_ranking(found))

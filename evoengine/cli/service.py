@@ -20,7 +20,7 @@ from evoengine.errors import MachineError
 from evoengine.search import samplers
 
 if TYPE_CHECKING:
-    from evoengine.views.service import QueuedJob, QueuedJobs, TokenInfo, TokenList
+    from evoengine.views.service import QueuedJobsView, QueuedJobView, TokenListView, TokenView
 
 SCOPES = ("read", "submit", "work", "admin")
 
@@ -95,15 +95,14 @@ def list_(db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.service.access import Tokens
-    from evoengine.times import utc
-    from evoengine.views.encoding import SCHEMA
+    from evoengine.views.encoding import SCHEMA, utc
     from evoengine.views.tables import Column, Table
 
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         known = Tokens(ledger).all()
     if as_json:
-        tokens: list[TokenInfo] = [
+        tokens: list[TokenView] = [
             {
                 "name": t.name,
                 "scope": t.scope,
@@ -114,7 +113,7 @@ def list_(db: str | None, as_json: bool) -> None:
             }
             for t in known
         ]
-        listed: TokenList = {"schema": SCHEMA, "tokens": tokens}
+        listed: TokenListView = {"schema": SCHEMA, "tokens": tokens}
         print_json(listed)
         return
     columns = [Column(name) for name in ("name", "scope", "made", "expires", "last used")]
@@ -204,10 +203,10 @@ def retune(
     else:
         jobs = _queued(gpu, asked, db)
     if as_json:
-        listed: list[QueuedJob] = [
+        listed: list[QueuedJobView] = [
             {"id": number, "problem": problem, "state": state} for number, problem, state in jobs
         ]
-        queued: QueuedJobs = {"schema": SCHEMA, "jobs": listed}
+        queued: QueuedJobsView = {"schema": SCHEMA, "jobs": listed}
         print_json(queued)
         return
     say(f"{len(jobs)} jobs for {gpu} are queued; evoengine serve runs them" if jobs else "nothing is left to queue")

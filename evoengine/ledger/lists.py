@@ -130,14 +130,6 @@ class TrialLists:
                 families |= {of_family} if of_family is not None else set()
         return outcomes, sorted(families)
 
-    def ranked_targets(self) -> list[tuple[str, str]]:
-        """Return every problem and GPU with a ranked candidate, latest first."""
-        ranked = CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked])
-        grouped = select(CandidateRow.problem, CandidateRow.gpu).where(ranked)
-        grouped = grouped.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())
-        with self._ledger.database.reading() as session:
-            return [(problem, gpu) for problem, gpu in session.execute(grouped)]
-
     def comparison(self, first: int, second: int) -> Comparison:
         """Two runs beside each other. Raises UsageError where there is no such run, or where both are the same."""
         return read_comparison(self._ledger.database.reading, self._winner, first, second)

@@ -19,7 +19,6 @@ from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
-from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.chains import insert_row, update_row
 from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
@@ -69,6 +68,7 @@ from evoengine.ledger.tables import (
     SourceRow,
     VerdictRow,
 )
+from evoengine.ledger.targets import Targets
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
@@ -142,7 +142,7 @@ class Ledger:
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self.database = Database(url, engine)
-        self.lists = TrialLists(self)
+        self.lists, self.targets = TrialLists(self), Targets(self)
         self._watchman = Watchman()
 
     @property
@@ -296,64 +296,10 @@ class Ledger:
         with self.database.writing() as session:
             delete_runs(session, runs)
 
-    def known_gpu(self, name: str | None) -> str | None:
-        """Return the name. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
-        with self.database.reading() as session:
-            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
-        return name if held else find_gpu(str(name)).key
-
-    def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
-        """Return GPU and problem of the last run that agrees with what is given.
-
-        Raises NothingFound where there is none, and UsageError for a GPU that nobody knows.
-        """
-        gpu = self.known_gpu(gpu)
-        matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
-        if gpu is not None:
-            matching = matching.where(RunRow.gpu == gpu)
-        if problem is not None:
-            matching = matching.where(RunRow.problem == problem)
-        with self.database.reading() as session:
-            found = session.execute(matching).one_or_none()
-        if found is None:
-            wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            then = "search" if self.is_empty() else "history"
-            what = "fills it" if self.is_empty() else "lists what it has"
-            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
-        return found[0], found[1]
-
-    def last_target_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
-        """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
-        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
-        if gpu is not None:
-            found = found.where(RunRow.gpu == self.known_gpu(gpu))
-        with self.database.reading() as session:
-            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
-        if last is None:
-            raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
-        return last[0], last[1]
-
     def is_empty(self) -> bool:
         """Return whether the ledger holds no trial."""
         with self.database.reading() as session:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
-
-    def definition(self, run: int) -> str | None:
-        """Return the problem.json that a run kept; None where it kept none."""
-        with self.database.reading() as session:
-            return session.scalar(select(RunRow.definition).where(RunRow.id == run))
-
-    def last_definition(self, problem: str) -> str | None:
-        """Return the problem.json that the last run for this problem kept; None where none kept one."""
-        kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
-        with self.database.reading() as session:
-            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
-
-    def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
-        """Return the fields of the GPU that a file described to the last run on it; None where none did."""
-        kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
-        with self.database.reading() as session:
-            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
@@ -733,13 +679,6 @@ class Ledger:
         with self.database.reading() as session:
             row = session.scalar(last)
             return None if row is None else to_profile(row)
-
-    def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """Return when the candidate was started and when it was finished."""
-        with self.database.reading() as session:
-            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
-            created, finished = session.execute(times).one()
-            return created, finished
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:

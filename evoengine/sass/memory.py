@@ -14,7 +14,7 @@ from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program
 from evoengine.sass.grid import Grid, Work
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import Traffic, survey
+from evoengine.sass.model import WRITTEN, Traffic, survey
 
 SURVEYED = 400_000
 """warp instructions, over all clusters, within which their beginnings are surveyed"""
@@ -30,7 +30,7 @@ SECTOR = 32
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
 ) -> tuple[list[Traffic], float]:
-    """Return the traffic of each allocation, and the bytes that all blocks store, each counted once.
+    """Return the traffic of each allocation, and the bytes that are stored for the DRAM, each counted once.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
@@ -86,11 +86,15 @@ def traffic_of(
     together = t["loaded_together"] / _at_least(t["loaded"])
     found = t["whole_found"] / _at_least(t["whole_found"] + t["whole_loaded"])
     from_dram = found * (1 - found_stored) + (1 - found) * share * again
-    if not cold and _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes):
-        written = np.zeros_like(written)
+    stored_bytes = float(np.minimum(stores * grid.clusters / wave, sizes).sum())
+    if cold:
+        stays = stored_bytes <= WRITTEN * chip.l2_kept_bytes
+    else:
+        stays = _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes)
+    if stays:  # what is stored is in the L2 at the end
+        written, stored_bytes = np.zeros_like(written), 0.0
     columns = zip(from_dram, written, together, sharers, strict=True)
-    stored_bytes = np.minimum(stores * grid.clusters / wave, sizes).sum()
-    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], float(stored_bytes)
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:

@@ -91,7 +91,7 @@ class Context:
     traffic: list[Traffic]
     share: Share
     written_bytes: float
-    """stored by all blocks, each byte once"""
+    """stored by all blocks for the DRAM, each byte once"""
     cold: bool
 
     @property

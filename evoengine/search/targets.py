@@ -22,7 +22,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(candidate.problem, ledger.definition(candidate.run))
+    workload = _workload(candidate.problem, ledger.targets.definition(candidate.run))
     at = clock(candidate.measurement.terms) if candidate.measurement else None
     gpu, predicted_at = stored_gpu(ledger, candidate.gpu), Clock.parse(at) if at else DEFAULT_CLOCK
     return Target(workload, workload.parse(candidate.problem), gpu, predicted_at)
@@ -30,7 +30,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
 def stored_gpu(ledger: Ledger, key: str) -> Gpu:
     """Return the GPU of that name, from gpus.toml or as a file described it to a run. Raises UsageError for others."""
-    if key in known_gpus() or (fields := ledger.gpu_definition(key)) is None:
+    if key in known_gpus() or (fields := ledger.targets.gpu_definition(key)) is None:
         return find_gpu(key)
     return stored_fields(fields, f"the ledger's description of {key!a}")
 
@@ -40,7 +40,7 @@ def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(problem, ledger.last_definition(problem))
+    workload = _workload(problem, ledger.targets.last_definition(problem))
     return Target(workload, workload.parse(problem), gpu)
 
 

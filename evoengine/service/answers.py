@@ -34,8 +34,8 @@ from evoengine.search.targets import stored_gpu
 from evoengine.service.limits import Lane, Threads, busy
 from evoengine.tuning.best import find_best
 from evoengine.views.encoding import jsonable
-from evoengine.views.results import Asked, BestTrials, NearestTrial, best_trials_json
-from evoengine.views.trials import OneTrial, one_trial_json
+from evoengine.views.results import AskedView, BestTrialsView, NearestTrialView, best_trials_json
+from evoengine.views.trials import OneTrialView, one_trial_json
 
 FRESH_SECONDS = 1.0
 """an answer is at most so old, and what it takes to read it"""
@@ -43,7 +43,7 @@ READ_AGAIN_SECONDS = 60.0
 """after which it is read again though nothing seems to have changed"""
 MOST = 1000
 """answers that are kept"""
-Answered = OneTrial | BestTrials | NearestTrial
+Answered = OneTrialView | BestTrialsView | NearestTrialView
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ class Answers:
             return best_trials_json(found)
         return one_trial_json(found.candidates[0])
 
-    def _nearest(self, question: Question) -> NearestTrial:
+    def _nearest(self, question: Question) -> NearestTrialView:
         """Return the best of the nearest problem and GPU that have one, with the problem that was asked for."""
         gpu, problem = question.gpu, question.problem
         if gpu is None or problem is None:
-            gpu, problem = self._ledger.last_target(gpu, problem)
-        asked: Asked = {"problem": problem, "gpu": gpu}
-        for other, on in nearest_first(problem, stored_gpu(self._ledger, gpu), self._ledger.lists.ranked_targets()):
+            gpu, problem = self._ledger.targets.last(gpu, problem)
+        asked: AskedView = {"problem": problem, "gpu": gpu}
+        for other, on in nearest_first(problem, stored_gpu(self._ledger, gpu), self._ledger.targets.ranked()):
             if found := self._ledger.best(other, on, top=1):
                 exact = (other, on) == (problem, gpu)
                 return {**one_trial_json(found[0]), "asked": asked, "exact": exact}

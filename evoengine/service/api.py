@@ -42,9 +42,9 @@ from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
 from evoengine.untrusted import parse_json
 from evoengine.views import service as views
-from evoengine.views.boards import Boards, Workloads, boards_json, known_boards, workloads_json
-from evoengine.views.encoding import SCHEMA, Answer, jsonable
-from evoengine.views.trials import TrialPage, page_json
+from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
+from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
+from evoengine.views.trials import TrialPageView, page_json
 from evoengine.workloads import stored_problem
 
 LONGEST_WAIT = 60.0
@@ -78,7 +78,7 @@ JOBS_TURN = [Depends(turn("jobs"), scope="function")]
 RESULTS_TURN = [Depends(turn("results"), scope="function")]
 
 
-def answer(found: Answer, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def answer(found: AnswerView, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(jsonable(found), status, headers)
 
 
@@ -90,7 +90,7 @@ def _of_type(media_type: str) -> dict[int | str, dict[str, Any]]:
 # ── jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@jobs_router.post("/jobs", status_code=202, response_model=views.Job, dependencies=JOBS_TURN)
+@jobs_router.post("/jobs", status_code=202, response_model=views.JobView, dependencies=JOBS_TURN)
 def submit(
     request: Request, body: JobRequest, submitter: Submitter, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -104,17 +104,17 @@ def submit(
     return answer(job_json(job), HTTPStatus.ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
 
 
-@jobs_router.post("/retune", status_code=202, response_model=views.Jobs, dependencies=JOBS_TURN)
+@jobs_router.post("/retune", status_code=202, response_model=views.JobsView, dependencies=JOBS_TURN)
 def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> Response:
     """Submit a search for another GPU of every problem in the ledger; problems that already have a job are skipped."""
     state = state_of(request)
     asked = retune_requests(body, state.settings, state.ledger, state.jobs)
     made = [state.jobs.submit(each, submitter, None, state.settings.max_jobs) for each in asked]
-    queued: views.Jobs = {"schema": SCHEMA, "jobs": [job_json(job) for job in made]}
+    queued: views.JobsView = {"schema": SCHEMA, "jobs": [job_json(job) for job in made]}
     return answer(queued, HTTPStatus.ACCEPTED)
 
 
-@jobs_router.get("/jobs", response_model=views.Jobs, dependencies=JOBS_TURN)
+@jobs_router.get("/jobs", response_model=views.JobsView, dependencies=JOBS_TURN)
 def jobs(
     request: Request,
     _: Reader,
@@ -123,14 +123,14 @@ def jobs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """List jobs, newest first."""
-    listed: views.Jobs = {
+    listed: views.JobsView = {
         "schema": SCHEMA,
         "jobs": [job_json(job) for job in state_of(request).jobs.newest(state, before, limit)],
     }
     return answer(listed)
 
 
-@jobs_router.get("/jobs/{number}", response_model=views.Job)
+@jobs_router.get("/jobs/{number}", response_model=views.JobView)
 async def job(
     request: Request,
     _: Reader,
@@ -149,7 +149,7 @@ async def job(
     return answer(job_json(found))
 
 
-@jobs_router.delete("/jobs/{number}", response_model=views.Job, dependencies=JOBS_TURN)
+@jobs_router.delete("/jobs/{number}", response_model=views.JobView, dependencies=JOBS_TURN)
 def cancel(request: Request, _: Submitter, number: Number) -> Response:
     """Cancel the job and keep its results. A job that has ended does not change."""
     state = state_of(request)
@@ -281,7 +281,7 @@ def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Res
     return _file(found.binary.cubin, "application/octet-stream", f"{sha256[:12]}.cubin")
 
 
-@results_router.get("/kernels/{sha256}/json", response_model=TrialPage, dependencies=RESULTS_TURN)
+@results_router.get("/kernels/{sha256}/json", response_model=TrialPageView, dependencies=RESULTS_TURN)
 def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine show --json` prints for the kernel."""
     state = state_of(request)
@@ -302,30 +302,30 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> 
     return _file(_zipped(files), "application/zip", f"{sha256[:12]}.zip")
 
 
-@results_router.get("/fused_moe", response_model=views.FusedMoeFiles, dependencies=RESULTS_TURN)
+@results_router.get("/fused_moe", response_model=views.FusedMoeFilesView, dependencies=RESULTS_TURN)
 def fused_moe(request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]) -> Response:
     """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang."""
     found = find_fused_moe(state_of(request).ledger, find_gpu(gpu))
-    made: views.FusedMoeFiles = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
+    made: views.FusedMoeFilesView = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
     return answer(made)
 
 
-@results_router.get("/problems", response_model=Workloads, dependencies=RESULTS_TURN)
+@results_router.get("/problems", response_model=WorkloadsView, dependencies=RESULTS_TURN)
 def problems(_: Reader) -> Response:
     """List the workloads that jobs may name with the syntax of their problems and an example of each."""
     return answer(workloads_json())
 
 
-@results_router.get("/gpus", response_model=views.BoardsAndServers, dependencies=RESULTS_TURN)
+@results_router.get("/gpus", response_model=views.BoardsAndServersView, dependencies=RESULTS_TURN)
 def gpus(request: Request, _: Reader) -> Response:
     """List the supported GPUs, and the servers that run jobs with their GPUs."""
     servers = [server_json(each) for each in state_of(request).executors.known()]
-    found: views.BoardsAndServers = {**_boards(), "executors": servers}
+    found: views.BoardsAndServersView = {**_boards(), "executors": servers}
     return answer(found)
 
 
 @cache
-def _boards() -> Boards:
+def _boards() -> BoardsView:
     """Return the supported GPUs, which do not change while the server runs."""
     return boards_json(known_boards())
 
@@ -364,7 +364,7 @@ def _known_gpu(name: str | None) -> str | None:
 # ── lines that other tuners keep by keys of their own, as Helion's RemoteCacheBackend does ─────────────────────────
 
 
-@cache_router.get("", response_model=views.CacheEntries)
+@cache_router.get("", response_model=views.CacheEntriesView)
 def entries(
     request: Request,
     _: Reader,
@@ -375,8 +375,8 @@ def entries(
     wanted = select(CacheRow).where(CacheRow.key.startswith(prefix, autoescape=True))
     newest = wanted.order_by(CacheRow.stored_at.desc(), CacheRow.key).limit(limit)
     with state_of(request).ledger.database.reading() as session:
-        rows: list[views.CacheEntry] = [{"key": row.key, "data": row.data} for row in session.scalars(newest)]
-    found: views.CacheEntries = {"schema": SCHEMA, "entries": rows}
+        rows: list[views.CacheEntryView] = [{"key": row.key, "data": row.data} for row in session.scalars(newest)]
+    found: views.CacheEntriesView = {"schema": SCHEMA, "entries": rows}
     return answer(found)
 
 

@@ -26,7 +26,7 @@ from evoengine.service.jobs import Jobs
 from evoengine.service.limits import QUICK, BodyLimit, ForwardedLimit, HeadAsGet, Threads
 from evoengine.service.settings import Settings
 from evoengine.service.state import State, state_of
-from evoengine.views.service import Health
+from evoengine.views.service import HealthView
 
 HEADERS = (
     (
@@ -117,11 +117,11 @@ def _add_health(app: FastAPI, collector: Metrics, jobs: Jobs) -> None:
     """Add the health endpoints. `jobs` uses database connections that nothing else can exhaust."""
 
     @app.get("/livez", tags=["health"])
-    async def livez() -> Health:
+    async def livez() -> HealthView:
         """Answer as long as the process is alive."""
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["health"], response_model=Health)
+    @app.get("/readyz", tags=["health"], response_model=HealthView)
     async def readyz(request: Request) -> JSONResponse:
         """Answer whether the server can use its database and runs the jobs that it claims."""
         state = state_of(request)

@@ -36,7 +36,7 @@ from evoengine.machine import how_ended
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Fenced, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings
-from evoengine.views.service import ServerGpu, ServerInfo
+from evoengine.views.service import ServerGpuView, ServerView
 
 CPU = "cpu"
 """the device of a job without a GPU"""
@@ -70,11 +70,11 @@ class Executor:
     alive: bool
 
 
-def server_json(executor: Executor) -> ServerInfo:
+def server_json(executor: Executor) -> ServerView:
     return {
         "owner": executor.owner,
         "alive": executor.alive,
-        "gpus": cast("list[ServerGpu]", executor.gpus),
+        "gpus": cast("list[ServerGpuView]", executor.gpus),
         "cpu_jobs": executor.cpu_jobs,
         "seen_at": executor.beat_at,
     }

@@ -23,7 +23,7 @@ from evoengine.ledger.service_tables import JobEventRow, JobRow
 from evoengine.ledger.store import Ledger
 from evoengine.views import service as views
 from evoengine.views.encoding import SCHEMA
-from evoengine.views.service import JobPart, JobState
+from evoengine.views.service import JobPartView, JobState
 
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"
 DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
@@ -243,9 +243,9 @@ def to_job(row: JobRow) -> Job:
     )
 
 
-def job_json(job: Job) -> views.Job:
+def job_json(job: Job) -> views.JobView:
     total = job.request["trials"] * len(job.parts)
-    begun: views.JobProgress = {"stage": None, "done": 0, "total": total, "best": None}
+    begun: views.JobProgressView = {"stage": None, "done": 0, "total": total, "best": None}
     return {
         "schema": SCHEMA,
         "id": job.id,
@@ -254,8 +254,8 @@ def job_json(job: Job) -> views.Job:
         "request": job.request,
         "gpu": job.gpu,
         "priority": job.priority,
-        "parts": cast("list[JobPart]", job.parts),
-        "progress": cast("views.JobProgress", job.progress) or begun,
+        "parts": cast("list[JobPartView]", job.parts),
+        "progress": cast("views.JobProgressView", job.progress) or begun,
         "events": job.events,
         "created_at": job.created_at,
         "started_at": job.started_at,

@@ -32,7 +32,7 @@ from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
 from evoengine.views.candidate_tables import config_line, sent_figure
-from evoengine.views.trials import Trial, trial_json
+from evoengine.views.trials import TrialView, trial_json
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
@@ -193,11 +193,9 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
     return HTMLResponse(_environment().get_template(template).render(values), status)
 
 
-def _bests(state: State) -> list[Trial]:
+def _bests(state: State) -> list[TrialView]:
     """Return the best of each problem and GPU, latest first."""
-    found = (
-        state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.lists.ranked_targets()[:SHOWN_BESTS]
-    )
+    found = (state.ledger.best(problem, gpu, top=1) for problem, gpu in state.ledger.targets.ranked()[:SHOWN_BESTS])
     return [trial_json(each[0]) for each in found if each]
 
 

@@ -166,7 +166,7 @@ def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jo
     gpu = find_stored_gpu(ledger.url, asked.gpu)
     if asked.workload is not None:
         find_workload(asked.workload)
-    targets = ledger.lists.ranked_targets()
+    targets = ledger.targets.ranked()
     problems = dict.fromkeys(p for p, _ in targets if _can_be_searched(p, asked.workload))
     if not problems:
         of = f" of {asked.workload}" if asked.workload else ""

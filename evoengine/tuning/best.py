@@ -65,8 +65,8 @@ def find_best(
     """Return what `best` does, of a ledger that is open."""
     workload = register_kernel(Path(kernel)) if kernel is not None else None
     if workload is not None and problem is None:
-        gpu, problem = ledger.last_target_of(workload.name, gpu)
-    gpu, problem = ledger.last_target(gpu, None if problem is None else stored_problem(problem))
+        gpu, problem = ledger.targets.last_of(workload.name, gpu)
+    gpu, problem = ledger.targets.last(gpu, None if problem is None else stored_problem(problem))
     if workload is not None:
         require_name(workload, problem)
     identity = None if workload is None else kernel_identity(workload)

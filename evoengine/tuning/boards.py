@@ -84,7 +84,7 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
 
     Figures of both would be ranked together.
     """
-    if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
+    if gpu.key in known_gpus() or ledger.targets.gpu_definition(gpu.key) is None:
         return
     own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
     for name in own:

@@ -65,7 +65,7 @@ class MeasureRun:
     def run(self) -> MeasureResult:
         """Measure the candidates. Raises NothingFound if there is nothing to measure."""
         with open_ledger(self._db, create=False) as ledger:
-            gpu, problem = ledger.last_target(self._gpu, self._problem)
+            gpu, problem = ledger.targets.last(self._gpu, self._problem)
             target = stored_target(ledger, problem, stored_gpu(ledger, gpu))
             left = unmeasured_candidates(ledger, problem, gpu)
             if not left:

@@ -43,7 +43,7 @@ def write_report(
 def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent) -> tuple[Overview, str]:
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
-    gpu, problem = ledger.last_target(gpu, None if problem is None else stored_problem(problem))
+    gpu, problem = ledger.targets.last(gpu, None if problem is None else stored_problem(problem))
     overview = ledger.lists.overview(problem, gpu)
     if not overview.total:
         raise NothingFound(

@@ -263,7 +263,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
 
 def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
     """Return the given target, with missing parts taken from the last run."""
-    key, text = ledger.last_target(gpu.key if gpu else None, problem)
+    key, text = ledger.targets.last(gpu.key if gpu else None, problem)
     return stored_target(ledger, text, stored_gpu(ledger, key))
 
 

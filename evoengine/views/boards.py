@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.tuning.doctor import Finding
-from evoengine.views.encoding import SCHEMA, Answer
+from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Cell, Column, Styled, Table
 from evoengine.workloads import workloads
 from evoengine.workloads.base import AnyWorkload
@@ -25,7 +25,7 @@ KB = 1024
 # ── workloads ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class WorkloadInfo(TypedDict):
+class WorkloadView(TypedDict):
     """A workload with the syntax of its problems and an example of one."""
 
     workload: str
@@ -33,15 +33,15 @@ class WorkloadInfo(TypedDict):
     example: str
 
 
-class Workloads(Answer):
+class WorkloadsView(AnswerView):
     """What `evoengine problems --json` prints."""
 
-    workloads: Sequence[WorkloadInfo]
+    workloads: Sequence[WorkloadView]
 
 
-def workloads_json() -> Workloads:
+def workloads_json() -> WorkloadsView:
     known = workloads().values()
-    listed: list[WorkloadInfo] = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
+    listed: list[WorkloadView] = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
     return {"schema": SCHEMA, "workloads": listed}
 
 
@@ -57,7 +57,7 @@ def _example(workload: AnyWorkload) -> str:
 # ── GPUs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Board(TypedDict):
+class BoardView(TypedDict):
     """A GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s.
 
     `families` and `left_out` are by workload. `compiles` is null without a compiler.
@@ -83,10 +83,10 @@ class Board(TypedDict):
     predicted_by: str
 
 
-class Boards(Answer):
+class BoardsView(AnswerView):
     """What `evoengine gpus --json` prints."""
 
-    gpus: Sequence[Board]
+    gpus: Sequence[BoardView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ def known_boards() -> KnownBoards:
     return KnownBoards(known, fitting_families(known), compiled)
 
 
-def boards_json(known: KnownBoards) -> Boards:
+def boards_json(known: KnownBoards) -> BoardsView:
     return {"schema": SCHEMA, "gpus": [_board(gpu, known.fitting[gpu.key], known.compiled) for gpu in known.gpus]}
 
 
-def _board(gpu: Gpu, fitting: Sequence[Fitting], compiled: Sequence[int] | None) -> Board:
+def _board(gpu: Gpu, fitting: Sequence[Fitting], compiled: Sequence[int] | None) -> BoardView:
     from evoengine.sass.chip import why_unmodelled
 
     stated: dict[str, Any] = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
@@ -125,7 +125,7 @@ def _board(gpu: Gpu, fitting: Sequence[Fitting], compiled: Sequence[int] | None)
         "compiles": None if compiled is None else gpu.capability in compiled,
         "predicted_by": "formula" if why_unmodelled(gpu) else "model",
     }
-    return cast("Board", stated)
+    return cast("BoardView", stated)
 
 
 def gpus_table(known: Iterable[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -> Table:
@@ -177,14 +177,14 @@ def gpus_remarks(known: KnownBoards) -> list[str]:
 # ── a machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Findings(Answer):
+class FindingsView(AnswerView):
     """What `evoengine doctor --json` prints; `able` is whether a search can run."""
 
     able: bool
     findings: Sequence[Finding]
 
 
-def findings_json(able: bool, found: Sequence[Finding]) -> Findings:
+def findings_json(able: bool, found: Sequence[Finding]) -> FindingsView:
     return {"schema": SCHEMA, "able": able, "findings": found}
 
 

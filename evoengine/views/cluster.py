@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
 from evoengine.tuning.detached import DetachedStatus
 from evoengine.tuning.ray_cluster import Node
-from evoengine.views.encoding import SCHEMA, Answer
+from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 
 
-class Cluster(Answer):
+class ClusterView(AnswerView):
     """What `evoengine cluster status --json` prints; `cpus_busy` and `gpus_busy` count what anybody holds."""
 
     nodes: Sequence[Node]
@@ -23,7 +23,7 @@ class Cluster(Answer):
     searches: Sequence[DetachedStatus]
 
 
-def cluster_json(found: ClusterStatus) -> Cluster:
+def cluster_json(found: ClusterStatus) -> ClusterView:
     return {
         "schema": SCHEMA,
         "nodes": found.nodes,

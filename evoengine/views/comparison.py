@@ -11,14 +11,14 @@ from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number
 from evoengine.views.candidate_tables import Knobs
-from evoengine.views.encoding import SCHEMA, Answer
+from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 
 SHOWN = 20
 """configurations that both tried, in a table"""
 
 
-class Compared(TypedDict):
+class ComparedView(TypedDict):
     """What figures share that may be compared; null if there are none."""
 
     kind: Kind | None
@@ -27,13 +27,13 @@ class Compared(TypedDict):
     policy: Policy | None
 
 
-class ComparedFigures(Compared):
+class ComparedFiguresView(ComparedView):
     """The figures of one sort that each run has."""
 
     runs: Sequence[Standing | None]
 
 
-class SharedConfig(Compared):
+class SharedConfigView(ComparedView):
     """A configuration that both runs tried. `ratio` is the first run's time over the second's."""
 
     config: Config
@@ -43,7 +43,7 @@ class SharedConfig(Compared):
     ratio: float | None
 
 
-class RunComparison(Answer):
+class RunComparisonView(AnswerView):
     """What `evoengine compare --json` prints. In a pair the first element belongs to the first run."""
 
     runs: tuple[int, int]
@@ -51,12 +51,12 @@ class RunComparison(Answer):
     differences: Mapping[str, tuple[str | None, str | None]]
     trials: tuple[int, int]
     outcomes: Mapping[str, tuple[int, int]]
-    figures: Sequence[ComparedFigures]
-    shared: Sequence[SharedConfig]
+    figures: Sequence[ComparedFiguresView]
+    shared: Sequence[SharedConfigView]
     median_ratio: float | None
 
 
-def comparison_json(found: Comparison) -> RunComparison:
+def comparison_json(found: Comparison) -> RunComparisonView:
     return {
         "schema": SCHEMA,
         "runs": (found.runs[0].id, found.runs[1].id),
@@ -80,7 +80,7 @@ def comparison_json(found: Comparison) -> RunComparison:
     }
 
 
-def _compared(key: ComparisonKey | None) -> Compared:
+def _compared(key: ComparisonKey | None) -> ComparedView:
     if key is None:
         return {"kind": None, "model": None, "device": None, "policy": None}
     return {"kind": key.kind, "model": key.model, "device": key.device, "policy": key.policy}

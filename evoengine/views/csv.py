@@ -11,7 +11,7 @@ from typing import Any
 
 from evoengine.records import Candidate, Policy
 from evoengine.text import plain
-from evoengine.times import utc
+from evoengine.views.encoding import utc
 from evoengine.views.trials import trial_json
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from typing_extensions import TypedDict
-
-from evoengine.times import utc
 
 SCHEMA = 1
 """raised when a field is removed or changes its meaning; new fields may be added at any time"""
@@ -23,10 +21,15 @@ OF_A_TRIAL = (
 """fields of a trial's JSON in its event; docs/ledger.md describes them"""
 
 
-class Answer(TypedDict):
+class AnswerView(TypedDict):
     """An answer of a command or of the service. `schema` is the version of its shape."""
 
     schema: int
+
+
+def utc(time: datetime | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the millisecond."""
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def jsonable(value: Any) -> Any:

@@ -13,8 +13,8 @@ from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Kind, Outcome
 from evoengine.search.agreement import Agreement, Pair
-from evoengine.views.encoding import SCHEMA, Answer
-from evoengine.views.trials import LineageStep, OneTrial, Trial, lineage_steps, trial_json
+from evoengine.views.encoding import SCHEMA, AnswerView
+from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 
 if TYPE_CHECKING:
     from evoengine.ledger.lists import RunSummary
@@ -27,44 +27,44 @@ SHOWN = 10
 """best trials of a search's summary"""
 
 
-class RankedTrial(Trial):
+class RankedTrialView(TrialView):
     """A trial with the numbers of those from which the model's error does not tell it."""
 
     tied_with: Sequence[int]
 
 
-class Ranking(Answer):
+class RankingView(AnswerView):
     """What `evoengine best --top --json` prints, best first."""
 
     problem: str
     gpu: str
-    trials: Sequence[RankedTrial]
+    trials: Sequence[RankedTrialView]
     ranked_apart: Sequence[RankedApart]
 
 
-class BestTrials(Answer):
+class BestTrialsView(AnswerView):
     """The best trials of a problem and GPU, best first."""
 
     problem: str
     gpu: str
-    trials: Sequence[Trial]
+    trials: Sequence[TrialView]
 
 
-class Asked(TypedDict):
+class AskedView(TypedDict):
     """The problem and GPU that were asked for."""
 
     problem: str
     gpu: str
 
 
-class NearestTrial(OneTrial):
+class NearestTrialView(OneTrialView):
     """The best trial of the nearest problem and GPU that have one."""
 
-    asked: Asked
+    asked: AskedView
     exact: bool
 
 
-class RunInfo(TypedDict):
+class RunView(TypedDict):
     """A search, a measure session or an import, with its best trial."""
 
     run: int
@@ -86,19 +86,19 @@ class RunInfo(TypedDict):
     imported_from: str | None
 
 
-class Runs(Answer):
+class RunsView(AnswerView):
     """What `evoengine runs --json` prints."""
 
-    runs: Sequence[RunInfo]
+    runs: Sequence[RunView]
 
 
-class GpuTime(TypedDict):
+class GpuTimeView(TypedDict):
     """Where the GPUs' time went, in seconds; of a search that timed on some."""
 
     gpu_seconds: NotRequired[Mapping[str, float]]
 
 
-class Summary(GpuTime):
+class SummaryView(GpuTimeView):
     """How a search ended."""
 
     run: int
@@ -107,42 +107,42 @@ class Summary(GpuTime):
     compiled: int
     taken_over: int
     outcomes: Mapping[Outcome, int]
-    best: Sequence[Trial]
+    best: Sequence[TrialView]
 
 
-class SearchSummary(Summary, Answer):
+class SearchSummaryView(SummaryView, AnswerView):
     """What `evoengine search --json` prints."""
 
 
-class SearchSummaries(Answer):
+class SearchSummariesView(AnswerView):
     """What `evoengine search --json` prints of several kinds of GPU, by GPU."""
 
-    searches: Mapping[str, Summary]
+    searches: Mapping[str, SummaryView]
 
 
-class Report(Answer):
+class ReportView(AnswerView):
     """What `evoengine report --json` prints; the effects are those of the last `effects_of` of `ranked` trials."""
 
     problem: str
     gpu: str
-    lineage: Sequence[LineageStep]
+    lineage: Sequence[LineageStepView]
     effects: Sequence[Effect]
     effects_of: int
     ranked: int
     ranked_apart: Sequence[RankedApart]
 
 
-class Measured(Answer):
+class MeasuredView(AnswerView):
     """What `evoengine measure --json` prints."""
 
     run: int
     agreement: Agreement
     estimates: Sequence[Pair]
     baselines: Sequence[Baseline]
-    best: Sequence[Trial]
+    best: Sequence[TrialView]
 
 
-def ranking_json(found: Best) -> Ranking:
+def ranking_json(found: Best) -> RankingView:
     from evoengine.tuning.best import ties
 
     tied = ties(found.candidates)
@@ -155,16 +155,16 @@ def ranking_json(found: Best) -> Ranking:
     }
 
 
-def best_trials_json(found: Best) -> BestTrials:
+def best_trials_json(found: Best) -> BestTrialsView:
     trials = [trial_json(c) for c in found.candidates]
     return {"schema": SCHEMA, "problem": found.problem, "gpu": found.gpu, "trials": trials}
 
 
-def runs_json(summaries: Iterable[RunSummary]) -> Runs:
+def runs_json(summaries: Iterable[RunSummary]) -> RunsView:
     return {"schema": SCHEMA, "runs": [_run(summary) for summary in summaries]}
 
 
-def _run(summary: RunSummary) -> RunInfo:
+def _run(summary: RunSummary) -> RunView:
     run, best = summary.run, summary.best
     figure = best.measurement if best else None
     return {
@@ -188,16 +188,16 @@ def _run(summary: RunSummary) -> RunInfo:
     }
 
 
-def summary_json(result: SearchResult) -> SearchSummary:
+def summary_json(result: SearchResult) -> SearchSummaryView:
     return {"schema": SCHEMA, **_summary(result)}
 
 
-def summaries_json(results: Mapping[str, SearchResult]) -> SearchSummaries:
+def summaries_json(results: Mapping[str, SearchResult]) -> SearchSummariesView:
     return {"schema": SCHEMA, "searches": {gpu: _summary(result) for gpu, result in results.items()}}
 
 
-def _summary(result: SearchResult) -> Summary:
-    progress, time = result.progress, GpuTime()
+def _summary(result: SearchResult) -> SummaryView:
+    progress, time = result.progress, GpuTimeView()
     if progress.usage:
         time["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
     return {
@@ -212,7 +212,7 @@ def _summary(result: SearchResult) -> Summary:
     }
 
 
-def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: Sequence[RankedApart]) -> Report:
+def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: Sequence[RankedApart]) -> ReportView:
     """Return the report on a problem and GPU from their best candidate, its lineage, and the effects of changes."""
     return {
         "schema": SCHEMA,
@@ -226,7 +226,7 @@ def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: S
     }
 
 
-def measured_json(measured: MeasureResult) -> Measured:
+def measured_json(measured: MeasureResult) -> MeasuredView:
     return {
         "schema": SCHEMA,
         "run": measured.run,

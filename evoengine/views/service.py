@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from evoengine.views.boards import Boards
-from evoengine.views.encoding import Answer
+from evoengine.views.boards import BoardsView
+from evoengine.views.encoding import AnswerView
 
 JobState = Literal["queued", "running", "waiting", "done", "cancelled", "failed"]
 
 
-class JobPart(TypedDict):
+class JobPartView(TypedDict):
     """A job's search for one problem: its runs in the ledger, and how many trials ended in how many seconds."""
 
     problem: str
@@ -24,7 +24,7 @@ class JobPart(TypedDict):
     ended: str | None
 
 
-class JobProgress(TypedDict):
+class JobProgressView(TypedDict):
     """How far a job came; `best` has some fields of its best trial so far."""
 
     stage: str | None
@@ -33,7 +33,7 @@ class JobProgress(TypedDict):
     best: Mapping[str, Any] | None
 
 
-class Job(Answer):
+class JobView(AnswerView):
     """A search that somebody asked the service for."""
 
     id: int
@@ -42,8 +42,8 @@ class Job(Answer):
     request: Mapping[str, Any]
     gpu: str
     priority: int
-    parts: Sequence[JobPart]
-    progress: JobProgress
+    parts: Sequence[JobPartView]
+    progress: JobProgressView
     events: int
     created_at: datetime
     started_at: datetime | None
@@ -51,13 +51,13 @@ class Job(Answer):
     links: Mapping[str, str]
 
 
-class Jobs(Answer):
+class JobsView(AnswerView):
     """Jobs, newest first."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[JobView]
 
 
-class QueuedJob(TypedDict):
+class QueuedJobView(TypedDict):
     """A job that was queued, with its problem."""
 
     id: int
@@ -65,13 +65,13 @@ class QueuedJob(TypedDict):
     state: str
 
 
-class QueuedJobs(Answer):
+class QueuedJobsView(AnswerView):
     """What `evoengine retune --json` prints."""
 
-    jobs: Sequence[QueuedJob]
+    jobs: Sequence[QueuedJobView]
 
 
-class WatchedJob(Answer):
+class WatchedJobView(AnswerView):
     """What `evoengine search --server --json` prints. `best` has trials as the server sent them."""
 
     job: int
@@ -80,7 +80,7 @@ class WatchedJob(Answer):
     best: Sequence[Mapping[str, Any]]
 
 
-class ServerGpu(TypedDict):
+class ServerGpuView(TypedDict):
     """A GPU of a server, with the names of the GPUs that it can time for."""
 
     name: str
@@ -88,23 +88,23 @@ class ServerGpu(TypedDict):
     on_cluster: bool
 
 
-class ServerInfo(TypedDict):
+class ServerView(TypedDict):
     """A server that runs jobs."""
 
     owner: str
     alive: bool
-    gpus: Sequence[ServerGpu]
+    gpus: Sequence[ServerGpuView]
     cpu_jobs: int
     seen_at: datetime
 
 
-class BoardsAndServers(Boards):
+class BoardsAndServersView(BoardsView):
     """The supported GPUs, and the servers that run jobs."""
 
-    executors: Sequence[ServerInfo]
+    executors: Sequence[ServerView]
 
 
-class TokenInfo(TypedDict):
+class TokenView(TypedDict):
     """A token, which itself is kept nowhere."""
 
     name: str
@@ -115,33 +115,33 @@ class TokenInfo(TypedDict):
     used_at: datetime | None
 
 
-class TokenList(Answer):
+class TokenListView(AnswerView):
     """What `evoengine token list --json` prints."""
 
-    tokens: Sequence[TokenInfo]
+    tokens: Sequence[TokenView]
 
 
-class CacheEntry(TypedDict):
+class CacheEntryView(TypedDict):
     """A line that another tuner keeps here, as it was stored."""
 
     key: str
     data: str
 
 
-class CacheEntries(Answer):
+class CacheEntriesView(AnswerView):
     """The entries of other tuners, newest first."""
 
-    entries: Sequence[CacheEntry]
+    entries: Sequence[CacheEntryView]
 
 
-class FusedMoeFiles(Answer):
+class FusedMoeFilesView(AnswerView):
     """Files of the fused MoE kernel of vLLM and SGLang by name, and a sentence for each gemm that was left out."""
 
     files: Mapping[str, Any]
     left_out: Sequence[str]
 
 
-class Health(TypedDict):
+class HealthView(TypedDict):
     """The server is up."""
 
     status: Literal["ok"]

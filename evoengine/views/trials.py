@@ -30,10 +30,10 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
-from evoengine.views.encoding import SCHEMA, Answer
+from evoengine.views.encoding import SCHEMA, AnswerView
 
 
-class Sustained(TypedDict):
+class SustainedView(TypedDict):
     """A figure of back-to-back runs, with the clock in MHz and the power in W that it was taken at."""
 
     tflops: float | None
@@ -43,7 +43,7 @@ class Sustained(TypedDict):
     watts: float | None
 
 
-class JudgedConfig(TypedDict):
+class JudgedConfigView(TypedDict):
     """A configuration and what is known of it. A field is null if it did not reach that stage."""
 
     problem: str
@@ -82,31 +82,31 @@ class JudgedConfig(TypedDict):
     model_version: int | None
     clock: str | None
     kernel_class: str | None
-    sustained: Sustained | None
+    sustained: SustainedView | None
     parents: Sequence[int]
     operator: str | None
     retry_of: int | None
     taken_from: int | None
 
 
-class Trial(JudgedConfig):
+class TrialView(JudgedConfigView):
     """One trial of a run."""
 
     trial: int
     run: int
 
 
-class OneTrial(Trial, Answer):
+class OneTrialView(TrialView, AnswerView):
     """What `evoengine best --json` prints."""
 
 
-class Trials(Answer):
+class TrialsView(AnswerView):
     """What `evoengine history --json` prints."""
 
-    trials: Sequence[Trial]
+    trials: Sequence[TrialView]
 
 
-class LaunchGeometry(TypedDict):
+class LaunchGeometryView(TypedDict):
     """Blocks of the grid and threads of a block along x, y and z; dynamic shared memory in bytes."""
 
     grid: tuple[int, int, int]
@@ -118,7 +118,7 @@ class LaunchGeometry(TypedDict):
     block: tuple[int, int, int]
 
 
-class Compiled(TypedDict):
+class CompiledView(TypedDict):
     """The machine code of a trial; `instructions` counts those of each opcode."""
 
     arch: str
@@ -130,7 +130,7 @@ class Compiled(TypedDict):
     other_kernels: Sequence[KernelResources]
 
 
-class Judgement(TypedDict):
+class JudgementView(TypedDict):
     """A verdict without its cases."""
 
     correct: bool
@@ -142,7 +142,7 @@ class Judgement(TypedDict):
     taken_at: datetime | None
 
 
-class Figure(TypedDict):
+class FigureView(TypedDict):
     """A figure with its samples in µs and, by name, the terms that it was made of."""
 
     kind: Kind
@@ -158,22 +158,22 @@ class Figure(TypedDict):
     suspect: str | None
 
 
-class TrialPage(OneTrial):
+class TrialPageView(OneTrialView):
     """What `evoengine show --json` prints: all that is known of one trial."""
 
-    launch: LaunchGeometry | None
+    launch: LaunchGeometryView | None
     source_lines: int | None
-    binary: Compiled | None
-    verdict: Judgement | None
+    binary: CompiledView | None
+    verdict: JudgementView | None
     cases: Sequence[CaseResult]
-    binary_verdict: Judgement | None
+    binary_verdict: JudgementView | None
     binary_cases: Sequence[CaseResult]
-    figure: Figure | None
+    figure: FigureView | None
     profile: Profile | None
     evidence: Mapping[str, Any] | None
 
 
-class Verified(JudgedConfig, Answer):
+class VerifiedView(JudgedConfigView, AnswerView):
     """What `evoengine verify --json` prints: no ledger is involved, so there is no trial to name."""
 
     trial: None
@@ -184,7 +184,7 @@ class Verified(JudgedConfig, Answer):
     binary_remark: str | None
 
 
-class LineageStep(TypedDict):
+class LineageStepView(TypedDict):
     """A step of a lineage; `changes` has the parent's value and the child's of each knob, null where it is inactive."""
 
     trial: int
@@ -194,13 +194,13 @@ class LineageStep(TypedDict):
     gain: float | None
 
 
-class Lineage(Answer):
+class LineageView(AnswerView):
     """What `evoengine show --lineage --json` prints."""
 
-    lineage: Sequence[LineageStep]
+    lineage: Sequence[LineageStepView]
 
 
-class ProfilePage(Answer):
+class ProfilePageView(AnswerView):
     """What `evoengine profile --json` prints; `figures` by name with their unit."""
 
     trial: int
@@ -210,11 +210,11 @@ class ProfilePage(Answer):
     remarks: Sequence[str]
 
 
-def trial_json(candidate: Candidate) -> Trial:
+def trial_json(candidate: Candidate) -> TrialView:
     return {"trial": candidate.trial, "run": candidate.run, **_judged(candidate)}
 
 
-def _judged(c: Candidate) -> JudgedConfig:
+def _judged(c: Candidate) -> JudgedConfigView:
     source, binary, figure = c.source, c.binary, c.measurement
     terms = figure.terms if figure else {}
     estimated = figure is not None and figure.kind is Kind.ESTIMATED
@@ -264,11 +264,11 @@ def _judged(c: Candidate) -> JudgedConfig:
     }
 
 
-def one_trial_json(candidate: Candidate) -> OneTrial:
+def one_trial_json(candidate: Candidate) -> OneTrialView:
     return {"schema": SCHEMA, **trial_json(candidate)}
 
 
-def _sustained(figure: Measurement) -> Sustained:
+def _sustained(figure: Measurement) -> SustainedView:
     terms = figure.terms
     return {
         "tflops": figure.tflops,
@@ -279,7 +279,7 @@ def _sustained(figure: Measurement) -> Sustained:
     }
 
 
-def page_json(c: Candidate, profile: Profile | None) -> TrialPage:
+def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
     """Return all that is known of one trial; `figure` has the samples and the terms."""
     return {
         **one_trial_json(c),
@@ -296,7 +296,7 @@ def page_json(c: Candidate, profile: Profile | None) -> TrialPage:
     }
 
 
-def verified_json(c: Candidate, seed: int, correct: bool, remark: str | None) -> Verified:
+def verified_json(c: Candidate, seed: int, correct: bool, remark: str | None) -> VerifiedView:
     return {
         "schema": SCHEMA,
         "trial": None,
@@ -310,7 +310,7 @@ def verified_json(c: Candidate, seed: int, correct: bool, remark: str | None) ->
     }
 
 
-def _launch(c: Candidate) -> LaunchGeometry | None:
+def _launch(c: Candidate) -> LaunchGeometryView | None:
     if c.source is None:
         return None
     launch = c.source.launch
@@ -325,7 +325,7 @@ def _launch(c: Candidate) -> LaunchGeometry | None:
     }
 
 
-def _compiled(c: Candidate) -> Compiled | None:
+def _compiled(c: Candidate) -> CompiledView | None:
     if c.binary is None:
         return None
     return {
@@ -339,7 +339,7 @@ def _compiled(c: Candidate) -> Compiled | None:
     }
 
 
-def _judgement(verdict: Verdict | None) -> Judgement | None:
+def _judgement(verdict: Verdict | None) -> JudgementView | None:
     if verdict is None:
         return None
     return {
@@ -353,17 +353,17 @@ def _judgement(verdict: Verdict | None) -> Judgement | None:
     }
 
 
-def _figure(c: Candidate) -> Figure | None:
+def _figure(c: Candidate) -> FigureView | None:
     """Return the figure as an exported kernel states it, and why it is suspect."""
     found = figure_json(c)
-    return cast("Figure", {**found, "suspect": c.ranked_by.suspect}) if found else None
+    return cast("FigureView", {**found, "suspect": c.ranked_by.suspect}) if found else None
 
 
-def lineage_json(steps: Iterable[Step]) -> Lineage:
+def lineage_json(steps: Iterable[Step]) -> LineageView:
     return {"schema": SCHEMA, "lineage": lineage_steps(steps)}
 
 
-def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStep]:
+def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStepView]:
     return [
         {
             "trial": made.candidate.trial,
@@ -376,5 +376,5 @@ def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStep]:
     ]
 
 
-def profile_json(trial: int, profile: Profile) -> ProfilePage:
-    return cast("ProfilePage", {"schema": SCHEMA, "trial": trial, **asdict(profile)})
+def profile_json(trial: int, profile: Profile) -> ProfilePageView:
+    return cast("ProfilePageView", {"schema": SCHEMA, "trial": trial, **asdict(profile)})

@@ -144,7 +144,7 @@ def test_the_ledger_keeps_the_board_as_it_was_read(searched):
     with open_ledger(str(searched[0] / "evo.db"), create=False) as ledger:
         gpu = stored_gpu(ledger, "board")
         assert (gpu.sms, gpu.shared_per_block, gpu.name) == (56, 16384, "NVIDIA A4500")
-        assert ledger.gpu_definition("board")["shared_per_block"] == 16384
+        assert ledger.targets.gpu_definition("board")["shared_per_block"] == 16384
 
 
 def test_a_later_search_in_the_ledger_takes_the_board_by_its_name(evoengine, searched):

@@ -12,8 +12,8 @@ import pytest
 from click import Context, Group
 
 from evoengine.cli.main import evoengine as commands
-from evoengine.views.accuracy import PredictedAgain
-from evoengine.views.boards import Workloads
+from evoengine.views.accuracy import PredictedAgainView
+from evoengine.views.boards import WorkloadsView
 from tests.support import promises
 from tests.support.exhaustive import more
 from tests.support.promises import FOLDER, PROMISES, SEARCHES, lost, recorded, shape
@@ -36,15 +36,15 @@ def test_what_people_script_against_is_as_recorded(name):
      '{"schema": 1, "predicted_again": [], "missed": [], "more": 1}'],
 )  # fmt: skip # a line per case
 def test_json_without_a_field_of_its_shape_or_with_another_is_refused(text):
-    promises.require_shape(PredictedAgain, '{"schema": 1, "predicted_again": [1], "missed": []}')
-    with pytest.raises(ValueError, match="PredictedAgain"):
-        promises.require_shape(PredictedAgain, text)
+    promises.require_shape(PredictedAgainView, '{"schema": 1, "predicted_again": [1], "missed": []}')
+    with pytest.raises(ValueError, match="PredictedAgainView"):
+        promises.require_shape(PredictedAgainView, text)
 
 
 def test_a_field_that_the_shape_of_a_nested_answer_does_not_have_is_refused():
     listed = {"schema": 1, "workloads": [{"workload": "gemm", "grammar": "m…", "example": "m1", "more": 1}]}
-    with pytest.raises(ValueError, match=r"Workloads has no workloads\.more"):
-        promises.require_shape(Workloads, json.dumps(listed))
+    with pytest.raises(ValueError, match=r"WorkloadsView has no workloads\.more"):
+        promises.require_shape(WorkloadsView, json.dumps(listed))
 
 
 def test_every_command_with_json_is_recorded():

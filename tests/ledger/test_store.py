@@ -357,11 +357,11 @@ def test_candidates_are_narrowed_by_run_problem_and_gpu(ledger):
 def test_the_last_target_is_the_last_run_that_agrees_with_what_is_given(ledger):
     for gpu, problem in (("h100", "p"), ("a100", "q"), ("a100", "p")):
         start_run(ledger, gpu=gpu, problem=problem)
-    assert ledger.last_target(None, None) == ("a100", "p")
-    assert ledger.last_target("h100", None) == ("h100", "p")
-    assert ledger.last_target(None, "q") == ("a100", "q")
+    assert ledger.targets.last(None, None) == ("a100", "p")
+    assert ledger.targets.last("h100", None) == ("h100", "p")
+    assert ledger.targets.last(None, "q") == ("a100", "q")
     with pytest.raises(NothingFound, match="no run for q on h100"):
-        ledger.last_target("h100", "q")
+        ledger.targets.last("h100", "q")
 
 
 def test_reading_many_candidates_takes_no_more_queries_than_reading_few(ledger, monkeypatch):

@@ -135,9 +135,9 @@ def test_a_rejected_candidate_is_a_pruned_trial_without_a_value_and_with_its_rea
 
 def test_a_trial_lasts_from_when_the_candidate_was_started_to_when_it_was_finished(projected, study):
     for trial in study.trials:
-        started, finished = projected.span(trial.user_attrs["trial"])
-        assert trial.datetime_start.timestamp() == started.timestamp()
-        assert trial.datetime_complete.timestamp() == finished.timestamp()
+        candidate = projected.candidate(trial.user_attrs["trial"])
+        assert trial.datetime_start.timestamp() == candidate.created_at.timestamp()
+        assert trial.datetime_complete.timestamp() == candidate.finished_at.timestamp()
 
 
 def test_the_source_is_an_artifact_of_its_trial(projected, study):

@@ -12,7 +12,7 @@ import torch
 from evoengine.devices.base import KernelCrashed
 from tests.support.exhaustive import more
 from tests.support.mma_kernels import MMA, STORE, TYPES, G, T, move_text, pairs
-from tests.support.wgmma_kernels import PRODUCTS, multiply
+from tests.support.wgmma_kernels import PRODUCTS, multiply, of_bytes
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
@@ -155,3 +155,8 @@ SOME_PRODUCTS = list(PRODUCTS)[1::5]
 @pytest.mark.parametrize("name", [*SOME_PRODUCTS, *more(n for n in PRODUCTS if n not in SOME_PRODUCTS)])
 def test_a_wgmma_product_is_that_of_numpy(execute, name):
     multiply(execute, **PRODUCTS[name])
+
+
+@pytest.mark.parametrize("types", [("e4m3", "e5m2"), ("e5m2", "e4m3")])
+def test_a_wgmma_product_of_bytes_is_that_of_numpy(execute, types):
+    multiply(execute, **of_bytes(*types))

@@ -16,9 +16,9 @@ from evoengine.service.client import unpacked
 from evoengine.service.jobs import STATES
 from evoengine.tuning.exporting import bundle
 from evoengine.views import service as views
-from evoengine.views.boards import Workloads
-from evoengine.views.results import BestTrials, NearestTrial
-from evoengine.views.trials import OneTrial, TrialPage
+from evoengine.views.boards import WorkloadsView
+from evoengine.views.results import BestTrialsView, NearestTrialView
+from evoengine.views.trials import OneTrialView, TrialPageView
 from tests.support.ledger_examples import PROBLEM, a_binary, a_figure, a_source, a_verdict, add_ranked, start_run
 from tests.support.promises import require_shape
 
@@ -139,24 +139,24 @@ def test_every_answer_in_json_has_a_shape(service):
     }
     assert unshaped == {"/v1/cache/{key}"}  # which gives what was stored
     shapes = described["components"]["schemas"]
-    trial = shapes["Trial"]
+    trial = shapes["TrialView"]
     assert trial["required"] == list(trial["properties"]) and "tflops" in trial["required"]
-    assert shapes["Job"]["properties"]["state"]["enum"] == list(STATES)
+    assert shapes["JobView"]["properties"]["state"]["enum"] == list(STATES)
 
 
 @pytest.mark.parametrize(
     ("path", "shape"),
     [
-        ("/v1/best", OneTrial),
-        ("/v1/best?top=3", BestTrials),
-        (f"/v1/best?nearest=true&gpu=h200&problem={PROBLEM}", NearestTrial),
-        (f"/v1/kernels/{SHA256}/json", TrialPage),
-        ("/v1/jobs", views.Jobs),
-        ("/v1/jobs/1", views.Job),
-        ("/v1/gpus", views.BoardsAndServers),
-        ("/v1/problems", Workloads),
-        ("/v1/cache", views.CacheEntries),
-        ("/livez", views.Health),
+        ("/v1/best", OneTrialView),
+        ("/v1/best?top=3", BestTrialsView),
+        (f"/v1/best?nearest=true&gpu=h200&problem={PROBLEM}", NearestTrialView),
+        (f"/v1/kernels/{SHA256}/json", TrialPageView),
+        ("/v1/jobs", views.JobsView),
+        ("/v1/jobs/1", views.JobView),
+        ("/v1/gpus", views.BoardsAndServersView),
+        ("/v1/problems", WorkloadsView),
+        ("/v1/cache", views.CacheEntriesView),
+        ("/livez", views.HealthView),
     ],
 )
 def test_an_answer_is_of_its_shape(with_kernel, path, shape):

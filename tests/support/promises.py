@@ -40,14 +40,22 @@ from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import MeasureResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
-from evoengine.views.accuracy import Accuracy, PredictedAgain, accuracy_json, again_json
-from evoengine.views.boards import Boards, Findings, Workloads, findings_json
-from evoengine.views.cluster import Cluster, cluster_json
-from evoengine.views.comparison import RunComparison
+from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
+from evoengine.views.boards import BoardsView, FindingsView, WorkloadsView, findings_json
+from evoengine.views.cluster import ClusterView, cluster_json
+from evoengine.views.comparison import RunComparisonView
 from evoengine.views.encoding import jsonable
-from evoengine.views.results import Measured, Ranking, Report, Runs, SearchSummary, measured_json
-from evoengine.views.service import QueuedJobs, TokenList
-from evoengine.views.trials import Lineage, OneTrial, ProfilePage, TrialPage, Trials, Verified, profile_json
+from evoengine.views.results import MeasuredView, RankingView, ReportView, RunsView, SearchSummaryView, measured_json
+from evoengine.views.service import QueuedJobsView, TokenListView
+from evoengine.views.trials import (
+    LineageView,
+    OneTrialView,
+    ProfilePageView,
+    TrialPageView,
+    TrialsView,
+    VerifiedView,
+    profile_json,
+)
 from evoengine.workloads import find_workload, parse_problem
 from evoengine.workloads.base import Target
 from tests.support.ledger_examples import (
@@ -173,26 +181,26 @@ def json_shapes(folder: Path) -> dict[str, Any]:
 
 
 ANSWERS = {
-    "problems": Workloads,
-    "gpus": Boards,
-    "search": SearchSummary,
-    "best": OneTrial,
-    "best --top": Ranking,
-    "history": Trials,
-    "runs": Runs,
-    "compare": RunComparison,
-    "show": TrialPage,
-    "show --lineage": Lineage,
-    "report": Report,
-    "verify": Verified,
-    "token list": TokenList,
-    "retune": QueuedJobs,
-    "measure": Measured,
-    "profile": ProfilePage,
-    "cluster status": Cluster,
-    "accuracy": Accuracy,
-    "doctor": Findings,
-    "accuracy --repredict": PredictedAgain,
+    "problems": WorkloadsView,
+    "gpus": BoardsView,
+    "search": SearchSummaryView,
+    "best": OneTrialView,
+    "best --top": RankingView,
+    "history": TrialsView,
+    "runs": RunsView,
+    "compare": RunComparisonView,
+    "show": TrialPageView,
+    "show --lineage": LineageView,
+    "report": ReportView,
+    "verify": VerifiedView,
+    "token list": TokenListView,
+    "retune": QueuedJobsView,
+    "measure": MeasuredView,
+    "profile": ProfilePageView,
+    "cluster status": ClusterView,
+    "accuracy": AccuracyView,
+    "doctor": FindingsView,
+    "accuracy --repredict": PredictedAgainView,
 }
 """the shape of what each command prints"""
 

@@ -58,6 +58,15 @@ def store_scalars(out, none, b, i, j, f, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def rounded_product(a, b, out, K: tl.constexpr, BYTES: tl.constexpr):
+    """A product of 64 × K and K × 32 elements, of which the left ones are rounded first: they stay in registers."""
+    r, c, k = tl.arange(0, 64), tl.arange(0, 32), tl.arange(0, K)
+    left = tl.load(a + r[:, None] * K + k[None, :]).to(BYTES)
+    right = tl.load(b + c[None, :] * K + k[:, None])
+    tl.store(out + r[:, None] * 32 + c[None, :], tl.dot(left, right))
+
+
+@triton.jit
 def copy_tile(source, target, ROWS: tl.constexpr, COLS: tl.constexpr):
     at = [tl.program_id(0) * ROWS, tl.program_id(1) * COLS]
     target.store(at, source.load(at))

@@ -9,7 +9,7 @@ import torch
 from evoengine.paths import asset
 
 EVO = asset("templates") / "include" / "evo"
-TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def vocabulary(dtype="fp16", *columns):
@@ -21,7 +21,8 @@ def vocabulary(dtype="fp16", *columns):
 
 
 def random(rows, columns, dtype="fp16", seed=0):
-    """A matrix as float64 and its 16-bit patterns."""
+    """A matrix as float64 and its 16-bit patterns, [rows, columns] uint16, each of two elements if these are bytes."""
+    columns *= 2 // TORCH[dtype].itemsize
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(TORCH[dtype])
     return x.double().numpy(), x.view(torch.uint16).numpy()
 
@@ -95,11 +96,12 @@ def strides(rows, width, trans):
 
 
 def multiply(
-    emulate, n, width_a, width_b, trans_b, *, trans_a=0, dtype="fp16", k=None, accumulate=1, call=CALL, sign=1
-):
+    emulate, n, width_a, width_b, trans_b, *, trans_a=0, dtype="fp16", dtype_b=None, k=None, accumulate=1, call=CALL,
+    sign=1,
+):  # fmt: skip
     k = k or max(32, width_a) // 2
     a, bits_a = random(64, k, dtype, 1)
-    b, bits_b = random(n, k, dtype, 2)
+    b, bits_b = random(n, k, dtype_b or dtype, 2)
     c = np.random.default_rng(3).standard_normal((64, n)).astype(np.float32)
     image_a, image_b = (
         laid_out(bits_a.T if trans_a else bits_a, width_a),
@@ -109,7 +111,7 @@ def multiply(
     slab_b, group_b, step_b = strides(k if trans_b else n, width_b, trans_b)
     numbers = (image_a.nbytes, image_b.nbytes, slab_a, slab_b, group_a, group_b, step_a, step_b, k // 16, accumulate)
     o = emulate(
-        product_text(n, width_a, width_b, trans_b, dtype, call),
+        product_text(n, width_a, width_b, trans_b, "fp16" if dtype_b else dtype, call),
         image_a, image_b, fragment(c), np.zeros((128, n // 2), np.float32), *map(np.int32, numbers),
         threads=128, shared=-(-image_a.nbytes // 1024) * 1024 + image_b.nbytes,
     )["o"]  # fmt: skip
@@ -121,6 +123,13 @@ def signed(scale_a, scale_b):
     call = INLINE.replace("SCALE_A", str(scale_a)).replace("SCALE_B", str(scale_b)).replace("TRANS_A", "1")
     sizes = dict(n=8, width_a=128, width_b=128, trans_b=0, trans_a=1, k=64)
     return dict(**sizes, call=call, sign=scale_a * scale_b)
+
+
+def of_bytes(dtype_a, dtype_b):
+    """A product of FP8 operands, 64 bytes deep."""
+    call = INLINE.replace("m64n8k16.f32.f16.f16", f"m64n8k32.f32.{dtype_a}.{dtype_b}")
+    call = call.replace("SCALE_A, SCALE_B, TRANS_A, TRANS_B", "1, 1")
+    return dict(n=8, width_a=128, width_b=128, trans_b=0, dtype=dtype_a, dtype_b=dtype_b, call=call)
 
 
 PRODUCTS = {

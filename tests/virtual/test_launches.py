@@ -87,6 +87,16 @@ def test_shared_memory_barriers_and_tensor_cores_work(gpu: VirtualGpu, name: str
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bytes_"),
+    [(torch.float8_e4m3fn, triton.language.float8e4nv), *more([(torch.float8_e5m2, triton.language.float8e5)])],
+)
+def test_products_of_bytes_of_which_one_operand_is_in_registers(gpu: VirtualGpu, dtype, bytes_):
+    a, b, out = torch.randn(64, 128), torch.randn(32, 128).to(dtype), torch.empty(64, 32)
+    kernels.rounded_product[(1,)](a, b, out, K=128, BYTES=bytes_)
+    torch.testing.assert_close(out, a.to(dtype).float() @ b.float().t(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["h100", *more(["a100"])])
 def test_host_tensor_descriptors_are_tensor_maps_or_pointers(gpu: VirtualGpu, name: str):
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -324,7 +324,7 @@ Step begin_product(Context& c, const Instruction& i) {
   work.queue = Completion::Queue::Product;
   work.warp = &w;
   work.n = p.n;
-  work.k = p.k;
+  work.k = i.opcode[0] == 'H' ? p.k : p.k / 2;
   work.sums = p.d;
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
@@ -382,8 +382,9 @@ Execute prepare_byte_product(Instruction& i) {
   auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
   i.a = columns_of(m[0], "32");
   i.b = i.c = i.d = 0;
-  if (!take_descriptor(i.text, i.b) || !i.a || i.b || m.size() < types + 2) return nullptr;
-  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) return nullptr;
+  if (!take_descriptor(i.text, i.b) || !i.a || m.size() < types + 2) return nullptr;
+  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
+  if (i.b & (integers ? ~0 : TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
   if (integers) {
     i.d = INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
     if (is(3, "SAT")) i.b |= SATURATES;
