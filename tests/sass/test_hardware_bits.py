@@ -1,8 +1,8 @@
 """The executor gives the bits that an H100 gave.
 
 data/h100_bits.npz has kernels of benchmarks/hardware_probes.py with a part of their inputs, and what they left in
-memory as measured on an H100 (SXM, driver 580.159.04), 2026-11-26. Of elementwise instructions it has 32 inputs, first of all
-those in which the executor erred then; of matrix products the sets of inputs that cancel or have special values.
+memory as measured on an H100 (SXM, driver 580.159.04), 2026-11-26. Of elementwise instructions it has 32 inputs, first
+of all those in which the executor erred then; of matrix products the sets of inputs that cancel or have special values.
 """
 
 from __future__ import annotations
