@@ -31,6 +31,18 @@ def double_in_place(x, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scale_in_place(x, n, BLOCK: tl.constexpr):
+    """Load the row twice: for its maximum, then to divide it by that, as cross entropies do with their gradients."""
+    top = 0.0
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        top = tl.maximum(top, tl.max(tl.load(x + at, mask=at < n, other=0.0)))
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(x + at, tl.load(x + at, mask=at < n) / top, mask=at < n)
+
+
+@triton.jit
 def add_the_next_in_place(x, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(x + at + 1, mask=at + 1 < n), mask=at < n)

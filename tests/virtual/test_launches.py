@@ -135,6 +135,10 @@ def test_warps_that_load_an_element_which_another_one_stores_race_only_if_they_d
     x = torch.arange(30.0)
     kernels.double_in_place[(1,)](x, 30, BLOCK=32)
     assert torch.equal(x, 2 * torch.arange(30.0)) and not gpu.raced
+    x = torch.arange(120.0)
+    kernels.scale_in_place[(1,)](x, 120, BLOCK=128, num_warps=8)
+    torch.testing.assert_close(x, torch.arange(120.0) / 119)
+    assert not gpu.raced
     with pytest.warns(RaceWarning, match="which `.*LDG.* reads in .* nothing orders the two|which `.*STG.* writes in"):
         kernels.add_the_next_in_place[(1,)](torch.arange(250.0), 250, BLOCK=256)
     with pytest.warns(RaceWarning, match="counter, which `.*: nothing orders the two"):

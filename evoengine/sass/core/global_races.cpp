@@ -47,18 +47,18 @@ void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, 
   throw Fault{text + other.text + place, false, true};
 }
 
-// By which instruction the agent has read this word; MIXED where it has not.
+// By which instruction the agent's warp has last read this word; MIXED where it has not.
 int Order::own_read(const GlobalTouch& t, u64 word) const {
   const GlobalAccess& own = world.records[t.record];
   const Shadow& shadow = *t.allocation->shadow;
   auto is_own = [&](u32 entry) {
     const GlobalAccess& r = world.records[entry >> 4];
-    return entry >> 4 && r.cluster == own.cluster && r.agent == own.agent;
+    return entry >> 4 && r.cluster == own.cluster && r.rank == own.rank && r.warp == own.warp;
   };
   if (is_own(shadow.reader[word])) return world.records[shadow.reader[word] >> 4].index;
   if (const auto more = shadow.more_readers.find(word); more != shadow.more_readers.end())
-    for (u32 entry : more->second)
-      if (is_own(entry)) return world.records[entry >> 4].index;
+    for (auto entry = more->second.rbegin(); entry != more->second.rend(); ++entry)
+      if (is_own(*entry)) return world.records[*entry >> 4].index;
   return MIXED;
 }
 
