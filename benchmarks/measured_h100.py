@@ -100,6 +100,12 @@ def read_rows(folder: Path) -> list[Row]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
+def read_results(path: Path) -> dict[str, list[Row]]:
+    """Return what `--from` wrote, also where it is gzipped."""
+    data = path.read_bytes()
+    return dict(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
+
+
 def in_turns(rows: Sequence[Row]) -> list[Row]:
     """Return the rows so that every problem of every set comes once before one comes again."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -840,7 +846,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import measured_report
 
     if options.report:
-        print(measured_report.report(json.loads(options.report[0].read_text()), read_rows(options.report[1])))
+        print(measured_report.report(read_results(options.report[0]), read_rows(options.report[1])))
     elif options.freeze:
         options.freeze[1].write_text(measured_report.frozen(read_rows(options.freeze[0])))
     elif options.prepare:

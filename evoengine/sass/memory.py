@@ -54,9 +54,9 @@ def traffic_of(
     written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / surveyed) / _at_least(stored * wave)
     written = np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
 
+    in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
     if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
         unseen = float(sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
-        in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
         written = np.full(sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
 
     longest = min(work.mean, WHOLE)  # what the one that is run longer executes
@@ -86,11 +86,11 @@ def traffic_of(
     together = t["loaded_together"] / _at_least(t["loaded"])
     found = t["whole_found"] / _at_least(t["whole_found"] + t["whole_loaded"])
     from_dram = found * (1 - found_stored) + (1 - found) * share * again
-    stored_bytes = float(np.minimum(stores * grid.clusters / wave, sizes).sum())
+    stored_bytes = min(in_all, float(sum(a.bytes for a in launch.allocations if a.writable)))
     if cold:
         stays = stored_bytes <= WRITTEN * chip.l2_kept_bytes
     else:
-        stays = _fits(loads, stores, sizes, grid.clusters / wave, chip.l2_kept_bytes)
+        stays = stored_bytes + np.minimum(loads * grid.clusters / wave, sizes).sum() <= chip.l2_kept_bytes
     if stays:  # what is stored is in the L2 at the end
         written, stored_bytes = np.zeros_like(written), 0.0
     columns = zip(from_dram, written, together, sharers, strict=True)

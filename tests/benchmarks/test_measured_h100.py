@@ -144,6 +144,14 @@ def test_the_first_pick_is_the_measured_time_of_the_predicted_best():
     assert "12 of 12 rows measured, 0 failed" in text
 
 
+@pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
+def test_results_are_read_as_they_were_written_or_gzipped(tmp_path, name):
+    _, results = made_up()
+    data = json.dumps(results).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert measured_h100.read_results(tmp_path / name) == results
+
+
 def test_clocks_are_compared_without_what_an_empty_kernel_takes():
     rows, results = made_up()
     row = {**rows[0], "id": "e", "set": "latency", "problem": "1 block", "kernel": "empty", "config": None}

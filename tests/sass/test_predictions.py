@@ -295,3 +295,94 @@ def test_of_a_block_that_a_tensors_end_cuts_the_last_warps_do_less():
     launch = prepare(kernel, Geometry((columns, 2, 1), (32, 32, 1)), [out, ScalarArgument("rows", np.int32(36))], 0)
     counts = context_of(program, launch, chip, 2, cold=True).work.counts
     assert counts["fma"] == pytest.approx(2000 * 36 / 2, rel=0.05)
+
+
+# ── what an H100 showed ─────────────────────────────────────────────────────────────────────────────────────────────
+
+SHARED = """
+extern "C" __global__ void latencies(float* o, int turns) {
+  __shared__ WORD held[1024];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) held[i] = WORD{};
+  __syncthreads();
+  unsigned at = (unsigned)__cvta_generic_to_shared(held) + threadIdx.x % 32 * STRIDE;
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++)
+    #pragma unroll
+    for (int i = 0; i < 32; i++) LOAD
+  o[threadIdx.x] = at;
+}
+"""
+ONE_WORD = (
+    'asm volatile("{.reg .u32 x;\\nld.volatile.shared.u32 x, [%0];\\nadd.u32 %0, %0, x;}" : "+r"(at) :: "memory");'
+)
+
+
+def clocks_of_turn(text, entry, threads=32, words=1 << 12):
+    """Return the clocks by which 64 turns are longer than 32, over 32."""
+    program, kernel = program_of(text, entry)
+    clocks = []
+    for turns in (32, 64):
+        arguments = [DrawnArgument("o", 4 * words, "fp32", True), ScalarArgument("turns", np.int32(turns))]
+        launch = prepare(kernel, Geometry((1, 1, 1), (threads, 1, 1)), arguments, 0)
+        clocks.append(predict(program, launch, find_chip(H100)).clocks)
+    return (clocks[1] - clocks[0]) / 32
+
+
+@pytest.mark.parametrize(("ways", "clocks"), [(1, 23), (2, 25), (8, 37), (32, 85)])
+def test_a_conflict_lengthens_a_load_from_shared_memory_by_two_clocks(ways, clocks):
+    """The addition behind each load takes five clocks more, and the turn of the loop its share."""
+    text = SHARED.replace("WORD", "unsigned").replace("STRIDE", str(4 * ways)).replace("LOAD", ONE_WORD)
+    assert clocks_of_turn(text, "latencies") / 32 - 5.2 == pytest.approx(clocks, abs=0.6)
+
+
+BARRIERS = """
+extern "C" __global__ void barriers(float* o, int turns) {
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++)
+    #pragma unroll
+    for (int i = 0; i < 16; i++) __syncthreads();
+  o[threadIdx.x] = turns;
+}
+"""
+
+
+@pytest.mark.parametrize(("warps", "clocks"), [(1, 14.6), (8, 28.6), (32, 76.6)])
+def test_a_barrier_takes_a_warp_every_two_clocks(warps, clocks):
+    assert clocks_of_turn(BARRIERS, "barriers", 32 * warps) / 16 == pytest.approx(clocks, abs=2.5)
+
+
+ATOMICS = """
+extern "C" __global__ void atomics(unsigned* o, int steps) {
+  for (int i = 0; i < steps; i++) atomicAdd(&o[WHERE], 1u);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "measured_us"), [("0", 53.0), ("blockIdx.x * 256 + threadIdx.x", 8.2)], ids=["one word", "own words"]
+)
+def test_atomics_on_one_line_take_their_turns(where, measured_us):
+    program, kernel = program_of(ATOMICS.replace("WHERE", where), "atomics")
+    arguments = [DrawnArgument("o", 4 * 132 * 256, "int32", True), ScalarArgument("steps", np.int32(64))]
+    launch = prepare(kernel, Geometry((132, 1, 1), (256, 1, 1)), arguments, 0)
+    found = predict(program, launch, find_chip(H100), cold=False).time_us
+    assert found == pytest.approx(measured_us, rel=0.15)
+
+
+STORED = """
+extern "C" __global__ void __launch_bounds__(128) stored(const float* a, float* o, float* p) {
+  for (int i = threadIdx.x; i < 2048; i += 128) o[blockIdx.x * 2048 + i] = 2 * a[blockIdx.x * 2048 + i];
+  for (int i = threadIdx.x; i < 2048; i += 128) p[blockIdx.x * 2048 + i] = 2 * o[blockIdx.x * 2048 + i];
+}
+"""
+
+
+def test_what_a_block_stored_it_finds_in_the_l2():
+    blocks = 16384
+    program, kernel = program_of(STORED, "stored")
+    arguments = [DrawnArgument(name, 8192 * blocks, "fp32", name != "a") for name in ("a", "o", "p")]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1)), arguments, 0)
+    traffic = context_of(program, launch, find_chip(H100), 16, cold=True).traffic
+    from_dram = {a.name: t.loads_from_dram for a, t in zip(launch.allocations, traffic, strict=True)}
+    assert from_dram["a"] == pytest.approx(1, rel=0.02)
+    assert from_dram["o"] < 0.3
