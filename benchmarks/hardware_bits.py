@@ -2,11 +2,14 @@
 
     python benchmarks/hardware_bits.py --prepare DIR              here; no GPU is needed
     python benchmarks/hardware_bits.py --from DIR --out FILE.json on a machine with an H100
+    python benchmarks/hardware_bits.py --from DIR --against FILE.npz --out AGAIN.json   here, once more
 
 The first command compiles the cases of hardware_probes.py for sm_90a, executes them on the executor and stores
 binaries, inputs and results in DIR. The second launches the same binaries on the GPU and compares. It needs NumPy and
 the CUDA driver, nothing of this project. The GPU's bits of every case that differs, and of those that the executor
-cannot run, are stored beside FILE.json as FILE.npz, so that the executor can be corrected without a GPU.
+cannot run, are stored beside FILE.json as FILE.npz, so that the executor can be corrected without a GPU: the third
+command executes the cases again and compares with those bits, or with the executor's stored ones where the GPU's were
+the same.
 
 DIR holds manifest.json and arrays.zip, whose members are raw bytes named by their hash. A case has `buffers`, by name:
 `bytes`, `init` (a member, "ff" or "zero"), `role` (in, out, inout, scratch), `regions` (labels and element types of
@@ -446,6 +449,8 @@ def print_summary(done: list[dict], left: list[Case]) -> None:
     for one in done:
         if "gpu_error" in one:
             print(f"{one['id']}: GPU ERROR {one['gpu_error'][:200]}")
+        if one["executor"].startswith(("unsupported", "failed")):
+            print(f"{one['id']}: {one['executor'][:200]}")
         for d in one.get("differences", ()):
             ulp = d.get("max_ulp", d.get("max_difference"))
             print(f"{one['id']} {d['buffer']} {d['label']}: {d['differ']} of {d['of']} differ, at most {ulp:g} "
@@ -459,9 +464,15 @@ def print_summary(done: list[dict], left: list[Case]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="build the cases and execute them on the executor")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="with --prepare: what these build alone")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="those alone: with --prepare what builds them, with --against how their names begin",
+    )
     parser.add_argument("--from", type=Path, dest="folder", metavar="DIR", help="what --prepare stored")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the comparison here")
+    parser.add_argument("--against", type=Path, metavar="FILE.npz", help="with --from: execute again, no GPU is needed")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--about", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -476,6 +487,11 @@ def main() -> int:
         return 0
     if not asked.folder or not asked.out:
         parser.error("give --prepare DIR, or --from DIR and --out FILE.json")
+    if asked.against:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from benchmarks.hardware_probes import repeat
+
+        return repeat(asked.folder, asked.against, asked.out, asked.only)
     if asked.child:
         return run_child(asked.folder, json.loads(asked.child.read_text()), asked.out)
     return run_all(asked.folder, asked.out)

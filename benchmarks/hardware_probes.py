@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hardware_bits import TYPES, nan_of
+from benchmarks.hardware_bits import TYPES, Arrays, Case, compare_buffer, nan_of, print_summary, report
 from evoengine.devices.base import (
     ConstantArgument,
     KernelFailure,
@@ -33,7 +33,7 @@ from evoengine.records import Launch as PlannedLaunch
 from evoengine.records import Source
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, Memory, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, HostMemory, Memory, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.stages.compile import CompileFailed, compile_source
 
@@ -2368,3 +2368,76 @@ def prepare_all(folder: Path, only: Sequence[str] | None = None) -> None:
     finally:
         store.close()
     print(f"{len(store.cases)} cases, {(folder / 'arrays.zip').stat().st_size:,} bytes")
+
+
+# ── once more ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def execute_stored(case: Case, arrays: Arrays) -> dict[str, bytes]:
+    """Return what the executor leaves in a stored case's outputs. Raises Unsupported."""
+    cubin = arrays[case["cubin"]]
+    listing = disassemble(cubin)
+    made: dict[str, Any] = {}
+    for name, buffer in case["buffers"].items():
+        data = np.frombuffer(arrays.initial(buffer), np.uint8)
+        made[name] = TensorArgument(name, data) if buffer["role"] == "in" else HostMemory(name, data.copy())
+    calls = []
+    for launch in case["launches"]:
+        kernel, program = read_kernel(cubin, launch["entry"]), Program(listing, launch["entry"])
+        if program.unknown:
+            raise Unsupported("unsupported: " + ", ".join(program.unknown))
+        passed = [_stored_argument(a, made, arrays) for a in launch["arguments"]]
+        named = {a.name for a in passed}
+        mapped = [made[name] for name in made if name not in named]
+        calls.append((kernel, program, launch, passed, mapped))
+    try:
+        memory = Memory([(kernel, [*passed, *mapped]) for kernel, _, _, passed, mapped in calls], 1)
+        for kernel, program, launch, passed, mapped in calls:
+            geometry = Geometry(tuple(launch["grid"]), tuple(launch["block"]), launch["shared"])
+            run(program, prepare(kernel, geometry, passed, 1, memory=memory, mapped=mapped), limit=LIMIT)
+    except (KernelFailure, UsageError) as error:
+        raise Unsupported(f"failed: {error}") from error
+    return {n: made[n].data.tobytes() for n, b in case["buffers"].items() if b["role"] in ("out", "inout")}
+
+
+def _stored_argument(a: dict[str, Any], made: dict[str, Any], arrays: Arrays) -> Any:
+    if "buffer" in a:
+        return made[a["buffer"]]
+    if "scalar" in a:
+        data = bytes.fromhex(a["scalar"])
+        return ScalarArgument("scalar", np.frombuffer(data, f"<u{len(data)}")[0])
+    if "constant" in a:
+        return ConstantArgument(a["constant"], np.frombuffer(arrays[a["data"]], np.uint8))
+    of = a["map"]
+    sizes = (tuple(of[name]) for name in ("dims", "strides", "box"))
+    return TensorMapArgument("map", of["tensor"], of["dtype"], *sizes, of["swizzle"])
+
+
+def repeat(folder: Path, against: Path, out: Path, only: Sequence[str] | None = None) -> int:
+    """Execute stored cases again and compare with the GPU's bits; returns an exit code."""
+    arrays = Arrays(folder)
+    cases = json.loads((folder / "manifest.json").read_text())["cases"]
+    measured = {one["id"]: one for one in json.loads(against.with_suffix(".json").read_text())["results"]}
+    done = []
+    with np.load(against) as bits:
+        for case in cases:
+            known = measured.get(case["id"], {"gpu_error": "not run"})
+            if "sweep" in case or "gpu_error" in known or (only and not case["id"].startswith(tuple(only))):
+                continue
+            found: dict[str, Any] = {"id": case["id"], "executor": "executed", "differences": []}
+            begun = time.process_time()
+            try:
+                results = execute_stored(case, arrays)
+            except Unsupported as error:
+                found["executor"], results = str(error), {}
+            inputs = {name: arrays[case["buffers"][name]["init"]] for name in case["inputs"]}
+            for name, data in results.items():
+                buffer, key = case["buffers"][name], f"{case['id']}|{name}"
+                gpu = bits[key].tobytes() if key in bits else arrays[buffer["expect"]]
+                found["differences"] += compare_buffer(name, buffer, gpu, data, inputs)
+            found["equal"] = bool(results) and not found["differences"]
+            found["seconds"] = round(time.process_time() - begun, 3)
+            done.append(found)
+    report(out, {"against": against.name}, cases, done, [])
+    print_summary(done, [])
+    return 0

@@ -86,3 +86,19 @@ def test_an_edit_of_an_instruction_that_is_not_there_is_refused():
         edited(compiled_listing(SUM), "kernel", Edit("mask", 0xFFFF0, -1, 0))
     with pytest.raises(UsageError, match="has no kernel"):
         list(edits(compiled_listing(SUM), "other"))
+
+
+FENCES = """
+extern "C" __global__ void kernel(float* o) {
+  __shared__ float s[32];
+  s[threadIdx.x] = threadIdx.x;
+  asm volatile("fence.proxy.async.shared::cta;\\nfence.proxy.async.global;" ::: "memory");
+  __syncthreads();
+  o[threadIdx.x] = s[31 - threadIdx.x];
+}
+"""
+
+
+def test_a_fence_need_not_wait_for_another():
+    kernel, program = compiled(FENCES, "sm_90a")
+    assert program.hazards(kernel.arch, kernel.registers)[0] == []

@@ -344,6 +344,7 @@ const Opcode ASYNC[] = {
     {"UTMALDG", Pipe::Uniform, prepare_tensor_load},
     {"UTMASTG", Pipe::Uniform, prepare_tensor_store},
     {"UBLKCP", Pipe::Uniform, prepare_bulk_copy},
+    {"UBLKRED", Pipe::Uniform, prepare_bulk_reduction},
     {"UTMACMDFLUSH", Pipe::Uniform, prepare_close_stores},
     {"UTMAPF", Pipe::Uniform, prepare_nothing<PREFETCHES>},
     {"UBLKPF", Pipe::Uniform, prepare_nothing<PREFETCHES>},

@@ -35,5 +35,6 @@ Execute prepare_copies_arrive(Instruction&);          // ARRIVES
 Execute prepare_tensor_load(Instruction&);            // UTMALDG
 Execute prepare_tensor_store(Instruction&);           // UTMASTG
 Execute prepare_bulk_copy(Instruction&);              // UBLKCP
+Execute prepare_bulk_reduction(Instruction&);         // UBLKRED
 
 }  // namespace sass

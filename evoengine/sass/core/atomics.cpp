@@ -3,6 +3,8 @@
 #include "order.h"
 #include "rounding.h"
 
+#include <tuple>
+
 namespace sass {
 namespace {
 
@@ -28,34 +30,27 @@ u32 add_pair(int type, u32 x, u32 y) {
   return out;
 }
 
+// The smaller or larger ones of two pairs: −0 is below +0, and of a NaN and a number it is the number.
+u32 pick_pair(int type, bool least, u32 x, u32 y) {
+  const i32 infinity = type == F16_PAIR ? 0x7c00 : 0x7f80;
+  u32 out = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    auto of = [&](u32 v) { return i32(v >> shift & 0xffff); };
+    auto order = [](i32 v) { return v & 0x8000 ? -(v & 0x7fff) - 1 : v; };
+    const bool x_nan = (of(x) & 0x7fff) > infinity, y_nan = (of(y) & 0x7fff) > infinity;
+    const bool first = y_nan || (!x_nan && (order(of(x)) < order(of(y))) == least);
+    out |= u32(x_nan && y_nan ? 0x7fff : first ? of(x) : of(y)) << shift;
+  }
+  return out;
+}
+
 u64 smaller_or_larger(int type, bool least, u64 x, u64 y) {
+  if (type == F16_PAIR || type == BF16_PAIR) return pick_pair(type, least, u32(x), u32(y));
   bool less;
   if (type == S32_TYPE) less = i32(x) < i32(y);
   else if (type == S64_TYPE) less = i64(x) < i64(y);
   else less = x < y;
   return less == least ? x : y;
-}
-
-// What stands in memory after the operation on `old`.
-u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
-  const int type = i.b;
-  switch (i.a) {
-    case ADD:
-      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
-      if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
-      if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
-      return old + value;
-    case MIN: return smaller_or_larger(type, true, old, value);
-    case MAX: return smaller_or_larger(type, false, old, value);
-    case INC: return old >= value ? 0 : old + 1;
-    case DEC: return old == 0 || old > value ? value : old - 1;
-    case AND_BITS: return old & value;
-    case OR_BITS: return old | value;
-    case XOR_BITS: return old ^ value;
-    case EXCH: return value;
-    case POPC_INC: return old + 1;
-    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
-  }
 }
 
 void load_value(Context& c, const Instruction& i, size_t index, bool wide, Wide& out) {
@@ -101,15 +96,12 @@ void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged,
   for (int k = 0; k < i.c; ++k) {
     const Operand& to = i.operands[k];
     if (is_predicate(to)) write_predicate(c, to, ALL);
-    else if (i.a == CAST) {
-      Lanes out;
-      each(out, [&](int l) { return exchanged >> l & 1; });
-      write(c, to, out);
-    } else if (wide) write_wide(c, to, old);
-    else {
-      Lanes out;
-      each(out, [&](int l) { return u32(old[l]); });
-      write(c, to, out);
+    else if (i.a == CAST) {  // of 64 bits in both registers
+      Wide out;
+      for (int l = 0; l < LANES; ++l) out[l] = exchanged >> l & 1;
+      write_typed(c, to, wide, out);
+    } else {
+      write_typed(c, to, wide, old);
     }
   }
 }
@@ -150,8 +142,8 @@ Step atomic(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Sums of floats that lie side by side. a = ADD, b = F32_TYPE, c = operands before the address, d = how many
-Step add_vectors(Context& c, const Instruction& i) {
+// Floats, or pairs of halves, that lie side by side. a = operation, b = type, c = operands before the address, d = how many
+Step combine_vectors(Context& c, const Instruction& i) {
   const u32 bytes = u32(4 * i.d);
   const Operand& memory = i.operands[i.c];
   note_access(c, Access::Space::Global, int(bytes), true, false);
@@ -198,8 +190,11 @@ Execute prepare_atomic(Instruction& i) {
   if (m.take("POPC")) i.a = m.take("INC") ? POPC_INC : -1;
   else if (m.take("SAFEADD")) i.a = ADD;
   else i.a = take_one(m, OPERATIONS);
-  const int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
+  int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
   i.b = side_by_side ? F32_TYPE : take_type(m);
+  for (const auto& [name, type, registers] : {std::tuple("F16x4", F16_PAIR, 2), {"F16x8", F16_PAIR, 4},
+                                              {"BF16x4", BF16_PAIR, 2}, {"BF16x8", BF16_PAIR, 4}})
+    if (m.take(name)) i.b = type, side_by_side = registers;
   m.take("FTZ"), m.take("RN");
   take_caching(m);
   i.d = SPACE;
@@ -208,13 +203,47 @@ Execute prepare_atomic(Instruction& i) {
   const int values = int(i.operands.size()) - i.c - 1;
   if (side_by_side) {
     i.d = side_by_side;
-    return i.a == ADD && SPACE != 2 && m.none_left() && i.c <= 2 && values == 1 ? add_vectors : nullptr;
+    const bool known = i.a == ADD || (i.b != F32_TYPE && (i.a == MIN || i.a == MAX));
+    return known && SPACE != 2 && m.none_left() && i.c <= 2 && values == 1 ? combine_vectors : nullptr;
   }
+  const bool of_floats = i.b == F32_TYPE || i.b == F64_TYPE;
+  if ((i.a == MIN || i.a == MAX) && of_floats) return nullptr;
   const int needed = i.a == POPC_INC ? 0 : i.a == CAS || i.a == CAST ? 2 : 1;
   return i.a >= 0 && m.none_left() && i.c <= 2 && values == needed ? atomic : nullptr;
 }
 
 }  // namespace
+
+u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
+  const int type = i.b;
+  switch (i.a) {
+    case ADD:
+      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
+      if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
+      if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
+      return old + value;
+    case MIN: return smaller_or_larger(type, true, old, value);
+    case MAX: return smaller_or_larger(type, false, old, value);
+    case INC: return old >= value ? 0 : old + 1;
+    case DEC: return old == 0 || old > value ? value : old - 1;
+    case AND_BITS: return old & value;
+    case OR_BITS: return old | value;
+    case XOR_BITS: return old ^ value;
+    case EXCH: return value;
+    case POPC_INC: return old + 1;
+    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
+  }
+}
+
+bool take_combination(Modifiers& m, Instruction& i) {
+  i.a = take_one(m, OPERATIONS);
+  i.b = m.take("F16") ? F16_PAIR : m.take("BF16") ? BF16_PAIR : take_type(m);
+  m.take("RN");
+  const bool pairs = i.b == F16_PAIR || i.b == BF16_PAIR, whole = i.b == U32_TYPE || i.b == S32_TYPE;
+  if (i.a == ADD) return whole || pairs || i.b == F32_TYPE;
+  if (i.a == MIN || i.a == MAX) return whole || pairs;
+  return whole && i.a > MAX && i.a <= XOR_BITS;
+}
 
 const Opcode ATOMIC[] = {
     {"ATOM", Pipe::Memory, prepare_atomic<1>},

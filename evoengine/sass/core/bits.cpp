@@ -84,9 +84,17 @@ Execute prepare_lop3(Instruction& i) {
   return table.kind == Kind::Immediate ? lop3 : nullptr;
 }
 
+// A predicate, or the sign bit of a register.
+u32 predicate_or_sign(Context& c, const Operand& o) {
+  if (o.kind != Kind::Register) return predicate(c, o);
+  const u32 signs = bits([&](int l) { return c.warp.r[o.index][l] >> 31; });
+  return o.negate ? ~signs : signs;
+}
+
 // PLOP3.LUT P, P, a, b, c, table, table
 Step plop3(Context& c, const Instruction& i) {
-  const u32 x = predicate(c, i.operands[2]), y = predicate(c, i.operands[3]), z = predicate(c, i.operands[4]);
+  const u32 x = predicate_or_sign(c, i.operands[2]), y = predicate_or_sign(c, i.operands[3]);
+  const u32 z = predicate_or_sign(c, i.operands[4]);
   const u32 first = Table{i.operands[5].immediate}(x, y, z), second = Table{i.operands[6].immediate}(x, y, z);
   write_predicate(c, i.operands[0], first);
   write_predicate(c, i.operands[1], second);
@@ -96,6 +104,8 @@ Step plop3(Context& c, const Instruction& i) {
 Execute prepare_plop3(Instruction& i) {
   Modifiers m(i);
   m.take("LUT");
+  for (size_t n = 2; n < 5 && n < i.operands.size(); ++n)
+    if (i.operands[n].kind == Kind::Register && i.operands[n].text.find(".SIGN") == std::string::npos) return nullptr;
   return m.none_left() && i.operands.size() == 7 ? plop3 : nullptr;
 }
 

@@ -61,17 +61,19 @@ double read_float(int type, const Operand& o, u64 bits, bool flushes) {
   return o.negate ? -value : value;
 }
 
-u64 write_float(int type, double value, int rounding) {
-  if (type == T_F64) return value != value ? 0xfff8000000000000ull : std::bit_cast<u64>(value);
-  if (type == T_F32) return rounding ? to_format(value, FLOAT_FORMAT, rounding) : canonical(float(value));
-  return to_format(value, type == T_F16 ? HALF_FORMAT : BFLOAT_FORMAT, rounding);
+// A NaN to or from a double stays what it is: its sign and the first bits of its mantissa, quiet.
+u64 converted_nan(u64 bits, FloatFormat to) {
+  const int width = to.exponent + to.mantissa;
+  const u64 exponent = ((1ull << to.exponent) - 1) << to.mantissa, mantissa = bits << 12 >> (64 - to.mantissa);
+  return bits >> 63 << width | exponent | mantissa | 1ull << (to.mantissa - 1);
 }
 
-void write_typed(Context& c, const Operand& o, bool pair, const Wide& out) {
-  if (pair) return write_wide(c, o, out);
-  Lanes low;
-  each(low, [&](int l) { return u32(out[l]); });
-  write(c, o, low);
+u64 write_float(int type, double value, int rounding, bool from_double = false) {
+  static constexpr FloatFormat FORMATS[] = {HALF_FORMAT, FLOAT_FORMAT, DOUBLE_FORMAT, BFLOAT_FORMAT};
+  if (value != value && (from_double || type == T_F64)) return converted_nan(std::bit_cast<u64>(value), FORMATS[type]);
+  if (type == T_F64) return std::bit_cast<u64>(value);
+  if (type == T_F32) return rounding ? to_format(value, FLOAT_FORMAT, rounding) : canonical(float(value));
+  return to_format(value, type == T_F16 ? HALF_FORMAT : BFLOAT_FORMAT, rounding);
 }
 
 // ── integers to floats ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,6 +139,17 @@ Execute prepare_i2f(Instruction& i) {
   take_types(m, i);
   i.c = take_rounding(m);
   return m.none_left() && i.operands.size() == 2 ? i2f : nullptr;
+}
+
+struct Range {
+  i64 least, most;
+};
+
+// Of an integer type of 8 or 16 bits.
+Range range_of(int type) {
+  const int width = 8 << (type / 2);
+  const i64 half = 1ll << (width - 1);
+  return type & 1 ? Range{-half, half - 1} : Range{0, 2 * half - 1};
 }
 
 // ── floats to integers and to whole numbers ─────────────────────────────────────────────────────────────────────────
@@ -212,7 +225,7 @@ Step f2f(Context& c, const Instruction& i) {
   Wide x, out;
   load_wide(c, from, x);
   for (int l = 0; l < LANES; ++l) {
-    out[l] = write_float(i.a, read_float(i.b, from, x[l], i.d), i.c);
+    out[l] = write_float(i.a, read_float(i.b, from, x[l], i.d), i.c, i.b == T_F64);
     if (i.d && i.a == T_F32) out[l] = flush(u32(out[l]));
   }
   write_typed(c, i.operands[0], i.a == T_F64, out);
@@ -232,23 +245,42 @@ Execute prepare_f2f(Instruction& i) {
   return f2f;
 }
 
+// I2I.U8.S32.SAT: the nearest that the type holds, extended to 32 bits. a = type
+Step i2i(Context& c, const Instruction& i) {
+  Lanes s, out;
+  const Lanes& x = integer(c, i.operands[1], s);
+  const Range range = range_of(i.a);
+  each(out, [&](int l) { return u32(std::clamp(i64(i32(x[l])), range.least, range.most)); });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_i2i(Instruction& i) {
+  Modifiers m(i);
+  const bool known = m.take("S32") && m.take("SAT");
+  i.a = take_one(m, INTEGERS);
+  return known && i.a >= 0 && i.a <= T_S16 && m.none_left() && i.operands.size() == 2 ? i2i : nullptr;
+}
+
 // ── packing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// F2FP R, high, low: a = type of the halves, b = rounding, c = .RELU
-Step pack_halves(Context& c, const Instruction& i) {
-  Lanes s, t, out;
-  const Lanes &high = floating(c, i.operands[1], s), &low = floating(c, i.operands[2], t);
-  const bool bfloat = i.a == T_BF16, positive = i.c;
-  auto relu = [&](u32 x) { return positive && as_float(x) < 0 ? 0.0f : as_float(x); };
-  if (i.b == NEAREST) {
-    if (bfloat) each(out, [&](int l) { return float_to_bfloat(relu(low[l])) | float_to_bfloat(relu(high[l])) << 16; });
-    else each(out, [&](int l) { return float_to_half(relu(low[l])) | float_to_half(relu(high[l])) << 16; });
-  } else {
-    const FloatFormat format = bfloat ? BFLOAT_FORMAT : HALF_FORMAT;
-    each(out, [&](int l) {
-      return to_format(relu(low[l]), format, i.b) | to_format(relu(high[l]), format, i.b) << 16;
-    });
-  }
+// F2FP.F16.F32.MERGE_C R, x, RZ: one half. a = its type, b = rounding, c = .RELU, d = .SATFINITE
+Step narrow_half(Context& c, const Instruction& i) {
+  Lanes s, out;
+  const Lanes& x = floating(c, i.operands[1], s);
+  const FloatFormat format = i.a == T_BF16 ? BFLOAT_FORMAT : HALF_FORMAT;
+  each(out, [&](int l) { return to_format(i.c ? positive(as_float(x[l])) : as_float(x[l]), format, i.b, i.d); });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+// F2FP.TF32.F32.PACK_B R, x. b = rounding, c = .RELU
+Step narrow_float(Context& c, const Instruction& i) {
+  Lanes s, out;
+  const Lanes& x = floating(c, i.operands[1], s);
+  each(out, [&](int l) {
+    return to_format(i.c ? positive(as_float(x[l])) : as_float(x[l]), TFLOAT_FORMAT, i.b) << 13;
+  });
   write(c, i.operands[0], out);
   return Step::Done;
 }
@@ -257,7 +289,7 @@ Step pack_halves(Context& c, const Instruction& i) {
 // c = .RELU, d = .SATFINITE
 Step pack_bytes(Context& c, const Instruction& i) {
   const FloatFormat format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
-  auto byte = [&](float v) { return to_format(i.c && v < 0 ? 0.0f : v, format, NEAREST, i.d); };
+  auto byte = [&](float v) { return to_format(i.c ? positive(v) : v, format, NEAREST, i.d); };
   if (i.b) {
     Lanes s, r, out;
     const Lanes &x = plain(c, i.operands[1], s), &above = plain(c, i.operands[2], r);
@@ -275,14 +307,22 @@ Step pack_bytes(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Two bytes of the operand as halves. a = 1 E5M2
+// Two bytes of the operand as halves. a = 1 E5M2, c = .RELU
 Step unpack_bytes(Context& c, const Instruction& i) {
   Lanes s, out;
   const Operand& from = i.operands[1];
   const Lanes& x = plain(c, from, s);
+  auto half = [&](u32 byte) -> u32 {
+    if ((byte & 0x7f) > (i.a ? 0x7cu : 0x7eu)) return 0x7fff;
+    if (i.c && byte & 0x80) return 0;
+    if (i.a) return byte << 8;
+    const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
+    const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
+    return float_to_half(float(byte & 0x80 ? -value : value));
+  };
   each(out, [&](int l) {
     const u32 v = narrowed(from, x[l]);
-    return byte_to_half(v & 0xff, i.a) | byte_to_half(v >> 8 & 0xff, i.a) << 16;
+    return half(v & 0xff) | half(v >> 8 & 0xff) << 16;
   });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -302,12 +342,20 @@ Execute prepare_f2fp(Instruction& i) {
     const bool packs = i.b || m.take("PACK_AB_MERGE_C");
     return packs && m.none_left() && int(i.operands.size()) == 4 - i.b ? pack_bytes : nullptr;
   }
-  i.a = m.take("BF16") ? T_BF16 : T_F16;
+  i.b = take_rounding(m);
+  if (m.take("TF32")) {
+    const bool known = m.take("F32") && m.take("PACK_B") && !finite;
+    return known && m.none_left() && i.operands.size() == 2 ? narrow_float : nullptr;
+  }
+  const bool bfloat = m.take("BF16");
+  i.a = bfloat ? T_BF16 : T_F16;
   m.take("F16");
   m.take("F32");
-  i.b = take_rounding(m);
-  const bool packs = m.take("PACK_AB");
-  return packs && !finite && m.none_left() && i.operands.size() == 3 ? pack_halves : nullptr;
+  if (m.take("MERGE_C")) {  // only with nothing to merge
+    const bool alone = i.operands.size() == 3 && i.operands[2].kind == Kind::Register && i.operands[2].index == RZ;
+    return alone && m.none_left() ? narrow_half : nullptr;
+  }
+  return m.take("PACK_AB") && m.none_left() && i.operands.size() == 3 ? bfloat ? pack_bfloats : pack_halves : nullptr;
 }
 
 // I2IP packs two integers, saturated: R = low halfword or bytes of y, then of x, then the third operand. a = type
@@ -315,9 +363,9 @@ Step i2ip(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
   const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t), &above = plain(c, i.operands[3], r);
   const int width = 8 << (i.a / 2);
-  const i64 least = i.a & 1 ? -(1ll << (width - 1)) : 0, most = i.a & 1 ? -least - 1 : (1ll << width) - 1;
+  const Range range = range_of(i.a);
   const u32 mask = u32((1ull << width) - 1);
-  auto part = [&](u32 v) { return u32(std::clamp(i64(i32(v)), least, most)) & mask; };
+  auto part = [&](u32 v) { return u32(std::clamp(i64(i32(v)), range.least, range.most)) & mask; };
   each(out, [&](int l) { return part(y[l]) | part(x[l]) << width | (width == 8 ? above[l] << 16 : 0); });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -331,6 +379,25 @@ Execute prepare_i2ip(Instruction& i) {
   return i.a >= 0 && i.a <= T_S16 && m.none_left() && i.operands.size() == 4 ? i2ip : nullptr;
 }
 
+// F2IP.U8.F32.TRUNC.NTZ R, x, y, RZ: the same of two floats. a = type, c = how they are rounded, d = NaN gives zero
+Step f2ip(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t), &above = plain(c, i.operands[3], r);
+  auto part = [&](u32 v) { return u32(to_integer(to_whole(as_float(v), i.c), i.a, i.d)) & 0xff; };
+  each(out, [&](int l) { return part(y[l]) | part(x[l]) << 8 | above[l] << 16; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_f2ip(Instruction& i) {
+  Modifiers m(i);
+  i.a = take_one(m, INTEGERS);
+  i.c = take_whole(m);
+  i.d = m.take("NTZ");
+  const bool known = m.take("F32") && (i.a == T_U8 || i.a == T_S8);
+  return known && m.none_left() && i.operands.size() == 4 ? f2ip : nullptr;
+}
+
 }  // namespace
 
 const Opcode CONVERT[] = {
@@ -341,6 +408,8 @@ const Opcode CONVERT[] = {
     {"F2F", Pipe::Mufu, prepare_f2f},
     {"F2FP", Pipe::Alu, prepare_f2fp},
     {"I2IP", Pipe::Alu, prepare_i2ip},
+    {"F2IP", Pipe::Alu, prepare_f2ip},
+    {"I2I", Pipe::Alu, prepare_i2i},
     {nullptr, Pipe::None, nullptr},
 };
 

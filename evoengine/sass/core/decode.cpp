@@ -56,7 +56,7 @@ bool suffix(Operand& o, string_view s) {
   };
   if (s == "64") return o.wide = true;
   if (s == "reuse") return true;              // which the control word has too
-  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
+  if (s == "ROW" || s == "COL" || s == "SIGN") return true;  // IMMA and PLOP3 read the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;
@@ -271,7 +271,8 @@ const Opcode* opcode(string_view base) {
 // Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
 // columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
 u32 products_of(const Instruction& i, string_view base) {
-  if (base != "HMMA" && base != "IMMA" && base != "DMMA" && base != "HGMMA" && base != "QGMMA") return 0;
+  static constexpr string_view PRODUCTS[] = {"HMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
+  if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
   const string shape = i.modifiers.empty() ? "" : i.modifiers[0];
   u32 rows = 0, columns = 0, depth = 0;
   if (std::sscanf(shape.c_str(), "%ux%ux%u", &rows, &columns, &depth) == 3) return (rows == 64 ? 16 : rows) * columns * depth / 256;
@@ -286,9 +287,9 @@ void classify(Instruction& i, string_view base) {
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
-  i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG"});
-  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
-                      "UTMACMDFLUSH", "HGMMA", "QGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+  i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG", "UBLKRED"});
+  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED",
+                      "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;

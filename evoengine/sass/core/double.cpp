@@ -11,18 +11,25 @@ struct Doubles {
   double operator[](int l) const { return v[l]; }
 };
 
+// The bits as they stand, without signs.
+void load_bits(Context& c, const Operand& o, Wide& out) {
+  load_wide(c, o, out);
+  if (o.kind == Kind::Immediate)
+    for (int l = 0; l < LANES; ++l) out[l] <<= 32;
+}
+
 void load_doubles(Context& c, const Operand& o, Doubles& out) {
   Wide x;
-  load_wide(c, o, x);
+  load_bits(c, o, x);
   for (int l = 0; l < LANES; ++l) {
-    u64 bits = o.kind == Kind::Immediate ? x[l] << 32 : x[l];
+    u64 bits = x[l];
     if (o.absolute) bits &= ~SIGN;
     if (o.negate) bits ^= SIGN;
     out.v[l] = std::bit_cast<double>(bits);
   }
 }
 
-u64 canonical_bits(double d) { return d != d ? 0xfff8000000000000ull : std::bit_cast<u64>(d); }
+u64 canonical_bits(double d) { return d != d ? DOUBLE_NAN : std::bit_cast<u64>(d); }
 
 template <class Op>
 [[gnu::noinline]] void calculate(const Doubles& x, const Doubles& y, const Doubles& z, Wide& out, int rounding) {
@@ -36,8 +43,11 @@ template <class Op>
 Step arithmetic(Context& c, const Instruction& i) {
   Doubles source[3];
   Wide out;
-  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]);
+  Wide raw[3];
+  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]), load_bits(c, i.operands[k + 1], raw[k]);
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.a);
+  for (int l = 0; l < LANES; ++l)
+    if (out[l] == DOUBLE_NAN) out[l] = carried_nan(raw[0][l], raw[1][l], Op::SOURCES == 3 ? raw[2][l] : 0);
   write_wide(c, i.operands[0], out);
   return Step::Done;
 }

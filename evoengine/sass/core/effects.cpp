@@ -18,7 +18,7 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 bool only_reads(string_view base) {
   return one_of(base, {"STG", "STS", "STL", "ST", "STSM", "RED", "REDG", "BRA", "JMP", "BRX", "EXIT", "BAR", "NOP", "BSSY",
                        "BSYNC", "BREAK", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "CCTLL", "WARPSYNC", "LDGSTS", "LDGDEPBAR",
-                       "DEPBAR", "CALL", "RET", "UTMALDG", "UTMASTG", "UBLKCP", "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
+                       "DEPBAR", "CALL", "RET", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
                        "UTMACCTL", "FENCE", "WARPGROUP", "ARRIVES", "NANOSLEEP", "YIELD", "UCGABAR_ARV", "UCGABAR_WAIT",
                        "BPT", "ENDCOLLECTIVE", "PREFETCH", "ACQBULK", "PREEXIT"});
 }
@@ -83,7 +83,7 @@ struct Builder {
     uniforms(to, o.uniform, far || base[0] == 'U' ? 2 : 1);
   }
 
-  int width() const { return has(i, "128") || has(i, "F32x4") ? 4 : has(i, "F32x2") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
+  int width() const { return has(i, "128") || has(i, "F32x4") || has(i, "F16x8") || has(i, "BF16x8") ? 4 : has(i, "F32x2") || has(i, "F16x4") || has(i, "BF16x4") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
   bool wide(size_t modifier) const {
     if (modifier >= i.modifiers.size()) return false;
     const std::string& m = i.modifiers[modifier];
@@ -92,8 +92,14 @@ struct Builder {
 
   void matrix_product() {
     const std::string& shape = i.modifiers.empty() ? i.opcode : i.modifiers[0];
-    int a = 2, sums = 4;
-    if (base == "IMMA") {
+    int a = 2, sums = 4, b = 0;
+    if (base == "DMMA") {
+      int depth = 4;
+      if (std::sscanf(shape.c_str(), "16x8x%d", &depth) == 1) a = depth, sums = 8;
+      b = depth / 2;
+    } else if (base == "BMMA") {
+      a = shape == "168256" ? 4 : 2;
+    } else if (base == "IMMA") {
       a = shape == "16832" ? 4 : shape == "16816" ? 2 : 1;
       sums = shape == "8816" ? 2 : 4;
     } else if (base == "HMMA") {
@@ -103,7 +109,7 @@ struct Builder {
     }
     write(0, sums);
     read(1, a);
-    read(2, base == "DMMA" ? 2 : std::max(1, a / 2));
+    read(2, b ? b : std::max(1, a / 2));
     read(3, sums);
   }
 
@@ -159,9 +165,9 @@ struct Builder {
 
   void operands() {
     if (i.operands.empty()) return;
-    if (one_of(base, {"HMMA", "IMMA", "DMMA"})) return matrix_product();
-    if (one_of(base, {"HGMMA", "QGMMA"})) return group_product();
-    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UTMAPF", "UBLKPF"})) return uniform_copy();
+    if (one_of(base, {"HMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
+    if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
+    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
     if (one_of(base, {"R2P", "UR2UP"})) return predicates(e.writes, i.operands.back()), read_from(1);
     if (one_of(base, {"STG", "ST", "STS", "STL"})) return read(0), read(1, width()), read_from(2);
@@ -241,7 +247,7 @@ struct Builder {
   // A fence, and mbarrier.init, end when their scoreboard says so; what tells others of memory comes behind that.
   void order() {
     const bool fence = one_of(base, {"FENCE", "MEMBAR"});
-    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMALDG", "UBLKCP", "WARPGROUP", "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
+    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMALDG", "UBLKCP", "UBLKRED", "WARPGROUP", "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
     const bool initialises = base == "SYNCS" && has(i, "EXCH");
     if (base == "FENCE" || tells || (base == "SYNCS" && has(i, "ARRIVE"))) add(e.reads, ORDER_SLOT);
     if ((fence || initialises) && (i.write_barrier < 6 || i.read_barrier < 6)) add(e.writes, ORDER_SLOT);
@@ -252,9 +258,9 @@ struct Builder {
     if (base == "VIADD" && arch >= 90) return Unit::Fma;
     if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"})) return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
     if (base == "HMMA") return has(i, "16816") || (has(i, "TF32") && has(i, "1688")) ? Unit::Tensor : Unit::ShortTensor;
-    if (one_of(base, {"IMMA", "DMMA"})) return Unit::IntegerTensor;
+    if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;
-    if (one_of(base, {"HGMMA", "QGMMA"})) return Unit::Group;
+    if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return Unit::Group;
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return Unit::Double;
     if (base == "CS2R") return i.operands.size() > 1 && i.operands[1].text == "SRZ" ? Unit::Special : Unit::Other;
     if (base == "SYNCS") return Unit::Sync;
@@ -278,7 +284,7 @@ struct Builder {
     if (base == "LDC") return Queue::Constant;
     if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
-    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP"})) return Queue::TensorMemory;
+    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;
     if (base == "HMMA" && arch == 75) return Queue::Tensor;
     return Queue::None;

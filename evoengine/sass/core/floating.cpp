@@ -35,6 +35,11 @@ Step arithmetic_with(Context& c, const Instruction& i) {
   }
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.c);
   if (i.a) each(out, [&](int l) { return flush(out[l]); });
+  if constexpr (std::is_same_v<Op, Multiply>)  // what rounding alone brings to the smallest normal number is flushed
+    if (i.a) each(out, [&](int l) {
+      const bool tiny = std::fabs(double(as_float(source[0][l])) * as_float(source[1][l])) < 0x1p-126;
+      return tiny ? out[l] & 0x80000000u : out[l];
+    });
   if (i.b) each(out, [&](int l) { return saturate(out[l]); });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -85,8 +90,10 @@ Execute prepare_multiply(Instruction& i) {
 
 // FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 Step fmnmx(Context& c, const Instruction& i) {
-  Lanes s, t, out;
+  Lanes s, t, u, v, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  // XORSIGN's are the signs before |…| takes them away
+  const Lanes &x_sign = plain(c, i.operands[1], u), &y_sign = plain(c, i.operands[2], v);
   const u32 least = predicate(c, i.operands[3]), keep = i.c ? 0x7fffffffu : ALL, signs = ~keep;
   const bool flushes = i.a, spreads = i.b;
   each(out, [&](int l) {
@@ -98,7 +105,7 @@ Step fmnmx(Context& c, const Instruction& i) {
     const bool first = (least >> l & 1) ? po < qo : po > qo;
     u32 v = first ? pk : qk;
     v = p_nan ? qk : q_nan ? pk : v;
-    v |= (p ^ q) & signs;
+    v |= (x_sign[l] ^ y_sign[l]) & signs;
     const bool none = spreads ? p_nan | q_nan : p_nan & q_nan;
     return none ? NAN_BITS : v;
   });
@@ -198,7 +205,17 @@ Execute prepare_fchk(Instruction& i) {
 enum Function { RCP, RSQ, SQRT, EX2, LG2, SIN, COS, TANH, RCP64H, RSQ64H };
 const char* const FUNCTIONS[] = {"RCP", "RSQ", "SQRT", "EX2", "LG2", "SIN", "COS", "TANH", "RCP64H", "RSQ64H", nullptr};
 
-constexpr double TURN = 6.283185307179586476925;
+// SIN and COS of turns: hardware cuts the argument to whole multiples of 2^-25 of a turn.
+float of_turns(bool cosine, float turns) {
+  if (!std::isfinite(turns)) return NAN;
+  constexpr u32 QUARTER = 1u << 23;
+  constexpr double UNIT = 1.570796326794896619231 / QUARTER;
+  const u32 whole = u32(std::fmod(std::fabs(double(turns)), 1.0) * (4.0 * QUARTER));
+  const u32 quarters = (whole / QUARTER + cosine) % 4, rest = whole % QUARTER;
+  const double sine = std::sin(UNIT * (quarters % 2 ? QUARTER - rest : rest));
+  const bool negative = (quarters >= 2) != (!cosine && std::signbit(turns));
+  return float(negative ? -sine : sine);
+}
 
 float special_function(int function, float x) {
   switch (function) {
@@ -207,9 +224,9 @@ float special_function(int function, float x) {
     case SQRT: return std::sqrt(x);
     case EX2: return std::exp2(x);
     case LG2: return std::log2(x);
-    case SIN: return float(std::sin(TURN * double(x)));  // the argument is in turns
-    case COS: return float(std::cos(TURN * double(x)));
-    default: return std::tanh(x);
+    case SIN: return of_turns(false, x);
+    case COS: return of_turns(true, x);
+    default: return std::fabs(x) < 0x1p-8f ? x : std::tanh(x);  // the same of small numbers
   }
 }
 
@@ -232,9 +249,13 @@ Step mufu(Context& c, const Instruction& i) {
       u32 half = (from.part == 2 ? x[l] >> 16 : x[l]) & 0xffff;
       if (from.absolute) half &= 0x7fff;
       if (from.negate) half ^= 0x8000;
-      out[l] = i.b == 1 ? float_to_half(special_function(i.a, half_to_float(half)))
-                        : float_to_bfloat(special_function(i.a, bfloat_to_float(half)));
-    } else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
+      const float value = special_function(i.a, i.b == 1 ? half_to_float(half) : bfloat_to_float(half));
+      // cut, not rounded; a bfloat has an exponent of float's range, in which MUFU knows no subnormal number but of TANH
+      out[l] = value >= 0x1p16f && i.b == 1 ? 0x7c00
+               : to_format(i.b == 2 && i.a != TANH ? as_float(flush(as_bits(value))) : value,
+                           i.b == 1 ? HALF_FORMAT : BFLOAT_FORMAT, TRUNCATE);
+    } else if (i.a == TANH) out[l] = canonical(special_function(TANH, as_float(x[l])));
+    else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
   }
   write(c, i.operands[0], out);
   return Step::Done;

@@ -110,6 +110,7 @@ Execute prepare_arithmetic(Instruction& i) {
   const bool bfloat = m.take("BF16_V2") || m.take("BF16");
   const bool to_float = m.take("F32");
   m.take("MMA");  // the pipe it runs on
+  m.take("OOB");  // a zero for a NaN that a copy filled in for what lies outside of its tensor: no copy here does
   i.a = m.take("FTZ");
   i.b = m.take("SAT");
   i.c = m.take("RELU");
@@ -119,12 +120,20 @@ Execute prepare_arithmetic(Instruction& i) {
   return bfloat ? half_arithmetic<BF16> : half_arithmetic<F16>;
 }
 
+// The operand without what it does to signs.
+Operand unsigned_of(Operand o) {
+  o.absolute = o.negate = false;
+  return o;
+}
+
 // HMNMX2 R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 template <class F>
 Step hmnmx2(Context& c, const Instruction& i) {
-  Lanes x, y, out;
+  Lanes x, y, x_sign, y_sign, out;
   load_pair(c, i.operands[1], x);
   load_pair(c, i.operands[2], y);
+  load_pair(c, unsigned_of(i.operands[1]), x_sign);  // XORSIGN's are the signs before |…| takes them away
+  load_pair(c, unsigned_of(i.operands[2]), y_sign);
   if (i.a) flush_pair<F>(x), flush_pair<F>(y);
   const u32 least = predicate(c, i.operands[3]);
   auto pick = [&](int l, int shift) -> u32 {
@@ -134,7 +143,7 @@ Step hmnmx2(Context& c, const Instruction& i) {
     const u32 pk = p & keep, qk = q & keep;
     const i32 po = pk & 0x8000 ? -i32(pk & 0x7fff) - 1 : i32(pk), qo = qk & 0x8000 ? -i32(qk & 0x7fff) - 1 : i32(qk);
     const bool first = (least >> l & 1) ? po < qo : po > qo;
-    return (p_nan ? qk : q_nan ? pk : first ? pk : qk) | ((p ^ q) & ~keep & 0xffff);
+    return (p_nan ? qk : q_nan ? pk : first ? pk : qk) | ((x_sign[l] ^ y_sign[l]) >> shift & ~keep & 0xffff);
   };
   each(out, [&](int l) { return pick(l, 0) | pick(l, 16) << 16; });
   write(c, i.operands[0], out);
@@ -149,6 +158,21 @@ Execute prepare_hmnmx2(Instruction& i) {
   i.c = m.take("XORSIGN");
   if (!m.none_left() || i.operands.size() != 4) return nullptr;
   return bfloat ? hmnmx2<BF16> : hmnmx2<F16>;
+}
+
+template <class F>
+Step packed(Context& c, const Instruction& i, FloatFormat format) {
+  Lanes s, t, out;
+  const Lanes &high = floating(c, i.operands[1], s), &low = floating(c, i.operands[2], t);
+  auto relu = [&](u32 x) { return i.c ? positive(as_float(x)) : as_float(x); };
+  if (i.b == NEAREST && !i.d && !i.c)
+    each(out, [&](int l) { return F::narrow(as_float(low[l])) | F::narrow(as_float(high[l])) << 16; });
+  else
+    each(out, [&](int l) {
+      return to_format(relu(low[l]), format, i.b, i.d) | to_format(relu(high[l]), format, i.b, i.d) << 16;
+    });
+  write(c, i.operands[0], out);
+  return Step::Done;
 }
 
 // Both comparisons: a = order, b = .FTZ
@@ -200,6 +224,9 @@ Execute prepare_half_compare(Instruction& i) {
 }
 
 }  // namespace
+
+Step pack_halves(Context& c, const Instruction& i) { return packed<F16>(c, i, HALF_FORMAT); }
+Step pack_bfloats(Context& c, const Instruction& i) { return packed<BF16>(c, i, BFLOAT_FORMAT); }
 
 const Opcode HALF[] = {
     {"HADD2", Pipe::Half, prepare_arithmetic},

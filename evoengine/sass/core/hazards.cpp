@@ -455,6 +455,8 @@ class Check : public Look {
   void hazard(const Pending& p, int index, bool writes) override {
     if (!reports) return;
     const Instruction& producer = code[p.producer];
+    auto is_fence = [](const Instruction& i) { return i.opcode.starts_with("FENCE"); };
+    if (p.slot == ORDER_SLOT && is_fence(producer) && is_fence(code[index])) return;  // one fence needs no other
     if (p.slot == ORDER_SLOT)
       return tell(p, index, "comes before " + quoted(producer) + " is done" + awaited(std::min(producer.write_barrier, producer.read_barrier)));
     std::string text = std::string(writes ? "overwrites" : "reads") + " " + slot_name(p.slot) + ", which " + quoted(producer);

@@ -70,12 +70,20 @@ Execute prepare_iadd3(Instruction& i) {
 
 u32 add(u32 x, u32 y, const Instruction&) { return x + y; }
 
-u32 add_halfwords(u32 x, u32 y, const Instruction&) { return u32(u16(x + y)) | ((x >> 16) + (y >> 16)) << 16; }
+// VIADD.16x2 R, x, y: each half by itself, its sign too
+Step add_halfwords(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &x = plain(c, i.operands[1], s), &y = plain(c, i.operands[2], t);
+  const u32 p = i.operands[1].negate ? ALL : 1, q = i.operands[2].negate ? ALL : 1;
+  each(out, [&](int l) { return u32(u16(x[l] * p + y[l] * q)) | ((x[l] >> 16) * p + (y[l] >> 16) * q) << 16; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
 
 Execute prepare_viadd(Instruction& i) {
   Modifiers m(i);
   const bool halfwords = m.take("16x2");
-  return !m.none_left() || i.operands.size() != 3 ? nullptr : halfwords ? binary<add_halfwords> : binary<add>;
+  return !m.none_left() || i.operands.size() != 3 ? nullptr : halfwords ? add_halfwords : binary<add>;
 }
 
 // ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -47,6 +47,14 @@ inline void write_wide(Context& c, const Operand& o, const Wide& from) {
   write(c, o, high, 1);
 }
 
+// Both registers of a pair, or the low word alone.
+inline void write_typed(Context& c, const Operand& o, bool pair, const Wide& out) {
+  if (pair) return write_wide(c, o, out);
+  Lanes low;
+  each(low, [&](int l) { return u32(out[l]); });
+  write(c, o, low);
+}
+
 // `execute` of an instruction whose one result is a function of one, two or three integers and of its `a` and `b`.
 template <auto F>
 Step unary(Context& c, const Instruction& i) {

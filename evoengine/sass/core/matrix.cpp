@@ -1,11 +1,15 @@
 // Matrices of a warp: their way between shared memory and registers (LDSM, STSM), their transposition (MOVM), and the
 // products that are done when the instruction is (HMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix fragments
 // for mma", "ldmatrix").
+#include <algorithm>
+#include <bit>
+
 #include "async.h"
 #include "matrix.h"
 #include "memory_ops.h"
 #include "order.h"
 #include "products.h"
+#include "rounding.h"
 
 namespace sass {
 
@@ -156,7 +160,8 @@ Step multiply_halves(Context& c, const Instruction& i) {
   } else {
     registers_from(c, i.operands[3], 4, sums);
   }
-  multiply(sums, left, right, 8, i.a * (format == Format::TFloat ? 2 : 4));
+  const int k = i.a * (format == Format::TFloat ? 2 : 4);
+  multiply(sums, left, right, 8, k, sums_of(format, c.machine.launch.arch, k, i.b == HALF_SUMS));
   if (i.b == HALF_SUMS)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
   else
@@ -183,7 +188,8 @@ i32 byte_of(u32 word, int n, bool is_signed) {
   return is_signed ? i32(i32(byte << 24) >> 24) : i32(byte);
 }
 
-// IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word.
+// IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word. i.d = .SAT:
+// the sum that 32 bits hold, once all is added
 Step multiply_bytes(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
   int halves = i.a == 1 ? 1 : 2, depths = i.a == 4 ? 2 : 1;
@@ -194,20 +200,21 @@ Step multiply_bytes(Context& c, const Instruction& i) {
   for (int n = 0; n < 2 * halves; n++)
     for (int lane = 0; lane < LANES; lane++) {
       int row = lane / 4, column = 2 * (lane % 4) + n % 2;
-      u32 sum = sums[n][lane];
+      i64 sum = i32(sums[n][lane]);
       for (int d = 0; d < depths; d++)
         for (int k = 0; k < 16; k++) {
           u32 left = a[d * 2 + n / 2][4 * row + k / 4], right = b[d][4 * column + k / 4];
-          sum += u32(byte_of(left, k % 4, i.b) * byte_of(right, k % 4, i.c));
+          sum += byte_of(left, k % 4, i.b) * byte_of(right, k % 4, i.c);
         }
-      sums[n][lane] = sum;
+      sums[n][lane] = u32(i.d ? std::clamp<i64>(sum, INT32_MIN, INT32_MAX) : sum);
     }
   for (int n = 0; n < 2 * halves; n++) write(c, i.operands[0], sums[n], n);
   return Step::Done;
 }
 
 Execute prepare_multiply_bytes(Instruction& i) {
-  if (i.modifiers.size() != 3 || !all_registers(i)) return nullptr;
+  i.d = i.modifiers.size() == 4 && i.modifiers[3] == "SAT";
+  if (int(i.modifiers.size()) != 3 + i.d || !all_registers(i)) return nullptr;
   const std::string &a = i.operands[1].text, &b = i.operands[2].text;
   if (a.find(".ROW") == a.npos || b.find(".COL") == b.npos) return nullptr;
   const std::string &shape = i.modifiers[0], &left = i.modifiers[1], &right = i.modifiers[2];
@@ -225,30 +232,62 @@ double double_of(const Lanes* pair, int lane) {
   return value;
 }
 
-// DMMA.884 R4, R8, R12, R4: a (row g, k t), b (k t, column g), sums (g, 2t) and (g, 2t + 1).
+// DMMA.16x8x8 R4, R8, R12, R4: pairs of a are (row g, k t), (g + 8, t), (g, t + 4), …; of b (k t, column g), (t + 4, g), …;
+// of sums (g, 2t), (g, 2t + 1) and those of g + 8. One product after the other is added, each rounded once.
+// i.a = rows of eight, i.b = depths of four
 Step multiply_doubles(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
-  Lanes a[2], b[2], sums[4];
-  registers_from(c, i.operands[1], 2, a);
-  registers_from(c, i.operands[2], 2, b);
-  registers_from(c, i.operands[3], 4, sums);
-  for (int n = 0; n < 2; n++)
+  Lanes a[16], b[8], sums[8];
+  registers_from(c, i.operands[1], 2 * i.a * i.b, a);
+  registers_from(c, i.operands[2], 2 * i.b, b);
+  registers_from(c, i.operands[3], 4 * i.a, sums);
+  for (int n = 0; n < 2 * i.a; n++)
     for (int lane = 0; lane < LANES; lane++) {
       double sum = double_of(sums + 2 * n, lane);
-      for (int k = 0; k < 4; k++) sum += double_of(a, lane / 4 * 4 + k) * double_of(b, (lane % 4 * 2 + n) * 4 + k);
-      u64 bits;
-      std::memcpy(&bits, &sum, 8);
+      for (int k = 0; k < 4 * i.b; k++) {
+        const double left = double_of(a + 2 * (k / 4 * i.a + n / 2), lane / 4 * 4 + k % 4);
+        const double right = double_of(b + 2 * (k / 4), (lane % 4 * 2 + n % 2) * 4 + k % 4);
+        const double next = std::fma(left, right, sum);
+        auto bits = [](double x) { return std::bit_cast<u64>(x); };
+        sum = next != next ? std::bit_cast<double>(carried_nan(bits(left), bits(right), bits(sum))) : next;
+      }
+      const u64 bits = std::bit_cast<u64>(sum);
       sums[2 * n][lane] = u32(bits);
       sums[2 * n + 1][lane] = u32(bits >> 32);
     }
-  for (int n = 0; n < 4; n++) write(c, i.operands[0], sums[n], n);
+  for (int n = 0; n < 4 * i.a; n++) write(c, i.operands[0], sums[n], n);
   return Step::Done;
 }
 
 Execute prepare_multiply_doubles(Instruction& i) {
   Modifiers m(i);
-  bool shape = m.take("884") || m.take("8x8x4");
-  return shape && m.none_left() && all_registers(i) ? multiply_doubles : nullptr;
+  i.a = m.take("884") || m.take("8x8x4") ? 1 : 2;
+  i.b = i.a == 1 || m.take("16x8x4") ? 1 : m.take("16x8x8") ? 2 : m.take("16x8x16") ? 4 : 0;
+  return i.b && m.none_left() && all_registers(i) ? multiply_doubles : nullptr;
+}
+
+// BMMA.168256.AND.POPC R4, R8.ROW, R12.COL, R4: how many bits are set in both. i.a registers of A, of 8 rows and 128 bits
+// along k, 32 to a lane
+Step multiply_bits(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  Lanes a[4], b[2], sums[4];
+  registers_from(c, i.operands[1], i.a, a);
+  registers_from(c, i.operands[2], i.a / 2, b);
+  registers_from(c, i.operands[3], 4, sums);
+  for (int n = 0; n < 4; n++)
+    for (int lane = 0; lane < LANES; lane++)
+      for (int k = 0; k < 2 * i.a; k++) {
+        const u32 left = a[k / 4 * 2 + n / 2][lane / 4 * 4 + k % 4];
+        sums[n][lane] += u32(std::popcount(left & b[k / 4][(lane % 4 * 2 + n % 2) * 4 + k % 4]));
+      }
+  for (int n = 0; n < 4; n++) write(c, i.operands[0], sums[n], n);
+  return Step::Done;
+}
+
+Execute prepare_multiply_bits(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("168256") ? 4 : m.take("168128") ? 2 : 0;
+  return i.a && m.take("AND") && m.take("POPC") && m.none_left() && all_registers(i) ? multiply_bits : nullptr;
 }
 
 }  // namespace
@@ -260,8 +299,10 @@ const Opcode MATRIX[] = {
     {"HMMA", Pipe::Tensor, prepare_multiply_halves},
     {"IMMA", Pipe::Tensor, prepare_multiply_bytes},
     {"DMMA", Pipe::Tensor, prepare_multiply_doubles},
+    {"BMMA", Pipe::Tensor, prepare_multiply_bits},
     {"HGMMA", Pipe::Tensor, prepare_group_product},
-    {"QGMMA", Pipe::Tensor, prepare_group_product_of_bytes},
+    {"QGMMA", Pipe::Tensor, prepare_group_product},
+    {"IGMMA", Pipe::Tensor, prepare_group_product},
     {nullptr, Pipe::None, nullptr},
 };
 

@@ -4,7 +4,6 @@
 
 namespace sass {
 
-Execute prepare_group_product(Instruction&);  // HGMMA
-Execute prepare_group_product_of_bytes(Instruction&);  // QGMMA
+Execute prepare_group_product(Instruction&);  // HGMMA, QGMMA, IGMMA
 
 }  // namespace sass

@@ -21,6 +21,12 @@ u8* local_bytes(Context&, u32 address, u32 bytes, int lane);
 u8* window_bytes(Context&, u64 address, u32 bytes, int lane);
 void check_alignment(u64 address, u32 bytes, int lane);
 
+// What an atomic operation, or a reduction in bulk, makes of what stands in memory: operation and type are the
+// instruction's a and b. `with` is what a compare-and-swap stores.
+u64 combine(const Instruction&, u64 old, u64 value, u64 with);
+// Sets a and b by the modifiers of a reduction of 32-bit words or pairs of halves; false where they name none.
+bool take_combination(Modifiers&, Instruction&);
+
 // Takes what says only how a memory instruction is cached, ordered or addressed. False: it goes past the L1.
 bool take_caching(Modifiers&);
 void note_access(Context&, Access::Space, int bytes, bool store, bool cached);

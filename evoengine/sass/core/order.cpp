@@ -7,7 +7,7 @@ namespace sass {
 namespace {
 
 bool is_proxy_work(const Instruction& i) {
-  return i.opcode.starts_with("HGMMA") || i.opcode.starts_with("QGMMA") || i.opcode.starts_with("UTMA") || i.opcode.starts_with("UBLKCP");
+  return i.opcode.starts_with("HGMMA") || i.opcode.starts_with("QGMMA") || i.opcode.starts_with("IGMMA") || i.opcode.starts_with("UTMA") || i.opcode.starts_with("UBLK");
 }
 
 bool is_wide_fence(const Instruction& i) {

@@ -1,5 +1,10 @@
 #include "products.h"
 
+#include <algorithm>
+#include <array>
+
+#include "rounding.h"
+
 namespace sass {
 
 namespace {
@@ -57,8 +62,30 @@ void left_of_rows(Left& left, const float (*rows)[16], int k) {
       }
 }
 
+const float* floats_of_bytes(Format format) {
+  static const auto* tables = [] {
+    auto* all = new std::array<std::array<float, 256>, 2>;
+    for (u32 byte = 0; byte < 256; byte++) {
+      const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
+      const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
+      (*all)[0][byte] = (byte & 0x7f) == 0x7f ? NAN : float(byte & 0x80 ? -value : value);
+      (*all)[1][byte] = half_to_float(byte << 8);
+    }
+    return all;
+  }();
+  return (*tables)[format == Format::E5M2].data();
+}
+
 void left_of_registers(Left& left, const Lanes* first, int registers, Format format, float sign) {
   float rows[MAX_K][16], low[LANES], high[LANES];
+  if (has_bytes(format)) {
+    const float* value = floats_of_bytes(format);
+    for (int n = 0; n < registers; n++)
+      for (int lane = 0; lane < LANES; lane++)
+        for (int byte = 0; byte < 4; byte++)
+          rows[n / 2 * 16 + lane % 4 * 4 + byte][lane / 4 + n % 2 * 8] = sign * value[first[n][lane] >> 8 * byte & 0xff];
+    return left_of_rows(left, rows, 8 * registers);
+  }
   int k = 0;
   for (int n = 0; n < registers; n++) {
     to_floats(first[n].v, low, high, LANES, format);
@@ -92,27 +119,180 @@ void right_of_registers(Right& right, const Lanes* first, int registers, Format 
   }
 }
 
-void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k) {
+// ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+namespace {
+
+// Exponents that stand for zero, and for infinity and NaN: also together with any other.
+constexpr i32 OF_ZERO = -1000, OF_INFINITY = 3000;
+// Of the largest product or sum where 32-bit arithmetic is exact. What lies between ZEROS and LOWEST is a small number.
+constexpr i32 ZEROS = -300, LOWEST = -90, HIGHEST = 120;
+
+i32 exponent_of(float value, i32 least) {
+  const u32 magnitude = as_bits(value) & 0x7fffffffu;
+  const i32 exponent = std::max(i32(magnitude >> 23) - 127, least);
+  return magnitude == 0 ? OF_ZERO : magnitude >= 0x7f800000u ? OF_INFINITY : exponent;
+}
+
+void exponents_of(const float* from, i16* to, int count, i32 least) {
+  for (int n = 0; n < count; n++) to[n] = i16(exponent_of(from[n], least));
+}
+
+EightInts exponents_of(Eight values, i32 least) {
+  const EightInts magnitude = EightInts(values) & 0x7fffffff;
+  EightInts exponent = (magnitude >> 23) - 127;
+  exponent = exponent > least ? exponent : least - (EightInts){};
+  exponent = magnitude >= 0x7f800000 ? OF_INFINITY - (EightInts){} : exponent;
+  return magnitude == 0 ? OF_ZERO - (EightInts){} : exponent;
+}
+
+// A sum as the tensor core leaves it: the bits beyond those that are kept cut off, or rounded to a half.
+float sum_of(double exact, const Sums& how) {
+  if (exact != exact) return as_float(0x7fffffffu);
+  const u64 bits = std::bit_cast<u64>(exact);
+  if (!how.halves && std::fabs(exact) < 0x1p-126) {  // to a whole multiple of the smallest float
+    return float(std::trunc(exact * 0x1p149) * 0x1p-149) + 0.0f;  // never −0
+  }
+  if (!how.halves) return float(std::bit_cast<double>(bits >> (52 - how.kept) << (52 - how.kept)));
+  const u64 cut = bits & ((1ull << 29) - 1), odd = (bits ^ cut) | u64(cut != 0) << 29;
+  return half_to_float(to_half(float(std::bit_cast<double>(odd)))) + 0.0f;
+}
+
+// One element, of any values: `a` and `b` are `count` floats that lie `step_a` and `step_b` apart.
+float exact_sum(float c, const float* a, size_t step_a, const float* b, size_t step_b, int count, const Sums& how) {
+  i32 top = exponent_of(c, how.least_sum);
+  double together = c;
+  for (int k = 0; k < count; k++) {
+    const float x = a[k * step_a], y = b[k * step_b];
+    top = std::max(top, exponent_of(x, how.least) + exponent_of(y, how.least_right));
+    together += double(x) * double(y);
+  }
+  if (!std::isfinite(together)) return sum_of(together, how);
+  if (top < ZEROS) return 0;
+  double sum = std::trunc(std::ldexp(double(c), how.fraction - top));
+  for (int k = 0; k < count; k++)
+    sum += std::trunc(std::ldexp(double(a[k * step_a]) * double(b[k * step_b]), how.fraction - top));
+  return sum_of(std::ldexp(sum, top - how.fraction), how);
+}
+
+typedef i16 SixteenShorts __attribute__((vector_size(32)));
+typedef i16 EightShorts __attribute__((vector_size(16)));
+typedef u64 FourLongs __attribute__((vector_size(32)));
+
+struct Exponents {
+  alignas(64) i16 left[MAX_K][2][LANES];
+  alignas(64) i16 right[MAX_K][2][MAX_COLUMNS / 2];
+};
+
+// Whole multiples of 2^(top - fraction) as sums.
+Eight sums_of(EightInts whole, EightInts top, const Sums& how) {
+  const EightInts sign = whole & i32(0x80000000);
+  const EightWords magnitude = EightWords(whole < 0 ? -whole : whole);
+  EightInts bits = EightInts(__builtin_convertvector(EightInts(magnitude), Eight));  // rounded to the nearest
+  const EightWords back = EightWords(__builtin_convertvector(Eight(bits), EightInts));
+  bits += EightInts(back > magnitude);  // cut off
+  if (how.halves) bits |= EightInts(back != magnitude) & 1;  // odd where something was cut off
+  else bits &= i32(ALL << (23 - how.kept));
+  const Eight cut = Eight(bits | sign) * Eight((127 - how.fraction + top) << 23);
+  if (!how.halves) return cut;
+  Eight out;
+  for (int n = 0; n < 8; n++) out[n] = half_to_float(to_half(cut[n])) + 0.0f;
+  return out;
+}
+
+bool any(EightInts flags) {
+  u64 words[4];
+  std::memcpy(words, &flags, sizeof words);
+  return words[0] | words[1] | words[2] | words[3];
+}
+
+// 4 eights: columns 8j, 8j + 2, 8j + 4 and 8j + 6, or those after them where `odd`, of rows 0 … 7 or 8 … 15.
+struct Place {
+  int j, half, odd, first, count;  // products `first` … `first` + `count` - 1
+};
+
+// Adds the products; false where that takes exact_sum.
+bool add_products(Eight* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
+  SixteenShorts top16[2] = {2 * OF_ZERO - (SixteenShorts){}, 2 * OF_ZERO - (SixteenShorts){}};
+  for (int k = at.first; k < at.first + at.count; k++) {
+    FourLongs four;
+    u64 own;
+    std::memcpy(&own, &exponents.right[k][at.odd][4 * at.j], sizeof own);
+    four = FourLongs{own, own, own, own};
+    for (int n = 0; n < 2; n++) {
+      const SixteenShorts e = reinterpret_cast<const SixteenShorts*>(exponents.left[k][at.half])[n] + SixteenShorts(four);
+      top16[n] = e > top16[n] ? e : top16[n];
+    }
+  }
+  EightInts top[4], products[4] = {}, unusual = {};
+  Eight scale[4];
+  for (int n = 0; n < 4; n++) {
+    EightShorts own;
+    std::memcpy(&own, reinterpret_cast<const i16*>(top16) + 8 * n, sizeof own);
+    const EightInts e = __builtin_convertvector(own, EightInts), of_sum = exponents_of(sums[n], how.least_sum);
+    top[n] = e > of_sum ? e : of_sum;
+    unusual |= (top[n] > HIGHEST) | ((top[n] < LOWEST) & (top[n] > ZEROS));
+    top[n] = top[n] > LOWEST ? top[n] : LOWEST - (EightInts){};
+    scale[n] = Eight((127 + how.fraction - top[n]) << 23);
+  }
+  if (any(unusual)) return false;
+  for (int k = at.first; k < at.first + at.count; k++) {
+    const Eight* a = reinterpret_cast<const Eight*>(left.of[k][at.half]);
+    const Four four = *reinterpret_cast<const Four*>(&right.of[k][at.odd][4 * at.j]);
+    const Eight b = __builtin_shufflevector(four, four, 0, 1, 2, 3, 0, 1, 2, 3);
+    for (int n = 0; n < 4; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], EightInts);
+  }
+  for (int n = 0; n < 4; n++) {
+    const EightInts start = __builtin_convertvector(sums[n] * scale[n], EightInts);
+    const EightInts whole = EightInts(EightWords(products[n]) + EightWords(start));
+    unusual |= ((products[n] ^ whole) & (start ^ whole)) < 0;
+    products[n] = whole;
+  }
+  if (any(unusual)) return false;
+  for (int n = 0; n < 4; n++) sums[n] = sums_of(products[n], top[n], how);
+  return true;
+}
+
+void add_exactly(Eight* sums, const Left& left, const Right& right, const Place& at, const Sums& how) {
+  for (int lane = 0; lane < LANES; lane++) {
+    float& sum = reinterpret_cast<float*>(sums)[lane];
+    sum = exact_sum(sum, &left.of[at.first][at.half][lane], 2 * LANES,
+                    &right.of[at.first][at.odd][4 * at.j + lane % 4], MAX_COLUMNS, at.count, how);
+  }
+}
+
+}  // namespace
+
+Sums sums_of(Format format, u32 arch, int k, bool halves) {
+  static constexpr int LEAST[] = {-14, -126, -126, -6, -14};
+  const bool split = arch >= 80 && arch < 90 && k * (format == Format::TFloat ? 2 : 1) == 16;
+  const int least = LEAST[int(format)];
+  return {arch >= 90 ? 25 : 24, split ? k / 2 : k, 23, least, least, halves ? -14 : -126, halves};
+}
+
+Sums group_sums_of(Format left, Format right, int k, bool halves) {
+  Sums how = sums_of(left, 90, k, halves);
+  how.least_right = sums_of(right, 90, k, halves).least;
+  if (has_bytes(left)) how.fraction = how.kept = 13;
+  return how;
+}
+
+void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k, const Sums& how) {
+  static thread_local Exponents exponents;
+  for (int depth = 0; depth < k; depth++)
+    for (int n = 0; n < 2; n++) {
+      exponents_of(left.of[depth][n], exponents.left[depth][n], LANES, how.least);
+      exponents_of(right.of[depth][n], exponents.right[depth][n], columns / 2, how.least_right);
+    }
   for (int j = 0; j < columns / 8; j++)
-    for (int half = 0; half < 2; half++) {
-      Eight* even = reinterpret_cast<Eight*>(d[4 * j + 2 * half].v);
-      Eight* odd = reinterpret_cast<Eight*>(d[4 * j + 2 * half + 1].v);
-      Eight sums[8] = {even[0], even[1], even[2], even[3], odd[0], odd[1], odd[2], odd[3]};
-      for (int depth = 0; depth < k; depth++) {
-        const Eight* a = reinterpret_cast<const Eight*>(left.of[depth][half]);
-        Four e = *reinterpret_cast<const Four*>(&right.of[depth][0][4 * j]);
-        Four o = *reinterpret_cast<const Four*>(&right.of[depth][1][4 * j]);
-        Eight evens = __builtin_shufflevector(e, e, 0, 1, 2, 3, 0, 1, 2, 3);
-        Eight odds = __builtin_shufflevector(o, o, 0, 1, 2, 3, 0, 1, 2, 3);
-        for (int n = 0; n < 4; n++) {
-          sums[n] += a[n] * evens;
-          sums[n + 4] += a[n] * odds;
-        }
+    for (int n = 0; n < 4; n++) {
+      Eight sums[4];
+      std::memcpy(sums, d[4 * j + n].v, sizeof sums);
+      for (int first = 0; first < k; first += how.block) {
+        const Place at{j, n / 2, n % 2, first, std::min(how.block, k - first)};
+        if (!add_products(sums, left, right, exponents, at, how)) add_exactly(sums, left, right, at, how);
       }
-      for (int n = 0; n < 4; n++) {
-        even[n] = sums[n];
-        odd[n] = sums[n + 4];
-      }
+      std::memcpy(d[4 * j + n].v, sums, sizeof sums);
     }
 }
 

@@ -9,9 +9,25 @@
 
 namespace sass {
 
-enum class Format : u8 { Half, BFloat, TFloat };  // TFloat: 32 bits, of which 19 count
+enum class Format : u8 { Half, BFloat, TFloat, E4M3, E5M2 };  // TFloat: 32 bits, of which 19 count
 
-constexpr int MAX_K = 16, MAX_COLUMNS = 256;
+constexpr int MAX_K = 32, MAX_COLUMNS = 256;
+
+// How a tensor core adds products to a sum. Of `block` products and the sum the largest exponent is taken (a product's is
+// that of its factors added; a subnormal number has the smallest exponent of its format), all are cut off `fraction` bits
+// below it, added exactly, and the result is cut to `kept` bits of fraction, or rounded to a half where sums are halves.
+//
+// M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021; P. Xie, Y. Wang,
+// F. Yang, M. Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909, whose
+// parameters these are; those of sm_90 agree with an H100 in every probe of benchmarks/hardware_probes.py.
+struct Sums {
+  int fraction, block, kept;
+  int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
+  bool halves;
+};
+// Of mma.sync: `k` products in all. Of wgmma of bytes fewer bits are kept, of sums too.
+Sums sums_of(Format, u32 arch, int k, bool halves);
+Sums group_sums_of(Format left, Format right, int k, bool halves);
 
 // A: [k][row, row + 8][lane], every lane's own rows.
 struct alignas(64) Left {
@@ -27,14 +43,17 @@ struct alignas(64) Right {
 // on eight words at a time: all three have room for `count` rounded up.
 void to_floats(const u32* words, float* low, float* high, int count, Format);
 u16 to_half(float);
+// Of E4M3 or E5M2, by byte.
+const float* floats_of_bytes(Format);
+inline bool has_bytes(Format f) { return f == Format::E4M3 || f == Format::E5M2; }
 
-// A's fragments in `registers` registers that begin at `first`: 2 or 4 of two halves each, or of TFloat.
+// A's fragments in `registers` registers that begin at `first`: 2 or 4 of two halves each, of TFloat, or 4 of bytes.
 void left_of_registers(Left&, const Lanes* first, int registers, Format, float sign);
 // rows[k][row] spread over the lanes.
 void left_of_rows(Left&, const float (*rows)[16], int k);
 void right_of_registers(Right&, const Lanes* first, int registers, Format);
 
-// d[4j … 4j + 3] += A B for `columns` columns; d are registers that hold floats.
-void multiply(Lanes* d, const Left&, const Right&, int columns, int k);
+// d[4j … 4j + 3] += A B for `columns` columns; d are registers that hold floats, also where sums are halves.
+void multiply(Lanes* d, const Left&, const Right&, int columns, int k, const Sums&);
 
 }  // namespace sass

@@ -43,6 +43,15 @@ class Rounded {
   int before_;
 };
 
+// The result of an operation on doubles, x y + z, that is no number: the NaN among its sources, quiet and with its own
+// sign, of x only where no other is one.
+constexpr u64 DOUBLE_NAN = 0xfff8000000000000ull;
+inline u64 carried_nan(u64 x, u64 y, u64 z) {
+  for (u64 source : {y, z, x})
+    if (source << 1 > 0x7ff0000000000000ull << 1) return source | 1ull << 51;
+  return DOUBLE_NAN;
+}
+
 // Operations on `SOURCES` floats or doubles.
 struct Add {
   static constexpr int SOURCES = 2;
@@ -123,16 +132,15 @@ struct FloatFormat {
   bool finite = false;  // E4M3: only all ones is NaN
 };
 constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
+constexpr FloatFormat TFLOAT_FORMAT{8, 10}, DOUBLE_FORMAT{11, 52};
 constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
-// A byte of E4M3 or E5M2 as a half, which holds all of their values.
-inline u32 byte_to_half(u32 byte, bool e5m2) {
-  if (e5m2) return byte << 8;
-  if ((byte & 0x7f) == 0x7f) return 0x7fff;
-  const u32 exponent = byte >> 3 & 15, mantissa = byte & 7;
-  const double value = exponent ? std::ldexp(8.0 + mantissa, int(exponent) - 10) : std::ldexp(double(mantissa), -9);
-  return float_to_half(float(byte & 0x80 ? -value : value));
-}
+// What .RELU makes of a float: nothing below +0 is left, a NaN is.
+inline float positive(float v) { return v > 0 || v != v ? v : 0.0f; }
+
+// F2FP.F16.F32.PACK_AB R, high, low: b = rounding, c = .RELU, d = .SATFINITE. In half.cpp, as attention packs much.
+Step pack_halves(Context&, const Instruction&);
+Step pack_bfloats(Context&, const Instruction&);
 
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
 u32 to_format(double value, FloatFormat format, int rounding, bool saturates = false);

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "async.h"
+#include "memory_ops.h"
 #include "order.h"
 
 namespace sass {
@@ -295,7 +296,7 @@ Step load_bytes(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// UBLKCP.G.S [UR8], [UR4], UR10
+// UBLKCP.G.S [UR8], [UR4], UR10, and UBLKRED.G.S.ADD: c = combined with what is there, as `combine` reads a and b
 Step store_bytes(Context& c, const Instruction& i) {
   u64 to = uniform_pair(c.warp, i.operands[0].uniform);
   u32 from = c.warp.u[i.operands[1].uniform], bytes = (c.warp.u[i.operands[2].index] & 0xffff) * UNIT;
@@ -306,7 +307,7 @@ Step store_bytes(Context& c, const Instruction& i) {
   if (Order* order = order_of(c)) {
     const std::vector<u32> lines = lines_of(from, bytes);
     order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
-    order_global(*order, c, i, Touch::Write, to, bytes);
+    order_global(*order, c, i, i.c ? Touch::Atomic : Touch::Write, to, bytes);
   }
   Completion work;
   work.queue = Completion::Queue::TensorStore;
@@ -315,7 +316,15 @@ Step store_bytes(Context& c, const Instruction& i) {
   one_row(work, to, bytes);
   work.land = [to, from, bytes, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
-    machine->memory.store(to, warp->block->shared.data() + (from & 0xffffff), bytes);
+    const u8* shared = warp->block->shared.data() + (from & 0xffffff);
+    if (!by->c) machine->memory.store(to, shared, bytes);
+    for (u32 at = 0; by->c && at < bytes; at += 4) {
+      u32 old, value;
+      machine->memory.load(to + at, &old, 4);
+      std::memcpy(&value, shared + at, 4);
+      value = u32(combine(*by, old, value, 0));
+      machine->memory.store(to + at, &value, 4);
+    }
     warp->tensor_stores.land();
   };
   c.warp.tensor_stores.add();
@@ -364,6 +373,13 @@ Execute prepare_bulk_copy(Instruction& i) {
   i.b = m.take("MULTICAST");
   if (!m.none_left()) return nullptr;
   return load ? load_bytes : store && !i.b ? store_bytes : nullptr;
+}
+
+Execute prepare_bulk_reduction(Instruction& i) {
+  Modifiers m(i);
+  const bool operands = operands_without_hint(i) == 3 && m.take("G") && m.take("S");
+  i.c = 1;
+  return operands && take_combination(m, i) && m.none_left() ? store_bytes : nullptr;
 }
 
 }  // namespace sass

@@ -1,16 +1,12 @@
-// HGMMA: products of a warpgroup, 64 x N x 16, from matrices in shared memory as their 64-bit descriptors tell (PTX
+// HGMMA, QGMMA of FP8 and IGMMA of 8-bit integers: products of a warpgroup, 64 x N x 32 bytes, from matrices in shared memory as their 64-bit descriptors tell (PTX
 // ISA, "Asynchronous warpgroup-level matrix shared memory layout"). Each warp forms its own 16 rows.
 //
 // HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8].tnspA.tnspB, R24, UP0, gsb0: A's descriptor is in UR8 and UR9, B's in UR10
 // and UR11, also where A is in registers; without UP0 the sums begin at zero; gsb0 closes a group.
-//
-// QGMMA.64x128x32.F32.E4M3.E5M2, of bytes: the same with twice the depth in the same places. It is formed in two passes,
-// each of which takes two of the four bytes of every word as halves. Sums are of FP32; the hardware keeps fewer bits.
 #include "async.h"
 #include "matrix.h"
 #include "order.h"
 #include "products.h"
-#include "rounding.h"
 
 #include <algorithm>
 
@@ -23,6 +19,7 @@ constexpr int CHUNK = 16;  // bytes that lie together whatever the layout
 struct Descriptor {
   u32 start, leading, stride;  // bytes
   u32 width;                   // of the swizzle, in bytes: 16 for none
+  bool operator==(const Descriptor&) const = default;
 };
 
 // With `strict`, as the gate asks, a matrix begins with its swizzle's pattern.
@@ -45,38 +42,21 @@ struct IssuedProduct {
   Warp* warp;
   const Instruction* by;
   int n, k;
-  Format format;
+  Format format, format_b;
+  bool integers, signed_a, signed_b, saturates;  // IGMMA
   int d, c;              // first registers; c is RZ for sums that begin at zero
   int a_register;        // -1: A is in shared memory
   Descriptor a, b;
   bool transposed_a, transposed_b;
   bool half_sums;
   float sign;
-  bool bytes;            // E4M3, or E5M2
-  bool e5m2_a, e5m2_b;
-  int pass;              // of bytes: 0, then 1
 };
-
-// The two bytes of each word that this pass takes, as halves.
-void widen(const IssuedProduct& p, u32* words, int count, bool e5m2) {
-  if (!p.bytes) return;
-  static const auto halves = [] {
-    std::array<std::array<u16, 256>, 2> all;
-    for (int e5m2 = 0; e5m2 < 2; e5m2++)
-      for (u32 byte = 0; byte < 256; byte++) all[e5m2][byte] = u16(byte_to_half(byte, e5m2));
-    return all;
-  }();
-  const auto& of = halves[e5m2];
-  for (int n = 0; n < count; n++) {
-    const u32 two = words[n] >> 16 * p.pass;
-    words[n] = of[two & 255] | u32(of[two >> 8 & 255]) << 16;
-  }
-}
 
 // Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in
 // a transposed matrix. So many chunks in that direction and elements in the other one, each from the `first` on.
 struct Chunks {
   u32 first, count, first_other, others;
+  bool operator==(const Chunks&) const = default;
 };
 
 Chunks of_left(const IssuedProduct& p) {
@@ -89,8 +69,16 @@ Chunks of_right(const IssuedProduct& p) {
 
 constexpr size_t MAX_CHUNKS = 2 * MAX_COLUMNS;
 
-// Fills [other][chunk] with the places of chunks in shared memory; returns how many.
-size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks, u32* places) {
+// The places of chunks in shared memory, [other][chunk].
+struct Places {
+  Descriptor of;
+  Chunks chunks;
+  bool transposed;
+  size_t shared, count = 0;  // bytes that the block has; places
+  u32 at[MAX_CHUNKS];
+};
+
+size_t compute_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks, u32* places) {
   const u32 per_row = d.width / CHUNK;
   u32 along[MAX_COLUMNS / 8];
   for (u32 n = 0; n < chunks.count; n++) {
@@ -120,11 +108,73 @@ size_t find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed,
   return size_t(to - places);
 }
 
-void read_left(const IssuedProduct& p, Left& left) {
+// The same matrices come again and again: four warps multiply by one, and loops come back to it.
+const Places& find_chunks(const IssuedProduct& p, const Descriptor& d, bool transposed, const Chunks& chunks) {
+  static thread_local Places known[64];
+  Places& found = known[(d.start >> 4 ^ d.start >> 10 ^ chunks.others * 5 ^ chunks.first_other) % 64];
+  const size_t shared = p.warp->block->shared.size();
+  const bool same = found.count && found.of == d && found.chunks == chunks && found.transposed == transposed;
+  if (same && found.shared == shared) return found;
+  found.count = 0;
+  const size_t count = compute_chunks(p, d, transposed, chunks, found.at);  // or throws
+  found.of = d, found.chunks = chunks, found.transposed = transposed, found.shared = shared, found.count = count;
+  return found;
+}
+
+// Bytes of A: [row][k], of B: [column][k], as they lie along k.
+void read_bytes(const IssuedProduct& p, const Descriptor& d, const Chunks& chunks, u8 (*to)[2 * CHUNK]) {
+  const u32* places = find_chunks(p, d, false, chunks).at;
+  const u8* shared = p.warp->block->shared.data();
+  for (u32 n = 0; n < chunks.others; n++)
+    for (u32 half = 0; half < 2; half++) std::memcpy(to[n] + half * CHUNK, shared + places[2 * n + half], CHUNK);
+}
+
+void bytes_of_registers(const Lanes* first, u8 (*to)[2 * CHUNK]) {
+  for (int n = 0; n < 4; n++)
+    for (int lane = 0; lane < LANES; lane++)
+      std::memcpy(to[lane / 4 + n % 2 * 8] + n / 2 * 16 + lane % 4 * 4, &first[n].v[lane], 4);
+}
+
+void form_of_integers(const IssuedProduct& p) {
+  Warp& w = *p.warp;
+  u8 left[16][2 * CHUNK], right[MAX_COLUMNS][2 * CHUNK];
+  if (p.a_register >= 0) bytes_of_registers(w.r + p.a_register, left);
+  else read_bytes(p, p.a, of_left(p), left);
+  read_bytes(p, p.b, of_right(p), right);
+  for (int n = 0; n < p.n / 2; n++)
+    for (int lane = 0; lane < LANES; lane++) {
+      const u8 *row = left[lane / 4 + n / 2 % 2 * 8], *column = right[n / 4 * 8 + lane % 4 * 2 + n % 2];
+      i64 sum = p.c == RZ ? 0 : i32(w.r[p.c + n][lane]);
+      for (int k = 0; k < p.k; k++)
+        sum += (p.signed_a ? i32(i8(row[k])) : i32(row[k])) * (p.signed_b ? i32(i8(column[k])) : i32(column[k]));
+      w.r[p.d + n][lane] = u32(p.saturates ? std::clamp<i64>(sum, INT32_MIN, INT32_MAX) : sum);
+    }
+}
+
+void read_left_bytes(const IssuedProduct& p, Left& left) {
+  u8 bytes[16][2 * CHUNK];
   float rows[MAX_K][16];
-  u32 places[32], words[16][4];
+  read_bytes(p, p.a, of_left(p), bytes);
+  const float* value = floats_of_bytes(p.format);
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < p.k; k++) rows[k][row] = p.sign * value[bytes[row][k]];
+  left_of_rows(left, rows, p.k);
+}
+
+void read_right_bytes(const IssuedProduct& p, Right& right) {
+  u8 bytes[MAX_COLUMNS][2 * CHUNK];
+  read_bytes(p, p.b, of_right(p), bytes);
+  const float* value = floats_of_bytes(p.format_b);
+  for (int column = 0; column < p.n; column++)
+    for (int k = 0; k < p.k; k++) right.of[k][column % 2][column / 2] = value[bytes[column][k]];
+}
+
+void read_left(const IssuedProduct& p, Left& left) {
+  if (has_bytes(p.format)) return read_left_bytes(p, left);
+  float rows[MAX_K][16];
+  u32 words[16][4];
   float low[16][4], high[16][4];
-  find_chunks(p, p.a, p.transposed_a, of_left(p), places);
+  const u32* places = find_chunks(p, p.a, p.transposed_a, of_left(p)).at;
   const u8* shared = p.warp->block->shared.data();
   if (p.transposed_a) {
     for (u32 k = 0; k < 16; k++)
@@ -137,7 +187,6 @@ void read_left(const IssuedProduct& p, Left& left) {
     int per_word = p.format == Format::TFloat ? 1 : 2;
     for (u32 chunk = 0; chunk < 2; chunk++) {
       for (u32 row = 0; row < 16; row++) std::memcpy(words[row], shared + places[2 * row + chunk], CHUNK);
-      widen(p, words[0], 64, p.e5m2_a);
       to_floats(words[0], low[0], high[0], 64, p.format);
       for (int row = 0; row < 16; row++)
         for (int n = 0; n < 4; n++) {
@@ -147,8 +196,8 @@ void read_left(const IssuedProduct& p, Left& left) {
         }
     }
   }
-  for (auto& row : rows)
-    for (float& value : row) value *= p.sign;
+  for (int k = 0; k < p.k; k++)
+    for (float& value : rows[k]) value *= p.sign;
   left_of_rows(left, rows, p.k);
 }
 
@@ -177,7 +226,9 @@ void transpose_words(FourWords (&m)[4]) {
 
 // Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
 // `right` at once.
-void read_right(const IssuedProduct& p, const u32* places, Right& right) {
+void read_right(const IssuedProduct& p, Right& right) {
+  const u32* places = find_chunks(p, p.b, p.transposed_b, of_right(p)).at;
+  if (p.transposed_b) return read_right_transposed(p, places, right);
   alignas(16) u32 words[8][2][MAX_COLUMNS / 2];
   const u8* shared = p.warp->block->shared.data();
   for (int column = 0; column < p.n; column += 8)
@@ -189,78 +240,60 @@ void read_right(const IssuedProduct& p, const u32* places, Right& right) {
         for (int n = 0; n < 4; n++) std::memcpy(&words[4 * chunk + n][odd][column / 2], &own[n], sizeof own[n]);
       }
   for (int word = 0; word < 8; word++)
-    for (int odd = 0; odd < 2; odd++) {
-      widen(p, words[word][odd], p.n / 2, p.e5m2_b);
+    for (int odd = 0; odd < 2; odd++)
       if (p.format == Format::TFloat)
         to_floats(words[word][odd], right.of[word][odd], right.of[word + 8][odd], p.n / 2, p.format);
       else
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
-    }
 }
 
 void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Right& right) {
-  for (int j = 0; j < p.n / 8; j++) {
-    Lanes sums[4] = {};
-    float* of[4];
-    for (int n = 0; n < 4; n++) of[n] = reinterpret_cast<float*>(sums[n].v);
-    for (int half = 0; half < 2 && p.c != RZ; half++)
-      to_floats(w.r[p.c + 2 * j + half].v, of[2 * half], of[2 * half + 1], LANES, Format::Half);
-    Right columns;
-    for (int k = 0; k < p.k; k++)
-      for (int odd = 0; odd < 2; odd++) std::memcpy(columns.of[k][odd], &right.of[k][odd][4 * j], 16);
-    multiply(sums, left, columns, 8, p.k);
-    for (int half = 0; half < 2; half++)
-      for (int lane = 0; lane < LANES; lane++)
-        w.r[p.d + 2 * j + half][lane] = to_half(of[2 * half][lane]) | u32(to_half(of[2 * half + 1][lane])) << 16;
-  }
+  static thread_local Lanes sums[MAX_COLUMNS / 2];
+  const int registers = p.n / 4;
+  auto floats = [&](int n) { return reinterpret_cast<float*>(sums[n].v); };
+  for (int n = 0; n < registers; n++)
+    if (p.c == RZ) sums[2 * n] = sums[2 * n + 1] = Lanes{};
+    else to_floats(w.r[p.c + n].v, floats(2 * n), floats(2 * n + 1), LANES, Format::Half);
+  multiply(sums, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, true));
+  for (int n = 0; n < registers; n++)
+    for (int lane = 0; lane < LANES; lane++)
+      w.r[p.d + n][lane] = to_half(floats(2 * n)[lane]) | u32(to_half(floats(2 * n + 1)[lane])) << 16;
 }
 
-void form_pass(const IssuedProduct& p) {
+void form(const IssuedProduct& p) {
   static thread_local Left left;
   static thread_local Right right;
   Warp& w = *p.warp;
-  if (p.a_register >= 0) {
-    Lanes own[4];
-    std::copy_n(w.r + p.a_register, 4, own);
-    widen(p, own[0].v, 4 * LANES, p.e5m2_a);
-    left_of_registers(left, own, 4, p.format, p.sign);
-  } else {
-    read_left(p, left);
-  }
-  u32 places[MAX_CHUNKS];
-  find_chunks(p, p.b, p.transposed_b, of_right(p), places);
-  if (p.transposed_b)
-    read_right_transposed(p, places, right);
+  if (w.block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
+  if (p.integers) return form_of_integers(p);
+  if (p.a_register >= 0)
+    left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
   else
-    read_right(p, places, right);
+    read_left(p, left);
+  if (has_bytes(p.format))
+    read_right_bytes(p, right);
+  else
+    read_right(p, right);
   if (p.half_sums) return add_to_halves(w, p, left, right);
   if (p.c == RZ)
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
   else if (p.c != p.d)
     std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
-  multiply(w.r + p.d, left, right, p.n, p.k);
-}
-
-void form(const IssuedProduct& p) {
-  if (p.warp->block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
-  form_pass(p);
-  if (!p.bytes) return;
-  IssuedProduct second = p;
-  second.pass = 1;
-  second.c = p.d;
-  form_pass(second);
+  multiply(w.r + p.d, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, false));
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
 void order_reads(Order& order, const IssuedProduct& p) {
-  u32 lines[32 + MAX_CHUNKS];
-  size_t count = p.a_register < 0 ? find_chunks(p, p.a, p.transposed_a, of_left(p), lines) : 0;
-  count += find_chunks(p, p.b, p.transposed_b, of_right(p), lines + count);
-  order.read_lines(*p.warp, *p.by, AgentKind::Products, lines, count);
+  auto read = [&](const Places& places) {
+    order.read_lines(*p.warp, *p.by, AgentKind::Products, places.at, places.count);
+  };
+  if (p.a_register < 0) read(find_chunks(p, p.a, p.transposed_a, of_left(p)));
+  read(find_chunks(p, p.b, p.transposed_b, of_right(p)));
 }
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
-constexpr int SUMS_IN_HALF = 16, CLOSES = 32, OF_BYTES = 64, E5M2_A = 128, E5M2_B = 256;
+constexpr int SUMS_IN_HALF = 16, CLOSES = 32, SATURATES = 64;
+enum { SIGNED_A = 1, SIGNED_B = 2, INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
@@ -271,7 +304,10 @@ Step begin_product(Context& c, const Instruction& i) {
   p.by = &i;
   p.n = i.a;
   p.format = Format(i.c);
-  p.k = p.format == Format::TFloat ? 8 : 16;
+  p.integers = i.opcode[0] == 'I';
+  p.format_b = p.integers ? p.format : Format(i.d);
+  p.signed_a = i.d & SIGNED_A, p.signed_b = i.d & SIGNED_B, p.saturates = i.b & SATURATES;
+  p.k = i.opcode[0] != 'H' ? 32 : p.format == Format::TFloat ? 8 : 16;
   p.d = i.operands[0].index;
   p.c = i.operands[at + 1].index;
   for (size_t n = at + 2; n < i.operands.size(); n++)
@@ -283,16 +319,12 @@ Step begin_product(Context& c, const Instruction& i) {
   p.transposed_a = i.b & TRANSPOSED_A;
   p.transposed_b = i.b & TRANSPOSED_B;
   p.half_sums = i.b & SUMS_IN_HALF;
-  p.bytes = i.b & OF_BYTES;
-  p.e5m2_a = i.b & E5M2_A;
-  p.e5m2_b = i.b & E5M2_B;
-  p.pass = 0;
   p.sign = !(i.b & NEGATIVE_A) == !(i.b & NEGATIVE_B) ? 1.0f : -1.0f;
   Completion work;
   work.queue = Completion::Queue::Product;
   work.warp = &w;
   work.n = p.n;
-  work.k = p.k;
+  work.k = i.opcode[0] == 'H' ? p.k : p.k / 2;
   work.sums = p.d;
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
@@ -342,13 +374,40 @@ bool known_operands(const Instruction& i) {
   return true;
 }
 
+// QGMMA.64x128x32.F32.E4M3.E5M2, IGMMA.64x128x32.S8.U8[.SAT]
+Execute prepare_byte_product(Instruction& i) {
+  const bool integers = i.opcode[0] == 'I';
+  const std::vector<std::string>& m = i.modifiers;
+  const size_t types = integers ? 1 : 2;
+  auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
+  i.a = columns_of(m[0], "32");
+  i.b = i.c = i.d = 0;
+  if (!take_descriptor(i.text, i.b) || !i.a || m.size() < types + 2) return nullptr;
+  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
+  if (i.b & (integers ? ~0 : TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
+  if (integers) {
+    i.d = INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
+    if (is(3, "SAT")) i.b |= SATURATES;
+    if (!(i.d & SIGNED_A || is(1, "U8")) || !(i.d & SIGNED_B || is(2, "U8"))) return nullptr;
+  } else {
+    i.c = int(is(2, "E5M2") ? Format::E5M2 : Format::E4M3);
+    i.d = int(is(3, "E5M2") ? Format::E5M2 : Format::E4M3);
+    if (is(1, "F16")) i.b |= SUMS_IN_HALF;
+    const bool named = (is(1, "F16") || is(1, "F32")) && (is(2, "E5M2") || is(2, "E4M3")) && (is(3, "E5M2") || is(3, "E4M3"));
+    if (!named) return nullptr;
+  }
+  if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
+  return m.size() == types + 2 + bool(i.b & SATURATES) ? begin_product : nullptr;
+}
+
 }  // namespace
 
 Execute prepare_group_product(Instruction& i) {
   Modifiers m(i);
   if (i.modifiers.empty() || !known_operands(i)) return nullptr;
+  if (i.opcode[0] != 'H') return prepare_byte_product(i);
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
-  i.c = int(format);
+  i.c = i.d = int(format);
   i.a = columns_of(i.modifiers[0], format == Format::TFloat ? "8" : "16");
   m.take(i.modifiers[0]);
   i.b = m.take("F16") ? SUMS_IN_HALF : 0;
@@ -358,20 +417,6 @@ Execute prepare_group_product(Instruction& i) {
   if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
   bool shape = i.a && !(format == Format::TFloat && i.b & (TRANSPOSED_A | TRANSPOSED_B | SUMS_IN_HALF));
   return sums && shape && m.none_left() ? begin_product : nullptr;
-}
-
-Execute prepare_group_product_of_bytes(Instruction& i) {
-  if (i.modifiers.size() != 4 || !known_operands(i)) return nullptr;
-  const std::string &sums = i.modifiers[1], &left = i.modifiers[2], &right = i.modifiers[3];
-  auto known = [](const std::string& type) { return type == "E4M3" || type == "E5M2"; };
-  if ((sums != "F32" && sums != "F16") || !known(left) || !known(right)) return nullptr;
-  i.c = int(Format::Half);
-  i.a = columns_of(i.modifiers[0], "32");
-  i.b = OF_BYTES | (sums == "F16" ? SUMS_IN_HALF : 0) | (left == "E5M2" ? E5M2_A : 0) | (right == "E5M2" ? E5M2_B : 0);
-  if (!take_descriptor(i.text, i.b) || i.b & (TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
-  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
-  if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
-  return i.a ? begin_product : nullptr;
 }
 
 }  // namespace sass
