@@ -28,12 +28,12 @@ CHOSE: Mapping[str, tuple[str, ...]] = {
     "recorded": ("convolution", "convolution_milo", "dedispersion_milo", "gemm"),
     "residuals": ("convolution", "convolution_milo"),
     "fa2": (),
-    "fa3_loops": (),
     "clock_logs": (),
+    "own_h100": (),
     "own_rows": ("measured_h100, even",),
 }
-"""source of chips.toml whose rates are fitted or inferred → sets whose times chose them. The large rows of `fa3` say so
-themselves; `fa2` and `clock_logs` are figures that no set here has"""
+"""source of chips.toml whose rates are fitted or inferred → sets whose times chose them; `fa2`,
+`clock_logs` and `own_h100` are figures that no set here has"""
 BEGINS = "<!-- by benchmarks/accuracy_page.py -->"
 
 

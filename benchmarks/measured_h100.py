@@ -4,6 +4,8 @@
     python benchmarks/measured_h100.py --from DIR --out FILE.json    on the GPU: times them; needs NumPy alone
     python benchmarks/measured_h100.py --counters DIR --out FILE     on the GPU: what ncu counts of some of them, cold
     python benchmarks/measured_h100.py --report FILE.json DIR        anywhere: errors by class and set, ranks, picks
+    python benchmarks/measured_h100.py --again DIR ROWS.jsonl        anywhere: the rows as the model predicts them now
+    python benchmarks/measured_h100.py --compare FILE.json DIR ROWS.jsonl      anywhere: errors of both
 
 The time of a launch is that between two events around it, of ten or more, once with what the launches before left in
 the L2 and once behind a read of 256 MB; a one-thread kernel before each (behind each, cold) reads the SM's clock
@@ -821,6 +823,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows of sets that contain this")
     parser.add_argument("--no-torch", action="store_true", help="leave out torch's kernels")
     parser.add_argument("--report", type=Path, nargs=2, metavar=("FILE", "DIR"), help="tables of the results")
+    parser.add_argument(
+        "--again", type=Path, nargs=2, metavar=("DIR", "ROWS"), help="predict what --prepare wrote again"
+    )
+    parser.add_argument(
+        "--compare", type=Path, nargs=3, metavar=("FILE", "DIR", "ROWS"), help="errors then, and as predicted --again"
+    )
     parser.add_argument("--freeze", type=Path, nargs=2, metavar=("DIR", "FILE"), help="write the predictions alone")
     parser.add_argument("--counters", type=Path, metavar="DIR", help="have ncu count some of what --prepare wrote")
     parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
@@ -847,6 +855,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if options.report:
         print(measured_report.report(read_results(options.report[0]), read_rows(options.report[1])))
+    elif options.compare:
+        file, folder, again = options.compare
+        rows = [json.loads(line) for line in again.read_text().splitlines()]
+        print(measured_report.comparison(read_results(file), read_rows(folder), rows))
+    elif options.again:
+        from benchmarks.measured_kernels import predict_folder_again
+
+        predict_folder_again(*options.again, options.processes, options.only)
     elif options.freeze:
         options.freeze[1].write_text(measured_report.frozen(read_rows(options.freeze[0])))
     elif options.prepare:
@@ -855,7 +871,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_tools(options.prepare, TOOLS)
         prepare_folder(options.prepare, options.data, options.processes, options.seconds, options.only)
     else:
-        parser.error("say --prepare, --from or --report")
+        parser.error("say --prepare, --from, --report, --again or --compare")
     return 0
 
 

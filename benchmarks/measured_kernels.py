@@ -350,6 +350,68 @@ def keep(folder: Path, row: Row, cubin: bytes, source: str | None, options: str)
             os.replace(scratch, path)
 
 
+# ── predicting again ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def made_of(row: Row, folder: Path) -> list[Made]:
+    """Return the kernels of a row that the folder holds, to predict them again."""
+    cubin = gzip.decompress((folder / "cubins" / f"{row['cubin']}.gz").read_bytes())
+    listing = disassemble(cubin)
+    made = []
+    for kernel in row["kernels"]:
+        given, buffers = kernel["parameters"], row["buffers"]
+        arguments = [_argument(one, buffers, f"p{n}") for n, one in enumerate(given)]
+        pointed_at = {one["map"][1] for one in given if "map" in one}
+        mapped = [
+            _argument(name, buffers, name) for name in sorted(pointed_at - {n for n in given if isinstance(n, str)})
+        ]
+        geometry = Geometry(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"])
+        launch = prepare(read_kernel(cubin, kernel["entry"]), geometry, arguments, SEED, mapped=mapped)
+        for allocation in launch.allocations:
+            if allocation.name in row["buffers"] and row["buffers"][allocation.name][2] == "zero":
+                allocation.held[:] = 0
+        made.append(Made(kernel["entry"], Program(listing, kernel["entry"]), launch, geometry))
+    return made
+
+
+def _argument(given: Any, buffers: Mapping[str, Sequence[Any]], name: str) -> Any:
+    """Return the argument that `parameter` wrote."""
+    if isinstance(given, str):
+        size, dtype, role = buffers[given]
+        contents = None
+        if role not in ("in", "out", "zero"):
+            contents = np.frombuffer(zlib.decompress(base64.b64decode(role)), np.uint8)
+        return DrawnArgument(given, size, dtype, role in ("out", "zero"), contents)
+    if "s" in given:
+        return ScalarArgument(name, np.void(bytes.fromhex(given["s"])))
+    if "map" in given:
+        map_name, tensor, dtype, dims, strides, box, swizzle = given["map"]
+        return TensorMapArgument(map_name, tensor, dtype, tuple(dims), tuple(strides), tuple(box), swizzle)
+    parts = tuple((at, _argument(part, buffers, f"{name}.{at}")) for at, part in given["parts"])
+    return StructArgument(name, given["struct"], parts)
+
+
+def predict_again(row: Row, folder: Path) -> Row | str:
+    """Return the row with the current model's predictions in place of those made before it was measured, or why not."""
+    start = time.process_time()
+    try:
+        found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"])
+    except Exception as error:  # named, as in `attempt`
+        return f"{row['set']}, {row['problem']}, {row['kernel']}: {type(error).__name__}: {error}"
+    return {**row, "model": MODEL_VERSION, "predicted": found, "cpu_s": round(time.process_time() - start, 2)}
+
+
+def predict_folder_again(folder: Path, out: Path, processes: int, only: str) -> None:
+    """Write the folder's rows with the current model's predictions to `out`, a line of JSON a row."""
+    wanted = [row for row in map(json.loads, _lines(folder / "rows.jsonl")) if only in row["set"]]
+    with ProcessPoolExecutor(processes) as pool, out.open("w") as file:
+        for row in pool.map(predict_again, wanted, [folder] * len(wanted)):
+            if isinstance(row, str):
+                print(row, file=sys.stderr)
+            else:
+                print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+
+
 # ── preparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Task = Callable[[Path], Row | str]

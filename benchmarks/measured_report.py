@@ -149,6 +149,36 @@ def errors(pairs: Sequence[Pair], by: str) -> Iterator[str]:
         yield f"| {' | '.join(cells)} | {rho(of):.2f} |"
 
 
+def comparison(
+    results: Mapping[str, Sequence[Result]], before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return a table of errors of the same rows as predicted before they were measured and now, by class and by set.
+
+    Rows with an odd last digit of their id, which formed no mechanism of the model, are shown apart. Classes are those
+    of `before`.
+    """
+    again = {row["id"]: row for row in now}
+    old = {(p.row["id"], p.policy): p for p in pairs_of(results, before) if p.row["id"] in again}
+    new = {(p.row["id"], p.policy): p for p in pairs_of(results, now)}
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key, pair in old.items():
+        for name in ("all", pair.predicted["class"], f"set {pair.row['set']}"):
+            groups[f"{name} | {pair.policy}"].append(key)
+    then, since = (f"version {rows[0]['model']}" for rows in (before, now))
+    lines = [
+        f"| class or set | L2 | rows | {then} | signed | {since} | signed | odd ids | signed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, keys in sorted(groups.items()):
+        odd = [key for key in keys if int(key[0][-1], 16) % 2]
+        cells = [f"{len(keys)}"]
+        for of, chosen in ((old, keys), (new, keys), (new, odd)):
+            errors_of = np.array([of[key].error for key in chosen]) if chosen else np.array([math.nan])
+            cells += [f"{np.abs(errors_of).mean():.1%}", f"{errors_of.mean():+.1%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def interval(values: np.ndarray) -> tuple[float, float]:
     drawn = np.random.default_rng(0).integers(0, len(values), (BOOTSTRAPS, len(values)))
     low, high = np.percentile(values[drawn].mean(axis=1), [2.5, 97.5])

@@ -25,7 +25,6 @@ ENDED = "blocks that exit at once"
 CHASE = "a pointer chase by one thread"
 STREAM = "a kernel that streams from it on all SMs"
 REPEATED = "a kernel that repeats the instruction, timed by clock64"
-PUBLISHED_TIMES = "published times of wgmma kernels beside their machine code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,20 @@ NEEDED = {
     "dram_turn_cost": Origin(STREAM),  # of a byte that is written in turn with loads, over one of the latter
     "launch_us": Origin("an empty kernel"),
     # Hopper
+    "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
+    "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
+    "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
     "l2_partial_clocks": Origin(STREAM, HOPPER),  # of an SM, for a sector that a store does not fill, or of an atomic
     "barrier_interval": Origin(REPEATED, HOPPER),  # between the arrivals of two of an SM's warps at barriers
     "wide_interval": Origin(REPEATED, HOPPER),  # of accesses of 16 bytes a lane; of narrower ones in proportion
     "conflict_latency": Origin(CHASE, HOPPER),  # of a wavefront of shared memory but the first, beside its clock
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
-    "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute
+    "hgmma_mufu_loss": Origin(REPEATED, HOPPER),  # of MUFU's rate, while wgmmas compute
+    "hgmma_arithmetic_interval": Origin(REPEATED, HOPPER),  # of the other arithmetic pipes, while wgmmas compute
+    # a sub-core's register file has a turn a clock: those of a wgmma for each clock, and of an FP32 instruction
+    "hgmma_turns": Origin(REPEATED, HOPPER),
+    "hgmma_fma_turns": Origin(REPEATED, HOPPER),
     "hgmma_queue": Origin(REPEATED, HOPPER),  # wgmmas that wait for the tensor cores
     "hgmma_issue": Origin(REPEATED, HOPPER),  # of the first seven; behind them with A in shared memory, in registers
     "hgmma_issue_shared": Origin(REPEATED, HOPPER),
@@ -113,7 +119,7 @@ NEEDED = {
 }
 
 
-OPTIONAL = ("boost_ghz", "power_base", "power_knee")
+OPTIONAL = ("boost_ghz", "boost_knee", "boost_full_ghz", "power_base", "power_knee")
 """of a GPU whose clock under load is known; see Chip.ghz"""
 
 
@@ -155,17 +161,25 @@ class Chip:
     def ghz(self, clock: Clock, tensor_use: float) -> float:
         """Return the clock where tensor cores are in use 0…1 of the time.
 
-        Sustained: power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays
-        what it is at the boost clock and the use `power_knee`; a GPU of which these are not known keeps its boost
-        clock.
+        Boost: beyond the use `boost_knee` the GPU runs more slowly than its boost clock, at once and whatever power is
+        left, down to `boost_full_ghz` where they are always in use. Sustained: power, which goes with the cube of the
+        clock and with `power_base` and the tensor cores' use, stays what it is at the boost clock and the use
+        `power_knee`. A GPU of which these are not known keeps its boost clock.
         """
         if clock.mhz:
             return clock.mhz / 1e3
-        boost = self.stated["boost_ghz"].value if "boost_ghz" in self.stated else self.gpu.clock_ghz
+
+        def stated(name: str, default: float) -> float:
+            return self.stated[name].value if name in self.stated else default
+
+        full = stated("boost_ghz", self.gpu.clock_ghz)
+        knee = stated("boost_knee", 1.0)
+        beyond = max(0.0, tensor_use - knee) / max(1e-9, 1 - knee)
+        boost = full - beyond * (full - stated("boost_full_ghz", full))
         if clock.kind != SUSTAINED or "power_knee" not in self.stated:
             return boost
         base, knee = self.stated["power_base"].value, self.stated["power_knee"].value
-        return float(boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3))
+        return float(min(boost, full * ((base + knee) / (base + tensor_use)) ** (1 / 3)))
 
     def provenance(self, name: str) -> str:
         """Return value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""

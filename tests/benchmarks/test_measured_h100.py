@@ -102,6 +102,16 @@ def test_every_row_is_timed_or_named_with_the_reason(folder, tmp_path):
     assert {by_name[m["id"]] for m in results["again"]} == set(by_name.values())
 
 
+def test_rows_predicted_again_by_the_same_model_are_as_before_and_what_has_no_binary_is_named(folder, tmp_path, capfd):
+    out = tmp_path / "again.jsonl"
+    assert measured_h100.main(["--again", str(folder), str(out), "--processes", "1"]) == 0
+    before = {row["id"]: row for row in measured_h100.read_rows(folder)}
+    again = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert {row["kernel"] for row in again.values()} == {"twice", "four times"}
+    assert all(row["predicted"] == before[name]["predicted"] for name, row in again.items())
+    assert "small, 1024 floats, gone: " in capfd.readouterr().err
+
+
 def times(folder: Path) -> Path:
     file = folder / "times.json"
     file.write_text(json.dumps({"kernel": 500, "probe": 60, "flush": 100}))
@@ -135,6 +145,18 @@ def made_up(count: int = 12):
             "samples": {"c": [1.0, 2.0]},
         })  # fmt: skip
     return rows, {"rows": measured, "sustained": [], "torch": [], "again": [], "gpu": []}
+
+
+def test_two_versions_are_compared_on_the_same_rows_and_odd_ids_are_shown_apart():
+    before, results = made_up()
+    now = []
+    for row in before[2:10]:
+        by = 0.9 if int(row["id"][-1], 16) % 2 else 1.0
+        predicted = {**row["predicted"]["warm"], "us": row["predicted"]["warm"]["us"] / 1.1 * by}
+        now.append({**row, "model": 6, "predicted": {"cold": predicted, "warm": predicted}})
+    table = measured_report.comparison(results, before, now)
+    assert "| version 5 | signed | version 6 | signed | odd ids | signed |" in table
+    assert "| wgmma | warm | 8 | 10.0% | +10.0% | 5.0% | -5.0% | 10.0% | -10.0% |" in table
 
 
 def test_the_first_pick_is_the_measured_time_of_the_predicted_best():

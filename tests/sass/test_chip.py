@@ -132,9 +132,7 @@ def test_a_malformed_chip_file_says_what_is_wrong(edited, old, new, said):
 
 
 def test_a_locked_clock_is_what_it_says_and_a_boosted_one_what_the_board_reaches():
-    h100 = find_chip("h100")
-    assert h100.ghz(Clock.parse("locked:1500"), 0.9) == 1.5
-    assert h100.ghz(Clock("boost"), 0.9) == 1.98
+    assert find_chip("h100").ghz(Clock.parse("locked:1500"), 0.9) == 1.5
     assert find_chip("rtx3090").ghz(Clock("boost"), 0.9) == find_gpu("rtx3090").clock_ghz
 
 
@@ -144,6 +142,16 @@ def test_a_locked_clock_is_what_it_says_and_a_boosted_one_what_the_board_reaches
 )  # fmt: skip
 def test_the_sustained_clock_falls_with_the_use_of_tensor_cores_as_clock_logs_of_an_h100_have_it(use, ghz):
     assert find_chip("h100").ghz(Clock("sustained"), use) == pytest.approx(ghz, rel=0.06)
+
+
+@pytest.mark.parametrize(("use", "ghz"), [(0.12, 1.988), (0.25, 1.979), (0.37, 1.931), (0.5, 1.888), (1.0, 1.708)])
+def test_the_boost_clock_falls_with_the_use_of_tensor_cores_as_measured_before_power_was_short(use, ghz):
+    assert find_chip("h100").ghz(Clock("boost"), use) == pytest.approx(ghz, rel=0.005)
+
+
+@pytest.mark.parametrize(("use", "ghz"), [(0.5, 1.888), (0.75, 1.649), (1.0, 1.5)])
+def test_the_sustained_clock_is_within_two_percent_of_what_was_measured(use, ghz):
+    assert find_chip("h100").ghz(Clock("sustained"), use) == pytest.approx(ghz, rel=0.02)
 
 
 def test_a_board_whose_clock_under_load_is_not_known_keeps_its_boost_clock():

@@ -61,7 +61,7 @@ struct Counter : Observer {
       counts.tensor_bytes_stored += work.bytes;
       counts.tensor_sectors_stored += work.sectors;
     }
-    if (work.queue == Completion::Queue::Product) counts.tensor_clock_columns += work.n * work.k / 16.0;
+    if (work.queue == Completion::Queue::Product) counts.tensor_clock_columns += work.n;
   }
 };
 

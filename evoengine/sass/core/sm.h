@@ -44,17 +44,15 @@ struct Slot {
 struct Part {
   double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
   double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
+  double taken = 0;          // turns that FP32 instructions took while a wgmma computed
   Slot* last = nullptr;
   std::vector<Slot*> slots;
 };
 
-// Whose sums a wgmma adds to: the warpgroup, and the first register.
-using Chain = std::pair<const Warp*, int>;
-
 // A wgmma that some warps of its warpgroup have begun; it can start when all four have.
 struct Product {
   std::vector<std::pair<Slot*, std::shared_ptr<Completion>>> warps;
-  Chain chain;
+  double begun = 0, alone = 0;  // when the tensor cores began it, and the clocks that it takes them alone
 };
 
 // What is asked of an allocation, what of it has been charged to the DRAM so far, and what has waited for it.
@@ -75,7 +73,7 @@ struct Sm {
   double port = 0;                        // until when the banks of shared memory have work
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
   double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
-  Chain chain{nullptr, 0};                // of the wgmma that computes
+  Product running;                        // the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;            // for the tensor cores
   std::unordered_map<u64, double> changed;  // by line: until when the L2 works on atomics
@@ -86,7 +84,7 @@ struct Sm {
 struct Event {
   double at;
   u64 order;
-  std::shared_ptr<Completion> work;  // null: the tensor cores of `sm` can take the next wgmma
+  std::shared_ptr<Completion> work;  // null: the wgmma that `sm` computes should be done
   Sm* sm;
   bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
 };
@@ -109,7 +107,10 @@ class Timing : public Machine {
   void issued(Sm&, Part&, Slot&, const Instruction&, int index);
   void occupy(Sm&, Part&, const Instruction&, double& done, double& read);
   void occupy_mufu(Sm&, Part&, double& done, double& read);
+  void occupy_fma(Sm&, Part&);
+  double arithmetic(const Sm&, double interval) const;
   double issue_gap(Slot&, const Instruction&);
+  double latency_of_order(const Instruction&) const;
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
   void end_warp(Slot&);
@@ -135,6 +136,7 @@ class Timing : public Machine {
   double store_box(Slot&, const Completion&);
   void begin_product(Sm&, Slot&, std::shared_ptr<Completion>);
   void start_product(Sm&);
+  void end_product(Sm&);
   void land(Slot&, std::shared_ptr<Completion>, double at);
   void land_due();
 

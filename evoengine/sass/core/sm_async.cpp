@@ -1,14 +1,23 @@
 // Asynchronous work of an SM: copies by TMA, and wgmmas on the tensor cores.
 //
-// A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free; of those that wait, one
-// that adds to the same sums goes first, then one of the same warpgroup. It takes N/2 clocks for k = 16, or as long as
-// shared memory takes to give its operands. While it computes, its sums move through the register file, which costs MUFU
-// a part of its rate (timing.cpp).
+// A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free, in turn. It takes N/2
+// clocks, or as long as shared memory takes to give its operands. While it computes, its sums move through the register
+// file, which costs the other pipes a part of their rates (timing.cpp).
 #include "sm.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 namespace sass {
+
+namespace {
+
+// Clocks for which TMA can have a share of the L2 later that an SM left idle: one box of 8 KB at a time takes each of all
+// SMs hardly longer than one SM alone.
+constexpr double L2_BURST = 300;
+
+}  // namespace
 
 void Timing::begin(Completion&& work) {
   Slot& slot = *running;
@@ -39,7 +48,7 @@ void Timing::land_due() {
       due.work->land();
       changes++;
     } else {
-      start_product(*due.sm);
+      end_product(*due.sm);
     }
   }
 }
@@ -57,7 +66,7 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     sm.asked[allocation].loaded += double(work.sectors) / reached;
     double dram = dram_clocks(sm, allocation, double(work.sectors) / reached);
     sm.tma = std::max(sm.tma, now) + std::max({work.bytes / rates.tma_bytes_per_clock, l2, rates.tma_issue});
-    sm.l2 = std::max(sm.l2, now) + l2;
+    sm.l2 = std::max(sm.l2, now - L2_BURST) + l2;
     if (dram) load_dram(sm, now, dram, true);
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
@@ -92,7 +101,7 @@ void Timing::begin_product(Sm& sm, Slot& slot, std::shared_ptr<Completion> work)
     return std::any_of(p.warps.begin(), p.warps.end(), [&](const auto& piece) { return piece.first == &slot; });
   };
   auto own = std::find_if_not(begun.begin(), begun.end(), has_this_warp);
-  if (own == begun.end()) own = begun.insert(begun.end(), Product{{}, {group, work->sums}});
+  if (own == begun.end()) own = begun.insert(begun.end(), Product{});
   own->warps.emplace_back(&slot, std::move(work));
   if (own->warps.size() < PARTS) return;
   sm.waiting.push_back(std::move(*own));
@@ -105,25 +114,38 @@ void Timing::start_product(Sm& sm) {
     sm.traffic = 0;
     return;
   }
-  auto where = [&](auto alike) { return std::find_if(sm.waiting.begin(), sm.waiting.end(), alike); };
-  auto next = where([&](const Product& p) { return p.chain == sm.chain; });
-  if (next == sm.waiting.end()) next = where([&](const Product& p) { return p.chain.first == sm.chain.first; });
-  if (next == sm.waiting.end()) next = sm.waiting.begin();
-  const Completion& work = *next->warps[0].second;
-  double steps = work.k / 16.0, columns = work.n * rates.hgmma_clocks_per_column * steps;
+  sm.running = std::move(sm.waiting.front());
+  sm.waiting.pop_front();
+  const Completion& work = *sm.running.warps[0].second;
+  double columns = work.n * rates.hgmma_clocks_per_column;
   // B, and A where it lies in shared memory, are read once for the four warps together
-  double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES * steps;
+  double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES;
   double start = std::max(now, sm.tensor);
   sm.port = std::max(sm.port, start) + operands;
+  sm.running.begun = start;
+  sm.running.alone = columns;
   // what TMA has under way need not have been written yet
   sm.tensor = std::max(start + columns, sm.port - rates.tma_in_flight_bytes / PORT_BYTES);
   sm.traffic = columns / (sm.tensor - start);
-  sm.chain = next->chain;
   result.tensor += PARTS * columns;
   result.tensor_work += columns;
-  for (auto& [slot, piece] : next->warps) land(*slot, piece, sm.tensor + rates.hgmma_latency);
-  sm.waiting.erase(next);
   events.push({sm.tensor, order++, nullptr, &sm});
+}
+
+// A wgmma leaves some turns at the register file to others. Where FP32 instructions took more, it is late by as much; the
+// four sub-cores compute it together, so the one that is latest holds up the others.
+void Timing::end_product(Sm& sm) {
+  double taken = 0;
+  for (Part& part : sm.parts) taken = std::max(taken, part.taken);
+  double end = sm.running.begun + std::fma(rates.hgmma_turns, sm.running.alone, taken);
+  if (end > sm.tensor) {
+    sm.tensor = end;
+    events.push({sm.tensor, order++, nullptr, &sm});
+    return;
+  }
+  for (Part& part : sm.parts) part.taken = 0;
+  for (auto& [slot, piece] : sm.running.warps) land(*slot, piece, sm.tensor + rates.hgmma_latency);
+  start_product(sm);
 }
 
 }  // namespace sass

@@ -93,7 +93,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
     case Pipe::Mufu: return part.mufu - rates.mufu_interval;  // one may wait before the pipe
     case Pipe::Uniform: return part.uniform;
     case Pipe::Tensor:
-      if (!is_group_product(i)) return part.tensor;
+      if (!is_group_product(i)) return std::floor(part.tensor);
       return double(sm.waiting.size()) < rates.hgmma_queue ? 0 : sm.tensor;
     case Pipe::Memory: {
       double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
@@ -147,16 +147,15 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
   bool two = rates.fma_interval < 2;
   switch (i.pipe) {
     case Pipe::Fma:
-      (two && part.fma <= part.heavy ? part.fma : part.heavy) = now + 2;
-      result.fma += two ? 1 : 2;
+      occupy_fma(sm, part);
       break;
     case Pipe::FmaHeavy:
-      part.heavy = now + rates.imad_interval;
+      part.heavy = now + arithmetic(sm, rates.imad_interval);
       result.fma += two ? rates.imad_interval / 2 : rates.imad_interval;
       break;
-    case Pipe::Half: part.half = now + rates.half_interval; break;
+    case Pipe::Half: part.half = now + arithmetic(sm, rates.half_interval); break;
     case Pipe::Alu:
-      part.alu = now + rates.alu_interval;
+      part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;
       break;
     case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
@@ -174,10 +173,11 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     case Pipe::Tensor:
       if (!is_group_product(i)) {
-        double clocks = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
-        part.tensor = now + clocks;
+        double work = (i.fp16_sums ? rates.hmma_fp16_interval : rates.hmma_interval) * i.mma_work;
+        double clocks = std::max(work, rates.hmma_least);
+        part.tensor = std::max(part.tensor, now) + clocks;
         result.tensor += clocks;
-        result.tensor_work += clocks / PARTS;
+        result.tensor_work += work / PARTS;
         done = now + rates.hmma_latency;
       }
       break;
@@ -189,6 +189,19 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     default: break;
   }
+}
+
+// Clocks of a pipe for an instruction: more while a wgmma's sums move through the register file.
+double Timing::arithmetic(const Sm& sm, double interval) const {
+  return sm.tensor > now ? std::max(interval, sm.traffic * rates.hgmma_arithmetic_interval) : interval;
+}
+
+// FP32 instructions take turns at the register file with a wgmma's sums (see end_product).
+void Timing::occupy_fma(Sm& sm, Part& part) {
+  bool two = rates.fma_interval < 2;
+  (two && part.fma <= part.heavy ? part.fma : part.heavy) = now + arithmetic(sm, 2);
+  result.fma += two ? 1 : 2;
+  if (sm.tensor > now) part.taken += rates.hgmma_fma_turns;
 }
 
 // While a wgmma's sums move through the register file, MUFU loses a part of its rate.
@@ -209,6 +222,12 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
   slot.last_product = now;
   if (slot.ladder <= LADDER) return rates.hgmma_issue;
   return has_registers_for_a(i) ? rates.hgmma_issue_registers : rates.hgmma_issue_shared;
+}
+
+// Clocks for which a fence or a barrier of a cluster holds its warp up at least.
+double Timing::latency_of_order(const Instruction& i) const {
+  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? rates.membar_latency : 0;
+  return i.pipe == Pipe::Uniform && i.opcode.starts_with("UCGABAR_WAIT") ? rates.cluster_barrier_latency : 0;
 }
 
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
@@ -237,6 +256,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   }
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
+  from = std::max(from, now + latency_of_order(i));
   if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
   if (has_uniform_index(i)) from = std::max(from, now + rates.indexed_uniform_latency);
   slot.fixed = from;

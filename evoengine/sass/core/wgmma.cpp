@@ -324,8 +324,6 @@ Step begin_product(Context& c, const Instruction& i) {
   work.queue = Completion::Queue::Product;
   work.warp = &w;
   work.n = p.n;
-  work.k = i.opcode[0] == 'H' ? p.k : p.k / 2;
-  work.sums = p.d;
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
   bool formed = c.machine.products_left && c.machine.products_left--;
