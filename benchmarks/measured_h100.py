@@ -6,6 +6,7 @@
     python benchmarks/measured_h100.py --report FILE.json DIR        anywhere: errors by class and set, ranks, picks
     python benchmarks/measured_h100.py --again DIR ROWS.jsonl        anywhere: the rows as the model predicts them now
     python benchmarks/measured_h100.py --compare FILE.json DIR ROWS.jsonl      anywhere: errors of both
+    python benchmarks/measured_h100.py --page FILE.json ROWS.jsonl OUT.json    anywhere: rows for accuracy_page.py
 
 The time of a launch is that between two events around it, of ten or more, once with what the launches before left in
 the L2 and once behind a read of 256 MB; a one-thread kernel before each (behind each, cold) reads the SM's clock
@@ -829,6 +830,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--compare", type=Path, nargs=3, metavar=("FILE", "DIR", "ROWS"), help="errors then, and as predicted --again"
     )
+    parser.add_argument(
+        "--page", type=Path, nargs=3, metavar=("FILE", "ROWS", "OUT"), help="both for benchmarks/accuracy_page.py"
+    )
     parser.add_argument("--freeze", type=Path, nargs=2, metavar=("DIR", "FILE"), help="write the predictions alone")
     parser.add_argument("--counters", type=Path, metavar="DIR", help="have ncu count some of what --prepare wrote")
     parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
@@ -859,6 +863,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file, folder, again = options.compare
         rows = [json.loads(line) for line in again.read_text().splitlines()]
         print(measured_report.comparison(read_results(file), read_rows(folder), rows))
+    elif options.page:
+        file, again, out = options.page
+        rows = [json.loads(line) for line in again.read_text().splitlines()]
+        out.write_text(json.dumps(measured_report.page_rows(read_results(file), rows)))
     elif options.again:
         from benchmarks.measured_kernels import predict_folder_again
 

@@ -75,6 +75,29 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'{{"model": {model}, "columns": {names}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
+def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in two sets.
+
+    Mechanisms of the model were formed on rows with an even id. The set of latencies is left out: it was taken for
+    micro-benchmarks.
+    """
+    return [
+        {
+            "set": f"measured_h100, {'odd' if int(pair.row['id'][-1], 16) % 2 else 'even'}",
+            "kernel": f"{pair.row['set']}: {pair.row['kernel']}",
+            "problem": pair.row["problem"],
+            "gpu": CHIP,
+            "clock": "boost",
+            "measured_us": pair.measured_us,
+            "predicted_us": pair.predicted["us"],
+            "kernel_class": pair.predicted["class"],
+            "bound": pair.predicted["bound"],
+        }
+        for pair in pairs_of(results, rows)
+        if pair.policy == "cold" and pair.row["set"] != EMPTY[0]
+    ]
+
+
 def pairs_of(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[Pair]:
     by_id = {row["id"]: row for row in rows}
     measured = [m for m in results["rows"] if "error" not in m and m["id"] in by_id]

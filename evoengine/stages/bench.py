@@ -36,6 +36,8 @@ WHOLE_FACTOR = 2.0
 """assumed bound of the errors of unsampled rows over the largest error of the sampled ones"""
 ROWS_ELEMENTS = 1 << 24
 """elements of an output that are compared at once"""
+FREED_SECONDS = 20.0
+"""longest wait for the memory of a runner that was killed before this one, which the driver frees in its own time"""
 OTHER_POISON = 0xA5
 """an integer that keeps both poisons was not written"""
 
@@ -82,8 +84,10 @@ class Bench:
         self.clock = Clock(self.seconds)
 
     def _require_memory(self) -> None:
-        free, total = cuda_api.memory_info()
-        needed = needed_bytes(self._target)
+        needed, deadline = needed_bytes(self._target), gpu().now() + FREED_SECONDS
+        while (memory := cuda_api.memory_info())[0] < needed <= memory[1] and gpu().now() < deadline:
+            gpu().rest(0.1)
+        free, total = memory
         if needed > free:
             raise MachineError(
                 f"{self._problem} needs {needed:,} bytes of GPU memory to be timed and {free:,} of {total:,} are free: "

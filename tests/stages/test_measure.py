@@ -270,6 +270,24 @@ def test_a_problem_that_does_not_fit_names_the_bytes_needed_and_there(stage, mon
         stage.baselines(target(parse_problem("b8,h16,s2048,d64,fp16")), 1)
 
 
+def test_memory_that_a_killed_runner_still_holds_is_waited_for(stage, monkeypatch):
+    """On an H100 a runner began while the driver was still freeing what its predecessor had held."""
+    from evoengine.devices.torch_gpu import gpu
+
+    monkeypatch.setenv("FAKE_CUDA_OTHERS_BYTES", str(79 << 30))
+    rest, rests = gpu().rest, []
+
+    def until_freed(seconds):
+        rests.append(seconds)
+        if len(rests) == 5:
+            monkeypatch.delenv("FAKE_CUDA_OTHERS_BYTES")
+        rest(seconds)
+
+    monkeypatch.setattr(gpu(), "rest", until_freed)
+    assert stage.baselines(target(parse_problem("b2,h8,s2048,d64,fp16")), 1)
+    assert len(rests) >= 5
+
+
 def test_the_memory_that_is_asked_for_covers_drawing_and_checking(stage):
     from evoengine.stages.bench import needed_bytes
 
