@@ -1,4 +1,4 @@
-"""What a command writes: lines and tables for people, and JSON for programs.
+"""Write the output of commands: lines and tables for people, and JSON for programs.
 
 JSON is one object, with the version of its shape first, and lists under the plural of what they hold.
 """

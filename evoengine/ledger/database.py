@@ -84,7 +84,7 @@ def translate_errors(url: URL) -> Iterator[None]:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether a server ended the connection, or takes none for now, by what its driver raises."""
+    """Return whether a server ended the connection or takes none for now, by the error of its driver."""
     return type(error).__name__ in _SIGNS_OF_ABSENCE or isinstance(error, (ConnectionError, TimeoutError))
 
 

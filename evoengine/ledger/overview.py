@@ -1,4 +1,4 @@
-"""What a page shows of a problem, and of two runs beside each other.
+"""Read what a page shows of a problem, and of two runs beside each other.
 
 A page on a problem has its runs, figures, outcomes, errors of the gate's cases, and which changes of knobs paid. Of two
 runs it has how their trials ended, their best figures, and the configurations that both tried: figures are compared
@@ -40,7 +40,7 @@ MOST_SAMPLES = 500
 
 @dataclass(frozen=True, slots=True)
 class CaseErrors:
-    """Of one of the gate's cases, over the last verdict of each candidate."""
+    """The results of one of the gate's cases, over the last verdict of each candidate."""
 
     shares: Sequence[float]
     """the largest error over what is allowed, of verdicts with both"""
@@ -289,7 +289,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Tried:
-    """What is kept of a run's trials: a million of them must fit."""
+    """The figures of a run's trials; a million of them must fit."""
 
     winner: int | None
     """the trial that `best` would show of this run alone"""
@@ -414,7 +414,7 @@ def _standings(tried: tuple[_Tried, _Tried], comparable: bool) -> dict[Compariso
 
 
 def _best(tried: _Tried, sort: ComparisonKey) -> Time | None:
-    """Of the figures that the run's winner won by that one, as finals may have chosen it; of others the shortest."""
+    """Return the time by which the run's winner won, since finals may have chosen it; of other trials the shortest."""
     times = tried.times.get(sort)
     if not times:
         return None

@@ -147,7 +147,7 @@ class Ledger:
 
     @property
     def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
+        """Return the URL for SQLAlchemy and Optuna, with the password where there is one."""
         return self.database.url.render_as_string(hide_password=False)
 
     @property
@@ -157,7 +157,7 @@ class Ledger:
 
     @property
     def db(self) -> str | None:
-        """What --db takes to lead here, without a password; None for the default ledger."""
+        """Return the value of --db that leads here, without a password; None for the default ledger."""
         return db_of(self.database.url)
 
     def close(self) -> None:

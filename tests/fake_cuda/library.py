@@ -47,5 +47,7 @@ def environment(sources: Path, **settings: object) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder()), os.environ.get("LD_LIBRARY_PATH")])),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "FAKE_CUDA_SOURCES": str(sources),
+        # pytest would import the modules of a package with a plugin, as ours, itself, past site/sitecustomize.py
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         **own,
     }
