@@ -29,7 +29,7 @@ _CRASHED, _HUNG, _RACED = 1, 2, 3
 
 
 class Races(IntEnum):
-    """Which races are looked for, as in core/world.h."""
+    """The kinds of races that are looked for, as in core/world.h."""
 
     NONE = 0
     NO_REPLICAS = 1

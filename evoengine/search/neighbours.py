@@ -1,4 +1,4 @@
-"""What earlier runs for near problems and GPUs give a search: start points, and a prior from a sibling GPU."""
+"""Read what earlier runs for near problems and GPUs give a search: start points, and a prior from a sibling GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search has done so far, for a display, and why its candidates fail."""
+"""Count what a search has done so far, for a display, and say why its candidates fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for what: tokens, bearer authentication, and what a server on loopback does without.
+"""Decide who may ask for what: tokens, bearer authentication, and what a server on loopback does without.
 
 A token is shown once, when it is made; the database keeps its SHA-256.
 """

@@ -1,4 +1,4 @@
-"""Who runs jobs: servers that beat, the GPUs they can time on, which job goes where, and the thread that runs them.
+"""Run jobs: the servers that beat, the GPUs they can time on, which job goes where, and the thread that runs them.
 
 A server has a slot per GPU and some without one, or some whose jobs run on a Ray cluster. It claims a job for a free
 slot; of a server whose beat is old, others take the jobs over. The dispatcher has a process per job. Whatever a step of

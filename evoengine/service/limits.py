@@ -1,4 +1,4 @@
-"""What a client may take: turns by kind of request, connections and requests of an address, and time.
+"""Limit what a client may take: turns by kind of request, connections and requests of an address, and time.
 
 Requests of a kind run a few at a time, so that no kind takes all threads and connections to the database. Health and
 the best kernel, which everybody needs at once, are in none of these lanes: they have threads and a connection of their

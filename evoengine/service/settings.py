@@ -1,4 +1,4 @@
-"""What an operator decides, from `EVOENGINE_*` in the environment.
+"""Read an operator's settings from `EVOENGINE_*` in the environment.
 
 A secret may be in a file that `EVOENGINE_…_FILE` names.
 """

@@ -37,7 +37,7 @@ WHOLE_FACTOR = 2.0
 ROWS_ELEMENTS = 1 << 24
 """elements of an output that are compared at once"""
 FREED_SECONDS = 20.0
-"""longest wait for the memory of a runner that was killed before this one, which the driver frees in its own time"""
+"""longest wait for memory, which a runner that was killed before this one may still hold"""
 OTHER_POISON = 0xA5
 """an integer that keeps both poisons was not written"""
 

@@ -28,8 +28,8 @@ FLUSH_BYTES = 512 << 20
 130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be
 timed"""
 MOST_FLUSHES = 64
-"""limit of how often it is zeroed for a CPU that does not get ahead in that time: torch's math backend, with many
-launches, lost all repetitions on an H100"""
+"""limit of how often it is zeroed for a CPU that does not get ahead in that time; with one flush the baselines of an
+attention problem lost all repetitions on an H100"""
 BASELINE = "baseline"
 """the baseline's name in a round"""
 POISON = 0xFF

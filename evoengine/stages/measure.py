@@ -165,7 +165,7 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     )
     if not any(rounds.samples.values()):
         raise NoBaseline(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
-    torch_gpu().release_memory()  # torch's math backend leaves tens of gigabytes, which no candidate needs
+    torch_gpu().release_memory()  # what the math backend held for its scores, which no candidate needs
     return make_baselines(target, policy, rounds)
 
 

@@ -1,4 +1,4 @@
-"""What this machine has of what a search needs, and what remedies what is missing."""
+"""Check what a search needs on this machine, and name the remedies for what is missing."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_a_problem_that_does_not_fit_names_the_bytes_needed_and_there(stage, mon
 
 
 def test_memory_that_a_killed_runner_still_holds_is_waited_for(stage, monkeypatch):
-    """On an H100 a runner began while the driver was still freeing what its predecessor had held."""
+    """On an H100 a search's runner found 1.7 of 85 GB free, most likely while its predecessor's was being freed."""
     from evoengine.devices.torch_gpu import gpu
 
     monkeypatch.setenv("FAKE_CUDA_OTHERS_BYTES", str(79 << 30))
