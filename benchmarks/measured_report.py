@@ -21,6 +21,7 @@ CHIP = "h100"
 BOOTSTRAPS = 2000
 LEAST_RANKED = 5
 """rows of a problem for which ranks and first picks are computed"""
+ALL_FAMILIES = ", all families"
 WORST = 25
 DISAGREE = 0.05
 """of an output's root mean square, by which configurations of one problem may differ"""
@@ -226,8 +227,9 @@ def ranks(pairs: Sequence[Pair]) -> Iterator[str]:
         if pair.row["config"] or pair.row["set"] == "fast.cu":
             groups[*pair.group, pair.policy].append(pair)
             if pair.row["config"]:
-                whole = pair.row["set"].split()[0] + ", all families"
+                whole = pair.row["set"].split()[0] + ALL_FAMILIES
                 groups[whole, pair.row["problem"], pair.policy].append(pair)
+    picks: dict[str, list[float]] = defaultdict(list)
     for (name, problem, policy), of in sorted(groups.items()):
         if len(of) < LEAST_RANKED:
             continue
@@ -237,7 +239,12 @@ def ranks(pairs: Sequence[Pair]) -> Iterator[str]:
         cells = (first, ten, times.mean(), times.max())
         figures = " | ".join(f"{t / times.min():.2f}×" for t in cells)
         signed = np.mean([p.error for p in of])
+        if name.endswith(ALL_FAMILIES):
+            picks[policy].append(first / times.min())
         yield f"| {name} | {problem} | {policy} | {len(of)} | {rho(of):.2f} | {figures} | {signed:+.1%} |"
+    for policy, ratios in picks.items():
+        mean, most = statistics.mean(ratios), max(ratios)
+        yield f"\nFirst picks over all families, {policy}: {len(ratios)} problems, mean {mean:.3f}×, worst {most:.2f}×."
 
 
 def worst(pairs: Sequence[Pair]) -> Iterator[str]:
