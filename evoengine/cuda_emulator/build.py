@@ -24,7 +24,8 @@ from evoengine.cuda_emulator.macros import device_macros, host_macros, restore_h
 from evoengine.cuda_emulator.translate import constant_names, translate
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.errors import MachineError
-from evoengine.host_compiler import (
+from evoengine.records import Launch, Source
+from evoengine.sandbox.host_compiler import (
     building,
     cache_folder,
     compiler_kind,
@@ -35,8 +36,7 @@ from evoengine.host_compiler import (
     prune,
     run_compiler,
 )
-from evoengine.machine import machine_error, memory_for, names_machine_fault, why_unfit
-from evoengine.records import Launch, Source
+from evoengine.sandbox.machine import machine_error, memory_for, names_machine_fault, why_unfit
 
 RUNTIME = Path(__file__).with_name("runtime")
 MAX_EXECUTABLES = 4096
