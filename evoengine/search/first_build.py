@@ -8,7 +8,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
 from evoengine.sass import build as executor

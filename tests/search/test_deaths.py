@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evoengine import kept_process
-from evoengine.devices.emulator import run as emulator
+from evoengine.cuda_emulator import run as emulator
 from evoengine.errors import MachineError
 from evoengine.kept_process import KeptProcess
 from evoengine.records import Launch, Outcome

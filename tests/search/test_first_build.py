@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Judged, Outcome

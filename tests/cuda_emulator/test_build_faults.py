@@ -10,9 +10,9 @@ import time
 import pytest
 
 from evoengine import host_compiler
+from evoengine.cuda_emulator import build as building
+from evoengine.cuda_emulator.build import build
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import build as building
-from evoengine.devices.emulator.build import build
 from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
 from tests.support.exhaustive import representatives

@@ -4,10 +4,10 @@ import shutil
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator import build as builder
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import KernelUnbuildable, ScalarArgument, TensorArgument
-from evoengine.devices.emulator import build as builder
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.errors import MachineError
 from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Launch, Source

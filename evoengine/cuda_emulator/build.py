@@ -16,13 +16,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from evoengine.cuda_emulator import includes
+from evoengine.cuda_emulator.declarations import mask
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.kernels import find_kernels, shares_memory
+from evoengine.cuda_emulator.macros import device_macros, host_macros, restore_host_macros
+from evoengine.cuda_emulator.translate import constant_names, translate
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import includes
-from evoengine.devices.emulator.declarations import mask
-from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.kernels import find_kernels, shares_memory
-from evoengine.devices.emulator.macros import device_macros, host_macros, restore_host_macros
-from evoengine.devices.emulator.translate import constant_names, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import (
     building,
