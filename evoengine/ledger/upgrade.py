@@ -113,7 +113,7 @@ def _hash_cubins(op: Operations) -> None:
     connection, binaries = op.get_bind(), table("binaries", *map(column, ("id", "cubin", "cubin_sha256")))
     for number in connection.scalars(select(binaries.c.id)).all():
         of_this = binaries.c.id == number
-        cubin = connection.scalar(select(binaries.c.cubin).where(of_this))
+        cubin = connection.scalars(select(binaries.c.cubin).where(of_this)).one()
         sha256 = hashlib.sha256(cubin).hexdigest()
         connection.execute(update(binaries).where(of_this).values(cubin_sha256=sha256))
 

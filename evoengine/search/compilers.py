@@ -12,9 +12,9 @@ from concurrent.futures import Future, wait
 from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Answer, WorkerPool, Workers
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Answer, WorkerPool, Workers
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import COMPILE_SECONDS

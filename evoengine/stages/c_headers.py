@@ -6,7 +6,7 @@ bits are `long long`, as CCCL has them under NVRTC.
 
 from __future__ import annotations
 
-from evoengine.devices.emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
 
 _INTEGERS = (
     (INCLUDE / "evo_emu/c_stdint.h").read_text("utf-8")

@@ -13,8 +13,8 @@ from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
-from evoengine.machine import memory_for
 from evoengine.records import Binary, KernelResources, Launch, Source
+from evoengine.sandbox.machine import memory_for
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.stages.c_headers import C_HEADERS

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run_blocks, run_rounds
 from evoengine.devices.base import VISIT, Executed, KernelFailure, Round, RunRounds
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run_blocks, run_rounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (

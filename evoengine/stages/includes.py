@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from evoengine.devices.emulator.declarations import blank_comments
-from evoengine.devices.emulator.includes import LINE, STANDARD, knows_header
+from evoengine.cuda_emulator.declarations import blank_comments
+from evoengine.cuda_emulator.includes import LINE, STANDARD, knows_header
 from evoengine.stages.c_headers import C_HEADERS
 from evoengine.stages.toolchain import CCCL_HEADER, REMEDY, include_folders
 

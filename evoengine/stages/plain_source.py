@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.untrusted import read_limited_text
+from evoengine.sandbox.untrusted import read_limited_text
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 

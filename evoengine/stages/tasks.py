@@ -57,7 +57,7 @@ def build_judges_task(emulated: bool) -> str:
     """Build the executor of machine code, and the emulator beside it where asked; return the executor's path."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from evoengine.devices.emulator.build import build_runtime
+    from evoengine.cuda_emulator.build import build_runtime
     from evoengine.sass.build import build
 
     with ThreadPoolExecutor(1) as beside:

@@ -2,7 +2,7 @@
 forks for each call, with that call's arguments, folder, environment and streams.
 
 The call's keeper, which starts its workers, is forked too: a program's own imports for two seconds of a core, and that
-it does is shown by tests/search/test_keeper.py and by all searches that do not come through here.
+it does is shown by tests/sandbox/test_keeper.py and by all searches that do not come through here.
 
 A request is one line of JSON on a socket; the answer is a line with the call's exit code.
 """
@@ -158,7 +158,7 @@ def fork_keeper() -> None:
 
     It ends with this process, as every keeper does.
     """
-    from evoengine import keeper, kept_process
+    from evoengine.sandbox import keeper, kept_process
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()

@@ -10,11 +10,11 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
+from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator, single_worker
 from evoengine.search.identity import Identity
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import WorkerLimits
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import predict_task
 from evoengine.stages.template import fill

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import TensorArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.records import Source
 from evoengine.stages import compile as stage
 from evoengine.stages.arguments import make_arguments

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run_rounds
 from evoengine.devices.base import VISIT
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run_rounds
 from evoengine.records import CompiledCandidate
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evoengine import keeper
+from evoengine.sandbox import keeper
 
 IMPORTS = "evoengine.search.worker_imports"
 """the module that forked workers have imported"""

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evoengine.text import plain
-
 LARGEST_TEXT = 4 << 20
 """bytes of a hand-written text: a kernel, a space, a description"""
 DEEPEST = 64
@@ -154,19 +152,3 @@ def require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{text[:60]!r} holds half of a surrogate pair, U+{ord(text[error.start]):04X}") from None
-
-
-def printable(text: str, most: int = 200) -> str:
-    """Return text on one line of at most `most` characters, with control characters escaped."""
-    shown = plain(text[: most + 1])
-    return f"{shown[: most - 1]}…" if len(shown) > most else shown
-
-
-def one_line(text: str, most: int = 1000) -> str:
-    """Return text as `printable` does, but keep both the beginning and the end of a long one.
-
-    The remedy is at the end.
-    """
-    half = most // 2
-    shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
-    return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"

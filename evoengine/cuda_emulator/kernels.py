@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.declarations import (
+from evoengine.cuda_emulator.declarations import (
     ALIGNMENT,
     PREPROCESSOR,
     blank_comments,
@@ -15,6 +14,7 @@ from evoengine.devices.emulator.declarations import (
     read_declarators,
     split_declarators,
 )
+from evoengine.devices.base import KernelUnbuildable
 
 _WORD_AND_BRACKET = re.compile(r"(\w+)\s*\(")
 _ATTRIBUTES = frozenset(

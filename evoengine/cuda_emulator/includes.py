@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from evoengine.devices.emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
 
 PROVIDED = frozenset(
     "assert.h cassert stdio.h cstdio stdlib.h cstdlib string.h cstring cuda_runtime.h cuda_runtime_api.h "

@@ -17,10 +17,10 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
+from evoengine.sandbox.deaths import EXCLUSIVE_DEATHS
+from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search import evaluators
-from evoengine.search.deaths import EXCLUSIVE_DEATHS
-from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
-from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
 from tests.support import faulty_device
 from tests.support.exhaustive import more

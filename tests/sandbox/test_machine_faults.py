@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from evoengine import machine
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from evoengine.search import workers
+from evoengine.sandbox import machine, workers
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.proposer import Proposer
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import recording_failure
 from tests.support import faulty_device
 from tests.support.exhaustive import more
@@ -93,8 +92,8 @@ FULL = """
 import sys
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from tests.support.faulty_device import run_fault
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from typing import Generic, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from evoengine.errors import EvoengineError, MachineError, UsageError
-from evoengine.kept_process import Held
-from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
-from evoengine.search.deaths import Death, retry_deaths
-from evoengine.search.kept import KeptContext, start_tracker
-from evoengine.search.worker_process import (
+from evoengine.sandbox.deaths import Death, retry_deaths
+from evoengine.sandbox.kept import KeptContext, start_tracker
+from evoengine.sandbox.kept_process import Held
+from evoengine.sandbox.machine import how_ended, oom_kills, why_unfit
+from evoengine.sandbox.worker_process import (
     DEFAULT_LIMITS,
     MAX_PROCESSES,
     OUTPUT_TAIL_CHARS,

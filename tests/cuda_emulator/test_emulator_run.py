@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import KernelCrashed, KernelHung, ScalarArgument, TensorArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.errors import ToolDied
 from evoengine.records import Launch, Source
 from tests.support.waiting import wait_for
@@ -139,7 +139,7 @@ def test_the_kernel_dies_with_the_process_that_launched_it(tmp_path):
     executable = build(Source(SPIN, "spin", Launch((1, 1, 1), 1, 0)), "sm_90a")
     script = (
         "import numpy as np; from pathlib import Path; from evoengine.records import Launch\n"
-        "from evoengine.devices.base import TensorArgument; from evoengine.devices.emulator.run import run\n"
+        "from evoengine.devices.base import TensorArgument; from evoengine.cuda_emulator.run import run\n"
         f"run(Path({str(executable)!r}), 'spin', Launch((1, 1, 1), 1, 0),"
         " [TensorArgument('n', np.zeros(1, np.int32)), TensorArgument('o', np.zeros(1, np.float32), True)], 0, 60)"
     )

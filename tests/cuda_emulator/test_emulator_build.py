@@ -4,13 +4,13 @@ import shutil
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator import build as builder
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import KernelUnbuildable, ScalarArgument, TensorArgument
-from evoengine.devices.emulator import build as builder
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Launch, Source
+from evoengine.sandbox.host_compiler import find_compiler, identity, native_flags
 
 ONE = Launch((1, 1, 1), 32, 0)
 KERNEL = 'extern "C" __global__ void f(float* o, float v) {\n    o[threadIdx.x] = v * threadIdx.x;\n}\n'

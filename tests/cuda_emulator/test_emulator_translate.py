@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.translate import constant_names, translate
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.translate import constant_names, translate
 
 
 def test_text_without_ptx_or_shared_memory_stays_as_it_is():

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from evoengine import kept_process
-from evoengine.devices.emulator import run as emulator
+from evoengine.cuda_emulator import run as emulator
 from evoengine.errors import MachineError
-from evoengine.kept_process import KeptProcess
 from evoengine.records import Launch, Outcome
-from evoengine.search import workers as pools
-from evoengine.search.deaths import EXCLUSIVE_DEATHS, TaskLock
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox import kept_process
+from evoengine.sandbox import workers as pools
+from evoengine.sandbox.deaths import EXCLUSIVE_DEATHS, TaskLock
+from evoengine.sandbox.kept_process import KeptProcess
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.waiting import wait_for

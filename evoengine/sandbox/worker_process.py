@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evoengine.errors import EvoengineError, MachineError, ToolDied
-from evoengine.machine import OWN_LIMITS, has_memory, limit_memory, machine_error
+from evoengine.sandbox.machine import OWN_LIMITS, has_memory, limit_memory, machine_error
 
 OUTPUT_TAIL_CHARS = 300
 """characters of an error, or of a dead worker's output, that go into the reason"""

@@ -16,15 +16,16 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from evoengine.cuda_emulator import includes
+from evoengine.cuda_emulator.declarations import mask
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.kernels import find_kernels, shares_memory
+from evoengine.cuda_emulator.macros import device_macros, host_macros, restore_host_macros
+from evoengine.cuda_emulator.translate import constant_names, translate
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import includes
-from evoengine.devices.emulator.declarations import mask
-from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.kernels import find_kernels, shares_memory
-from evoengine.devices.emulator.macros import device_macros, host_macros, restore_host_macros
-from evoengine.devices.emulator.translate import constant_names, translate
 from evoengine.errors import MachineError
-from evoengine.host_compiler import (
+from evoengine.records import Launch, Source
+from evoengine.sandbox.host_compiler import (
     building,
     cache_folder,
     compiler_kind,
@@ -35,8 +36,7 @@ from evoengine.host_compiler import (
     prune,
     run_compiler,
 )
-from evoengine.machine import machine_error, memory_for, names_machine_fault, why_unfit
-from evoengine.records import Launch, Source
+from evoengine.sandbox.machine import machine_error, memory_for, names_machine_fault, why_unfit
 
 RUNTIME = Path(__file__).with_name("runtime")
 MAX_EXECUTABLES = 4096

@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from evoengine.devices.emulator import build as builder
-from evoengine.devices.emulator.includes import HOST_HEADERS, STANDARD
-from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.macros import host_macros, nvrtc_macros
-from evoengine.host_compiler import native_flags, run_compiler
+from evoengine.cuda_emulator import build as builder
+from evoengine.cuda_emulator.includes import HOST_HEADERS, STANDARD
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.macros import host_macros, nvrtc_macros
 from evoengine.records import Launch, Source
+from evoengine.sandbox.host_compiler import native_flags, run_compiler
 from evoengine.stages.c_headers import C_HEADERS
 from evoengine.stages.compile import options
 from evoengine.stages.toolchain import include_folders, nvrtc

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run_blocks
 from evoengine.devices.base import KernelCrashed, KernelUnbuildable, ScalarArgument, TensorMapArgument, TensorParameter
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run_blocks
 from evoengine.devices.pool import PAGE, BlockLaunch, ChosenBlock, Pool
 from evoengine.records import Launch, Source
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run, run_rounds
 from evoengine.devices.base import KernelCall, ScratchArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run, run_rounds
 from evoengine.records import Launch, Source
 from tests.support.kernel_arguments import SIGNATURE, argument
 

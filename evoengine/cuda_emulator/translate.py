@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import declarations, inline_ptx
-from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, mask, read_declarators
-from evoengine.devices.emulator.includes import for_host
-from evoengine.devices.emulator.kernels import (
+from evoengine.cuda_emulator import declarations, inline_ptx
+from evoengine.cuda_emulator.declarations import ALIGNMENT, is_namespace_head, mask, read_declarators
+from evoengine.cuda_emulator.includes import for_host
+from evoengine.cuda_emulator.kernels import (
     DeviceVariables,
     KernelDefinition,
     closing_bracket,
     find_device_variables,
     find_kernels,
 )
+from evoengine.devices.base import KernelUnbuildable
 
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _SHARED = re.compile(

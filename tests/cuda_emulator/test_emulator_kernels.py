@@ -2,10 +2,10 @@
 
 import pytest
 
+from evoengine.cuda_emulator.declarations import mask
+from evoengine.cuda_emulator.kernels import find_device_variables, find_kernels, shares_memory
+from evoengine.cuda_emulator.translate import translate
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.declarations import mask
-from evoengine.devices.emulator.kernels import find_device_variables, find_kernels, shares_memory
-from evoengine.devices.emulator.translate import translate
 from tests.support.exhaustive import more
 
 KERNELS = """

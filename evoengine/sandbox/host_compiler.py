@@ -21,7 +21,7 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 from evoengine.errors import MachineError
-from evoengine.machine import how_ended, machine_error, require_own_end
+from evoengine.sandbox.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
 """prefix of folders in the cache in which a build is in progress"""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from evoengine import kept_process
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import MAX_PROCESSES, WorkerLimits
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox import kept_process
+from evoengine.sandbox.worker_process import MAX_PROCESSES, WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.waiting import wait_for
@@ -97,7 +97,7 @@ def test_where_no_folder_can_be_made_for_a_worker_it_is_the_machine(monkeypatch,
 SEARCH = """
 import sys
 from evoengine.records import Outcome
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox.workers import WorkerPool
 from tests.support import faulty_device
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.host_compiler import run_compiler
+from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.sandbox.host_compiler import run_compiler
 
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _ARCH = re.compile(r"sm_(\d+)([af]?)\Z")

@@ -16,8 +16,8 @@ from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from evoengine.kept_process import Held, KeptProcess
-from evoengine.machine import how_ended
+from evoengine.sandbox.kept_process import Held, KeptProcess
+from evoengine.sandbox.machine import how_ended
 
 QUIET = "ignore:resource_tracker"
 """in the form that `python -W` takes"""

@@ -41,8 +41,8 @@ from evoengine.devices.base import (
 )
 from evoengine.devices.pool import BlockLaunch, BlockTrace, read_traces
 from evoengine.errors import MachineError
-from evoengine.machine import oom_kills, require_own_end
 from evoengine.records import Launch
+from evoengine.sandbox.machine import oom_kills, require_own_end
 
 # The layouts of Header, TensorHeader, CallHeader and ArgumentHeader in runtime/main.cpp.
 _HEADER = struct.Struct("=Qq4IQ")

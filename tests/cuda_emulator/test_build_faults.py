@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from evoengine import host_compiler
+from evoengine.cuda_emulator import build as building
+from evoengine.cuda_emulator.build import build
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import build as building
-from evoengine.devices.emulator.build import build
 from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
+from evoengine.sandbox import host_compiler
 from tests.support.exhaustive import representatives
 from tests.support.waiting import wait_for
 
@@ -121,7 +121,7 @@ def test_a_cache_that_cannot_be_written_is_the_machine(monkeypatch, tmp_path):
 
 def test_a_build_that_was_killed_leaves_nothing_for_long(tmp_path):
     script = (
-        "import sys, time; from pathlib import Path; from evoengine.host_compiler import building\n"
+        "import sys, time; from pathlib import Path; from evoengine.sandbox.host_compiler import building\n"
         "with building(Path(sys.argv[1])): print('built', flush=True); time.sleep(300)"
     )
     killed, lives = (
