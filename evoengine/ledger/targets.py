@@ -50,9 +50,12 @@ class Targets:
 
     def problems_of(self, workload: str, gpu: str) -> list[str]:
         """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
-        found = select(RunRow.problem).where(RunRow.gpu == gpu, RunRow.problem.startswith(f"{workload}:", autoescape=True))
+        of_both = RunRow.gpu == gpu, RunRow.problem.startswith(f"{workload}:", autoescape=True)
+        latest_first = func.max(RunRow.id).desc()
         with self._ledger.database.reading() as session:
-            return [*session.scalars(found.group_by(RunRow.problem).order_by(func.max(RunRow.id).desc()))]
+            return [
+                *session.scalars(select(RunRow.problem).where(*of_both).group_by(RunRow.problem).order_by(latest_first))
+            ]
 
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
         """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""

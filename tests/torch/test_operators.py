@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import warnings
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -13,8 +14,11 @@ from torch.nn import functional
 
 import evoengine.torch as tuned
 from evoengine.errors import NothingFound
+from evoengine.ledger.store import open_ledger
+from evoengine.records import EXECUTOR, Kind
 from evoengine.torch import kernels, operators
-from tests.torch.conftest import bundle_of, halfs
+from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
+from tests.torch.conftest import CONFIGS, bundle_of, halfs
 
 ATTENTION = "attention:b2,h4,s64,d64,fp16,kv2"
 
@@ -112,6 +116,38 @@ def test_threads_choose_one_kernel(h100, exports, qkv):
     for thread in threads:
         thread.join()
     assert h100.get("loaded") == 1 and h100.get("launches") == 8
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Two kernels of one problem, 42 and 40 TFLOPS; both judges finished with the first."""
+    with open_ledger(str(tmp_path / "a.db"), create=True) as opened:
+        run = start_run(opened)
+        config = CONFIGS["attention"]
+        opened.best_trial = add_ranked(opened, run, a_figure(42.0, Kind.MEASURED), config, "attention")
+        add_ranked(opened, run, a_figure(40.0, Kind.MEASURED), config | {"tile_m": 128}, "other")
+        yield opened
+
+
+def of_the_ledger():
+    return halfs(1, 2, 64, 32), halfs(1, 2, 64, 32), halfs(1, 2, 64, 32)
+
+
+def test_the_best_kernel_of_a_ledger_is_launched(h100, ledger, tmp_path):
+    ledger.record_verdict(ledger.best_trial, replace(a_verdict(), device=EXECUTOR))
+    tuned.use(tmp_path / "a.db")
+    with pytest.warns(tuned.NoKernel, match="no place that was named has a kernel"):
+        tuned.attention(*(halfs(1, 2, 64, 64) for _ in range(3)))
+    out = quiet(tuned.attention, *of_the_ledger())
+    assert h100.launches()[0].pointers[3] == out.data_ptr()
+    assert f"trial {ledger.best_trial} of" in [*kernels.KERNELS.origins.values()][1]
+
+
+def test_a_kernel_of_a_ledger_whose_gate_was_not_finished_is_not_called(h100, ledger, tmp_path):
+    tuned.use(tmp_path / "a.db")
+    with pytest.warns(tuned.NoKernel, match="the gate was not finished for it: evoengine best"):
+        tuned.attention(*of_the_ledger())
+    assert h100.launches() == []
 
 
 class FakeServer:
