@@ -34,8 +34,7 @@ from evoengine.virtual.device import (
 )
 from evoengine.virtual.triton_file import TritonKernel
 from evoengine.workloads.base import Tolerance
-from evoengine.workloads.folder_reference import all_in_float64
-from evoengine.workloads.folder_tensors import LARGE, SHAPED
+from evoengine.workloads.folder_tensors import LARGE, SHAPED, all_in_float64
 
 AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
 DRAWS = (NORMAL, BIG, *SHAPED)

@@ -12,8 +12,8 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
+from evoengine.workloads.blocks import FullCase
 from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
-from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.rms_norm.problem import (
     DTYPES,
     EPS,
@@ -135,6 +135,6 @@ class RmsNorm(Workload[RmsNormProblem]):
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 
     def full_size(self) -> FullSize[FullCase[RmsNormProblem]]:
-        from evoengine.workloads.rms_norm.full_size import RmsNormFullSize
+        from evoengine.workloads.rms_norm.tensors import RmsNormFullSize
 
         return RmsNormFullSize(self)
