@@ -36,9 +36,9 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.sandbox.untrusted import LARGEST_TEXT, require_text
-from evoengine.stages.figures import above_roofline
 from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
 from evoengine.text import printable
+from evoengine.timing.figures import above_roofline
 from evoengine.workloads.base import Target
 
 _Rule = tuple[Callable[[Any], bool], str]

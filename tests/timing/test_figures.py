@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.stages.figures import above_roofline
+from evoengine.timing.figures import above_roofline
 
 H100 = find_gpu("h100")
 
