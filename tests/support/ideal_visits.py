@@ -12,7 +12,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.attention import cases as attention
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import AnyCase
-from evoengine.workloads.gemm import cases as gemm
+from evoengine.workloads.gemm import coverage as gemm
 
 Row = tuple[int, int, int, int, int, int]
 """block, warp, kind, site, count, true"""

@@ -13,7 +13,6 @@ import numpy as np
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
-from evoengine.workloads.blocks import FullCase
 from evoengine.workloads.convolution.problem import (
     EXAMPLE,
     FLUSH,
@@ -27,6 +26,7 @@ from evoengine.workloads.convolution.problem import (
     visited,
 )
 from evoengine.workloads.coverage import Cell, own_tail
+from evoengine.workloads.rectangles import FullCase
 
 
 class Convolution(Workload[ConvolutionProblem]):

@@ -9,21 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from evoengine.devices.base import VisitKind
-from evoengine.records import Config, Launch
+from evoengine.records import Config
 from evoengine.workloads.base import Case
 from evoengine.workloads.blocks import few
-from evoengine.workloads.coverage import (
-    Cell,
-    own_tail,
-    pipeline_cells,
-    remainder_cells,
-    visited_remainders,
-    visited_steps,
-    visits_by_block,
-)
+from evoengine.workloads.coverage import own_tail
 from evoengine.workloads.gemm.problem import GemmProblem
 
 LONG = 4096
@@ -102,114 +91,3 @@ def deepest(problem: GemmProblem, config: Config) -> int:
     """Return the problem's own k, or one that ends as it does where a block over all of it takes too long."""
     tile_m, tile_n, tile_k = _tiles(config)
     return few(problem.k, tile_k, min(MOST_WORK // (tile_m * tile_n), MOST_ROWS) // tile_k)
-
-
-# Cells of a matrix product's configuration, and those that a case visits by its sizes and by what warps did.
-
-ALIKE = 2000
-"""number of equal products over whose sum errors of 16 bits accumulate"""
-TOGETHER = {
-    "a single element": "one row and one column of C, of one product",
-    "a column": "one column and several tiles of rows",
-    "a row": "one row and several tiles of columns",
-    "a whole tile": "whole tiles of rows, columns and products",
-}
-VALUES = (
-    "sums that overflow a half and cancel out",
-    "rows that point at one row of B",
-    "whole numbers, whose sums are exact",
-    "numbers above 0 alone",
-    f"{ALIKE:,} products that are alike",
-    f"{ALIKE:,} products that cancel out",
-)
-
-
-def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
-    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
-        return frozenset()
-    tile_m, tile_n, tile_k = (int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    unit_n, unit_k = units(problem)
-    found = {
-        *remainder_cells("rows", tile_m, problem.m),
-        *remainder_cells("columns", tile_n, problem.n, unit_n, 2),
-        *remainder_cells("products", tile_k, problem.k, unit_k, 1),
-        *pipeline_cells(_parts(config, tile_m, tile_n), int(config["stages"])),
-        *(Cell("values", what) for what in VALUES),
-        *(Cell("together", what) for what in TOGETHER.values()),
-        *(Cell("extents", axis) for axis in _own_extents(problem, config)),
-    }
-    if int(config.get("group_m", 1)) > 1:
-        found.add(Cell("together", "a group of tiles of rows that is not whole, beside others"))
-    return frozenset(found)
-
-
-def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
-    whole, p, config = case.whole, case.problem, case.config
-    if whole is None or not {"tile_m", "tile_n", "tile_k"} <= config.keys():
-        return frozenset()
-    tile_m, tile_n, tile_k = (int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    unit_n, unit_k = units(whole)
-    found = {
-        *visited_remainders("rows", p.m, tile_m, whole.m),
-        *visited_remainders("columns", p.n, tile_n, whole.n, unit_n),
-        *visited_remainders("products", p.k, tile_k, whole.k, unit_k),
-        *(Cell("together", what) for what in _together(p, config, unit_n, unit_k)),
-        *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
-    }
-    # a warp's visits count only where all tiles have rows and columns of its own
-    parts = _parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
-    kind, warps = _waits(config)
-    for steps in visits_by_block(visits, kind, warps).values():
-        found |= set(visited_steps(parts, int(config["stages"]), steps))
-    return frozenset(found)
-
-
-def _parts(config: Config, rows: int, columns: int) -> list[str]:
-    """Return the stripes of 16 rows, by each warp's columns, that begin within so many rows and columns."""
-    each = int(config["tile_n"]) // int(config.get("warps_n", 1))
-    return [
-        f"rows {row} to {row + 15}, columns {column} to {column + each - 1}"
-        for row in range(0, rows, 16)
-        for column in range(0, columns, each)
-    ]
-
-
-def _waits(config: Config) -> tuple[VisitKind, range]:
-    """Return what the warps that multiply do once in each step."""
-    if config.get("family") == "wgmma":
-        return VisitKind.WAIT, range(4 * int(config["consumers"]))
-    return VisitKind.COPY_WAIT, range(int(config["warps"]))
-
-
-def _together(problem: GemmProblem, config: Config, unit_n: int, unit_k: int) -> Iterator[str]:
-    p, tile_m, tile_n, tile_k = problem, *(int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    if (p.m, p.n, p.k) == (1, unit_n, unit_k):
-        yield TOGETHER["a single element"]
-    if p.n == unit_n and p.m > tile_m:
-        yield TOGETHER["a column"]
-    if p.m == 1 and p.n > tile_n:
-        yield TOGETHER["a row"]
-    if not (p.m % tile_m or p.n % tile_n or p.k % tile_k):
-        yield TOGETHER["a whole tile"]
-    if -(-p.m // tile_m) % int(config.get("group_m", 1)) and p.n > tile_n and p.m > int(config["group_m"]) * tile_m:
-        yield "a group of tiles of rows that is not whole, beside others"
-
-
-def _own_extents(problem: GemmProblem, config: Config) -> Iterator[str]:
-    """Yield the axes whose own length some case has, or all of it that there is time for."""
-    yield "products"
-    if problem.m <= MOST_TILES * int(config["tile_m"]):
-        yield "rows"
-    if problem.n <= MOST_TILES * int(config["tile_n"]):
-        yield "columns"
-
-
-def _has_own(problem: GemmProblem, whole: GemmProblem, config: Config, axis: str) -> bool:
-    match axis:
-        case "rows":
-            return problem.m == whole.m
-        case "columns":
-            return problem.n == whole.n
-    return problem.k >= deepest(whole, config)

@@ -12,10 +12,12 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
-from evoengine.workloads.blocks import FullCase, few
+from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.gemm.cases import CHUNK, cells, deepest, gate_cases, visited
+from evoengine.workloads.gemm.cases import CHUNK, deepest, gate_cases
+from evoengine.workloads.gemm.coverage import cells, visited
 from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+from evoengine.workloads.rectangles import FullCase
 
 SWIZZLED = 64
 """elements of 16 bits that TMA swizzles together"""
@@ -86,7 +88,7 @@ class Gemm(Workload[GemmProblem]):
         return [(case, launch_of(case.problem)) for case in cases]
 
     def full_size(self) -> FullSize[FullCase[GemmProblem]]:
-        from evoengine.workloads.gemm.tensors import GemmFullSize
+        from evoengine.workloads.gemm.full_size import GemmFullSize
 
         return GemmFullSize(self)
 

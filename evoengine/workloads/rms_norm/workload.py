@@ -12,8 +12,8 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
-from evoengine.workloads.blocks import FullCase
 from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
+from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.rms_norm.problem import (
     DTYPES,
     EPS,
