@@ -8,8 +8,8 @@ from importlib import import_module
 
 from evoengine.errors import UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem

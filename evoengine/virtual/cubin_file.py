@@ -13,7 +13,7 @@ from evoengine.cuda_files import assembler
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import did_you_mean
-from evoengine.machine import require_own_end
+from evoengine.sandbox.machine import require_own_end
 from evoengine.sass.cubin import Kernel, read_kernels
 from evoengine.sass.fatbin import Kind, images
 from evoengine.sass.listing import disassemble, section

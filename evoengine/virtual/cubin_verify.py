@@ -19,7 +19,7 @@ from evoengine.sass.cubin import Kernel
 from evoengine.sass.launch import Memory, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.sass.predict import MODEL_VERSION, Prediction
-from evoengine.stages.model_profile import REMARKS, figures_of
+from evoengine.stages.profile import REMARKS, figures_of
 from evoengine.stages.verify import by_own_error
 from evoengine.views.encoding import SCHEMA
 from evoengine.virtual.cubin_file import find

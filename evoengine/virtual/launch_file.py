@@ -18,8 +18,8 @@ import torch
 from evoengine.devices.base import ConstantArgument, ScalarArgument, TensorMapArgument
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.sass.launch import Geometry, Part, PointerArgument, StructArgument
-from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.virtual.arguments import Arguments
 from evoengine.workloads.dtypes import TORCH_DTYPES
 
