@@ -36,8 +36,8 @@ from sqlalchemy import (
 from evoengine.ledger import chains
 from evoengine.ledger.checksums import RowReader, checked_columns, row_checksum
 from evoengine.ledger.tables import VERSION_TABLE, Base, MachineCodeRow
-from evoengine.passwords import hide_passwords
 from evoengine.records import UNKNOWN_POLICY
+from evoengine.text import hide_passwords
 
 if TYPE_CHECKING:
     # slow to import, and a database whose schema is this evoengine's does without

@@ -12,13 +12,13 @@ from evoengine.errors import NothingFound
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, measured_pairs, of_one_model, rank_agreement
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, unmeasured_candidates
 from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
+from evoengine.text import command_line
 from evoengine.tuning.boards import custom_definition
 from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, recording_failure, require_gpus, silent
 from evoengine.workloads.base import Target

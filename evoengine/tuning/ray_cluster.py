@@ -26,8 +26,8 @@ from evoengine import __version__
 from evoengine.devices.driver import find_driver
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import known_gpus
-from evoengine.passwords import command_line
 from evoengine.stages.toolchain import compiler_version
+from evoengine.text import command_line
 
 LOCAL = "local"
 """a cluster of only this machine, for the duration of the command"""

@@ -32,7 +32,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.records import Kind, Outcome
-from evoengine.space.where import Where
+from evoengine.space.expression import Where
 from evoengine.tuning.report import write_report
 from evoengine.views.trials import trial_json
 from tests.ledger.frozen.freeze import MEASURED, SLOWER

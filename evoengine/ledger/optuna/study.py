@@ -47,10 +47,9 @@ from evoengine.ledger.transactions import FileLost
 from evoengine.ledger.trials import BATCH, StudyTrial
 from evoengine.lineage import Effect, effects, transition
 from evoengine.objectives import Objective, stored_objectives
-from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Value
-from evoengine.text import markdown, plain
+from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
 """so seldom a study is written to: a transaction of its own for each trial costs more than the rest of the ledger"""
