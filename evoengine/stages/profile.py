@@ -48,7 +48,7 @@ STALLS = 5
 WORKING = ("selected", "not_selected")
 """stall reasons of warps that could issue"""
 PIPES = {
-    "tensor": r"[HIQDB]?G?MMA",
+    "tensor": r"[HIQDB]?G?MMA(\.\w+)*",
     "MUFU": r"MUFU",
     "FP32": r"F(FMA|ADD|MUL|MNMX|SETP|SEL|CHK)\d?",
     "FP16": r"H(ADD|MUL|FMA|MNMX|SETP)2",
