@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,6 +41,9 @@ from evoengine.stages.full_size import RunBlocks, verify_blocks
 from evoengine.stages.source_lines import name_source_lines
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import AnyWorkload
+
+if TYPE_CHECKING:
+    from evoengine.virtual.host import HostJudge
 
 LAUNCH_SECONDS = 20.0
 """time limit of one emulated launch of a gate case, which normally takes milliseconds"""
@@ -230,6 +234,22 @@ class Judges:
 
     def _short(self, judge: Judge) -> Verdict:
         return judge_short(judge, self._workload, self._plans, self._seed)
+
+
+def judges_of(
+    workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, failed: str | None = None
+) -> Judges | HostJudge:
+    """Return the judges of a candidate; of one that its own program launches the executor alone.
+
+    Raises CannotJudge for the latter where the executor `failed` before.
+    """
+    if workload.host is None:
+        return Judges(workload, contender, plans, seed, failed)
+    if failed:
+        raise CannotJudge(f"its machine code was not executed: {failed}")
+    from evoengine.virtual.host import HostJudge
+
+    return HostJudge(contender, plans, seed)
 
 
 def _abstention(device: str, why: CannotJudge) -> Verdict:
