@@ -14,8 +14,8 @@ from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
 from evoengine.cli.process import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.machine import is_machine_fault, machine_error
-from evoengine.untrusted import one_line
+from evoengine.sandbox.machine import is_machine_fault, machine_error
+from evoengine.text import one_line
 
 COMMANDS = {
     "new": "Create a folder for a kernel of your own, or import one.",

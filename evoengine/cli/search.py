@@ -160,11 +160,6 @@ def search(
     if server or job:
         resume = options.pop("resume") is not None
         here_alone = {"log_json": log_json, "write_space": write_space is not None, "detach": detach, "resume": resume}
-            "log_json": log_json,
-            "write_space": write_space is not None,
-            "detach": detach,
-            "resume": options.pop("resume") is not None,
-        }
         return _elsewhere(server, job, gpus, here_alone, as_json, options)
     from evoengine.cli.progress import LiveProgress
 

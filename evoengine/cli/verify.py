@@ -29,7 +29,7 @@ from evoengine.cli.options import (
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.records import Config
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 
 @click.command()

@@ -35,9 +35,10 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.stages.figures import above_roofline
+from evoengine.sandbox.untrusted import LARGEST_TEXT, require_text
 from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
-from evoengine.untrusted import LARGEST_TEXT, printable, require_text
+from evoengine.text import printable
+from evoengine.timing.figures import above_roofline
 from evoengine.workloads.base import Target
 
 _Rule = tuple[Callable[[Any], bool], str]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
-from evoengine.host_compiler import building, cache_folder, prune
-from evoengine.machine import require_own_end
 from evoengine.records import Binary
+from evoengine.sandbox.host_compiler import building, cache_folder, prune
+from evoengine.sandbox.machine import require_own_end
 from evoengine.sass import elf
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
+from evoengine.sandbox.workers import Workers
 from evoengine.search.evaluators import Evaluator, Job, make_plans
-from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
-from evoengine.stages.render import Fill, render
+from evoengine.stages.render import Fill, fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.tasks import Evaluation
-from evoengine.stages.template import fill
 from evoengine.workloads.base import Target
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem

@@ -22,6 +22,7 @@ from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
 from evoengine.publish.atomic_file import write_atomically
 from evoengine.records import Candidate, Kind, listed
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.search import samplers
@@ -33,7 +34,6 @@ from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
 from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.boards import Choice, choose_gpu, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine

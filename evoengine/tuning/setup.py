@@ -14,11 +14,11 @@ from evoengine.devices.driver import GpuDevice, find_driver, lock_device, suppor
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import Gpu
-from evoengine.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.ledger.runs import Device
-from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
+from evoengine.sandbox.host_compiler import cache_folder, find_compiler, remove_abandoned
+from evoengine.sandbox.machine import machine_error
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.reference import examine_triton
 from evoengine.search.targets import stored_gpu, stored_target

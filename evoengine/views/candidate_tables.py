@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
-from evoengine.terms import peak_percent, range_us
+from evoengine.terms import SAME_WITHIN, peak_percent, range_us
 from evoengine.text import DIGITS, number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
 TIED = "= is tied with the first: the model's error is larger than what lies between them"
+SIMPLEST = "#{} is not the fastest predicted: of what lies within {:.0%} of that it has the fewest registers"
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 NOTHING = "–"
 FAMILY = "family"
@@ -111,7 +113,16 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         ]
         for rank, c in ranked.items()
     ]
-    return Group(Table(columns, rows), *knobs.said_once(), *([TIED] if tied else []), *_marks(ranked.values()))
+    said = [*([TIED] if tied else []), *_why_first(list(ranked.values())), *_marks(ranked.values())]
+    return Group(Table(columns, rows), *knobs.said_once(), *said)
+
+
+def _why_first(ranked: Sequence[Candidate]) -> Iterator[str]:
+    """Yield a sentence where the first of a ranking is predicted slower than the second."""
+    for first, second in pairwise(ranked[:2]):
+        predicted = all(range_us(c.ranked_by.terms) for c in (first, second))
+        if predicted and first.ranked_by.compared_us > second.ranked_by.compared_us:
+            yield SIMPLEST.format(first.trial, SAME_WITHIN)
 
 
 def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:

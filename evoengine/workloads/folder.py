@@ -18,7 +18,7 @@ from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, Sc
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_cases import gate_cases

@@ -12,8 +12,8 @@ from typing import Any
 from evoengine.devices.base import ScratchParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config
+from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
-from evoengine.untrusted import parse_toml
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Scratch, holds, whole
 
 Rules = Callable[[Mapping[str, int]], bool]

@@ -21,7 +21,7 @@ from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.gpu_file import gpu_fields, stored_fields
 from evoengine.records import Config
-from evoengine.untrusted import read_limited_text
+from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
 

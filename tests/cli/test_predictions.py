@@ -69,6 +69,15 @@ def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
     assert "= is tied with the first" in shown
 
 
+def test_the_table_says_why_a_prediction_that_is_not_the_fastest_is_first(db):
+    with open_ledger(str(db), create=False) as ledger:
+        figure = replace(a_figure(101.0), device=DEVICE)
+        add_ranked(ledger, start_run(ledger), figure, name="of_more_registers", registers=90)
+    assert "#1 is not the fastest predicted: of what lies within 2% of that it has the fewest registers" in " ".join(
+        call("best", "--db", db).stdout.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "shown"), [(0.38, "25,000 → 25,000"), (0.08, "25,432 → 25,400"), (0.002, "25,432 → 25,432")]
 )
