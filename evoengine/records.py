@@ -185,7 +185,8 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no disassembler"""
+    """SASS opcode (HMMA, HMMA.TF32, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no
+    disassembler"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""

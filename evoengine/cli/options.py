@@ -238,7 +238,7 @@ reference_option = click.option(
     "--reference",
     metavar="FUNCTION",
     help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
-    "kernel writes.",
+    "kernel writes. Of verify with --cubin: FILE.py::FUNCTION, which takes tensors of launch.json by their names.",
 )
 db_option = click.option(
     "--db",

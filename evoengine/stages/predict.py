@@ -214,7 +214,7 @@ def estimate(
         return None
     barriers = cost.get("barriers", 0.0) * BARRIER_CLOCKS
     copies = 0.0 if cost.get("overlap") else pipes["global"]
-    apart = {"global", "shared"} if "HGMMA" in binary.mix else {"global"}
+    apart = {"global", "shared"} if _has_wgmma(binary) else {"global"}
     phases = [clocks for name, clocks in pipes.items() if name not in apart]
     waited = cost.get("exposed", 1.0) * (sum(phases) - max(phases) + barriers + copies)
 
@@ -241,10 +241,14 @@ def estimate(
     return Measurement(Kind.ESTIMATED, f"estimate for {gpu.key}", flops / time_us / 1e6, time_us, terms=terms)
 
 
+def _has_wgmma(binary: Binary) -> bool:
+    return any("GMMA" in opcode for opcode in binary.mix)
+
+
 def _pipes(binary: Binary, cost: Mapping[str, float], gpu: Gpu) -> dict[str, float]:
     """Return the clocks for which one block occupies each pipe of an SM."""
     per_clock = 1e3 / (gpu.sms * gpu.clock_ghz)
-    share = MMA_SYNC_SHARE if gpu.arch.startswith("sm_90") and "HGMMA" not in binary.mix else 1.0
+    share = MMA_SYNC_SHARE if gpu.arch.startswith("sm_90") and not _has_wgmma(binary) else 1.0
     return {
         "tensor": cost.get("tensor_flops", 0.0) / (gpu.tensor_tflops * per_clock * share),
         "fp32": cost.get("fp32_flops", 0.0) / (gpu.fp32_tflops * per_clock),

@@ -45,7 +45,8 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     for entry, launch in source.launch.kernels(source.entry):
         if why := _screen_resources(binary.of_kernel(entry), launch, gpu):
             return why if entry == source.entry else f"kernel {entry}: {why}"
-    needed, held = int(cost.get("tensor_instructions", 0)), sum(binary.mix.get(name, 0) for name in TENSOR_OPCODES)
+    needed = int(cost.get("tensor_instructions", 0))
+    held = sum(count for opcode, count in binary.mix.items() if opcode.partition(".")[0] in TENSOR_OPCODES)
     if binary.mix and held < needed:
         return (
             f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose "

@@ -88,7 +88,7 @@ def measure(
             verdict = _joined(verdict, again.cases)
         if not verdict.correct:
             return verdict, None
-        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", incumbent)
+        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", contender.binary.mix, incumbent)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error
     except KernelFailure as failure:
@@ -215,12 +215,12 @@ def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, b
             torch_gpu().rest,
         )
         wrong |= {int(name): reason for name, reason in rounds.wrong.items()}
-        subject = Subject(target, baseline)
-        figures = {int(n): make_figure(subject, rounds, n) for n in timed if n in rounds.samples}
+        subject, mixes = Subject(target, baseline), {str(c.trial): c.binary.mix for c in contenders}
+        figures = {int(n): make_figure(subject, rounds, n, mixes[n]) for n in timed if n in rounds.samples}
         sustained = {
             trial: found
             for trial, figure in figures.items()
-            if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us)))
+            if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us), mixes[str(trial)]))
         }
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error

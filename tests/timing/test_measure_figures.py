@@ -141,10 +141,10 @@ def test_a_figure_above_the_roofline_is_suspect(stage):
     rounds = Rounds({"candidate": list(figure.samples_us)})
     assert (
         "that NVIDIA Slow can do"
-        in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate").suspect
+        in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate", {"HMMA": 8}).suspect
     )
     narrow = replace(H100, memory_gbs=1e-3)
-    assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate").suspect
+    assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate", {}).suspect
 
 
 def test_clocks_are_logged(stage):
