@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,10 +32,12 @@ from evoengine.virtual.device import (
     run_watched,
     seconds_to_execute,
 )
-from evoengine.virtual.triton_file import TritonKernel
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder_reference import all_in_float64
 from evoengine.workloads.folder_tensors import LARGE, SHAPED
+
+if TYPE_CHECKING:
+    from evoengine.virtual.triton_file import TritonKernel
 
 AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
 DRAWS = (NORMAL, BIG, *SHAPED)
