@@ -8,8 +8,7 @@ Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
 SAME_WITHIN = 0.02
 """Predictions that exceed the fastest one by no more than this do not tell which kernel is the fastest. By times of an
-H100, that with the fewest registers is as fast in the mean; from 5 % on it is slower
-(benchmarks/notes/model-accuracy.md)."""
+H100, the simplest of them is as fast in the mean; from 5 % on it is slower (benchmarks/notes/model-accuracy.md)."""
 
 
 def model_of(terms: Terms) -> str:

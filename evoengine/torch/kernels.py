@@ -32,7 +32,7 @@ from evoengine.search.targets import target_of
 from evoengine.service.client import Client
 from evoengine.tuning.exporting import bundle
 from evoengine.workloads import find_workload
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 PLACES_VARIABLE = "EVOENGINE_KERNELS"
 """names places where a program calls no `use`, separated as in PATH"""

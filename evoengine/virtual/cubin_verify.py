@@ -33,8 +33,7 @@ from evoengine.virtual.device import (
 from evoengine.virtual.launch_file import LaunchFile, Step, read_launch
 from evoengine.virtual.user_function import function_in, names_of
 from evoengine.workloads.base import Tolerance
-from evoengine.workloads.folder_reference import all_in_float64
-from evoengine.workloads.folder_tensors import LARGE, SHAPED
+from evoengine.workloads.folder_tensors import LARGE, SHAPED, all_in_float64
 
 AS_GIVEN, BIG = "as given", "large"
 DRAWS = (BIG, *SHAPED)
