@@ -53,6 +53,6 @@ def peak_percent(terms: Terms, us: float) -> float | None:
     The larger of the shares of arithmetic and memory; for a prediction, the roofline's time over its own.
     """
     if "roofline_us" in terms:
-        return 100 * terms["roofline_us"] / us
+        return 100 * terms["roofline_us"] / us if terms["roofline_us"] else None  # 0 where the work is not known
     shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
     return max(shares, default=None)
