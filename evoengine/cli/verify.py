@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from evoengine.cli.options import (
     OneOf,
+    call_option,
     db_option,
     gpu_file_option,
     gpu_option,
@@ -20,8 +21,10 @@ from evoengine.cli.options import (
     kernel_option,
     problem_option,
     reading,
+    reference_option,
     space_option,
     templates_option,
+    triton_option,
 )
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
@@ -53,24 +56,9 @@ from evoengine.sandbox.untrusted import parse_json, read_limited_text
 @click.option(
     "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
 )
-@click.option(
-    "--triton",
-    metavar="FILE::KERNEL",
-    help="In place of --config: gate every configuration of a Triton kernel, on a virtual GPU. FILE is executed: use "
-    "only files that you trust.",
-)
-@click.option(
-    "--call",
-    metavar="FUNCTION",
-    help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
-    "sizes, with defaults.",
-)
-@click.option(
-    "--reference",
-    metavar="FUNCTION",
-    help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
-    "kernel writes. With --cubin: FILE.py::FUNCTION, which takes tensors of launch.json by their names.",
-)
+@triton_option
+@call_option
+@reference_option
 @click.option(
     "--exact",
     is_flag=True,
