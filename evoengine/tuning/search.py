@@ -20,7 +20,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
-from evoengine.publish.atomic_file import write_atomically
+from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Kind, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
