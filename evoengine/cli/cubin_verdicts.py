@@ -11,7 +11,7 @@ from evoengine.cli.output import print_json, say, stdout
 from evoengine.errors import UsageError
 from evoengine.sass.predict import Prediction
 from evoengine.text import number
-from evoengine.views.candidate_tables import profile_page
+from evoengine.views.candidate_page import profile_page
 from evoengine.views.cubins import cubins_table
 from evoengine.views.tables import Column, Table
 

@@ -30,7 +30,8 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.errors import NothingFound, UsageError
     from evoengine.lineage import path
     from evoengine.text import plain_lines
-    from evoengine.views.candidate_tables import candidate_page, lineage, profile_page
+    from evoengine.views.candidate_page import candidate_page, profile_page
+    from evoengine.views.candidate_tables import lineage
     from evoengine.views.trials import lineage_json, page_json
 
     if with_source and (with_lineage or as_json):
@@ -88,7 +89,7 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel
-    from evoengine.views.candidate_tables import profile_page
+    from evoengine.views.candidate_page import profile_page
     from evoengine.views.trials import profile_json
 
     if kernel:

@@ -145,7 +145,7 @@ def verify(
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
-    from evoengine.views.candidate_tables import cases
+    from evoengine.views.candidate_page import cases
     from evoengine.views.trials import verified_json
 
     given = read_config(text, db)

@@ -10,7 +10,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.overview import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.report import knob_charts, speed_charts
+from evoengine.publish.report import gate_charts, knob_charts, speed_charts
 from evoengine.publish.report.page import Facts, page, require_writable, write_page
 from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
@@ -82,9 +82,9 @@ def _sections(overview: Overview, peaks: Peaks | None, why_not: str) -> list[Sec
         speed_charts.roofline(overview, peaks, why_not),
         knob_charts.effects(overview),
         knob_charts.pairs(overview),
-        speed_charts.outcomes(overview),
+        gate_charts.outcomes(overview),
         knob_charts.lineage(overview),
-        speed_charts.errors(overview),
+        gate_charts.errors(overview),
         speed_charts.finals(overview),
     ]
 

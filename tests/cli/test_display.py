@@ -15,7 +15,8 @@ from evoengine.lineage import step
 from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, Kind, Outcome
 from evoengine.tuning.doctor import Finding
 from evoengine.views.boards import findings_table
-from evoengine.views.candidate_tables import best_line, candidate_page, cases, history_table, lineage, ranking
+from evoengine.views.candidate_page import candidate_page, cases
+from evoengine.views.candidate_tables import best_line, history_table, lineage, ranking
 from evoengine.views.tables import Column, Table
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 

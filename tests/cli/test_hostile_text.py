@@ -23,7 +23,8 @@ from evoengine.ledger.tables import Base
 from evoengine.lineage import effects
 from evoengine.records import Profile
 from evoengine.text import markdown, plain, plain_lines
-from evoengine.views.candidate_tables import best_line, candidate_page, history_table, ranking
+from evoengine.views.candidate_page import candidate_page
+from evoengine.views.candidate_tables import best_line, history_table, ranking
 from evoengine.views.tables import Column, Table
 from tests.support.ledger_examples import CONFIG, a_figure, add_ranked, start_run
 from tests.support.vouch import vouch
