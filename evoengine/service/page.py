@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
-from evoengine.search.replay import RECORDED
+from evoengine.search.recorded import RECORDED
 from evoengine.service.access import State, may_cancel, may_submit, require_own, require_own_page, state_of
 from evoengine.service.api import Name, Number, Reader, Submitter, tagged
 from evoengine.service.executors import Executor

@@ -23,7 +23,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.objectives import parse_objectives
 from evoengine.paths import asset
 from evoengine.search import samplers
-from evoengine.search.replay import RECORDED
+from evoengine.search.recorded import RECORDED
 from evoengine.search.targets import stored_gpu
 from evoengine.service.jobs import Jobs, TooMany
 from evoengine.service.settings import Settings

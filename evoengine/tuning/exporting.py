@@ -16,8 +16,8 @@ from evoengine.publish.export import Grids, export_files
 from evoengine.publish.folder import require_new, require_writable, with_checksums, write_folder, write_new
 from evoengine.publish.packages import package_files, require_form
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
-from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best

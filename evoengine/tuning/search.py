@@ -29,11 +29,10 @@ from evoengine.search import samplers
 from evoengine.search.compilers import Renderer
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
-from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
+from evoengine.search.identity import Identity, Setting, environment, kernel_identity, templates_digest
 from evoengine.search.progress import Progress
+from evoengine.search.recorded import RECORDED
 from evoengine.search.reference import require_reference
-from evoengine.search.replay import RECORDED
-from evoengine.search.setting import Setting
 from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.boards import Choice, choose_gpu, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine
