@@ -169,8 +169,9 @@ def _sent_number(known: Mapping[str, Any], name: str) -> str:
     value, us, ends = known.get(name), known.get("median_us"), known.get("range_us")
     if not isinstance(value, int | float):
         return NOTHING
-    has_range = isinstance(us, int | float) and us > 0 and isinstance(ends, list) and len(ends) == 2
-    return number(value, _digits(float(us), ends) if has_range else DIGITS)
+    if isinstance(us, int | float) and us > 0 and isinstance(ends, list) and len(ends) == 2:
+        return number(value, _digits(us, ends))
+    return number(value)
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
