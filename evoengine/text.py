@@ -24,6 +24,22 @@ def plain(text: object) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
+def printable(text: str, most: int = 200) -> str:
+    """Return text on one line of at most `most` characters, with control characters escaped."""
+    shown = plain(text[: most + 1])
+    return f"{shown[: most - 1]}…" if len(shown) > most else shown
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """Return text as `printable` does, but keep both the beginning and the end of a long one.
+
+    The remedy is at the end.
+    """
+    half = most // 2
+    shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+    return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"
+
+
 def plain_lines(text: object) -> str:
     """Return text as `plain` does, keeping line breaks; tabs become spaces."""
     return "\n".join(plain(line.expandtabs()) for line in str(text).split("\n"))

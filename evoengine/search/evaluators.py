@@ -21,6 +21,7 @@ from evoengine.records import (
     Baseline,
     CompiledCandidate,
     Config,
+    Finals,
     Judged,
     Measurement,
     Outcome,
@@ -29,13 +30,12 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
+from evoengine.sandbox.worker_process import TaskArguments, WorkerLimits
+from evoengine.sandbox.workers import Deferred, WorkerPool, Workers
 from evoengine.sass.launch import is_executable
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import TaskArguments, WorkerLimits
-from evoengine.search.workers import Deferred, WorkerPool, Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
-from evoengine.stages.final_result import Finals
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 

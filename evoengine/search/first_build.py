@@ -9,12 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass import build as executor
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
 from evoengine.stages.tasks import build_emulator_task, build_executor_task
 
 LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)

@@ -19,9 +19,9 @@ import ray
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, lock_device
 from evoengine.errors import EvoengineError
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Task, WorkerPool
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Task, WorkerPool
 from evoengine.stages.tasks import JUDGING
 
 

@@ -10,10 +10,10 @@ from typing import Protocol
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Workers
 from evoengine.search.evaluators import single_worker
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Workers
 from evoengine.tuning.boards import Choice, choose_gpu
 from evoengine.tuning.setup import Echo, begin_build, choose_device, default_jobs, ledger_device, lock_gpu
 

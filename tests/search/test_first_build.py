@@ -16,15 +16,15 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Judged, Outcome
+from evoengine.sandbox.host_compiler import find_compiler, identity, native_flags
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Task
 from evoengine.sass import build as executor
 from evoengine.search.evaluators import CpuEvaluator
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Task
 from evoengine.stages.tasks import finish_task
 from tests.support.machine_code import require_compiler
 from tests.support.waiting import wait_for
