@@ -1,4 +1,4 @@
-"""Tensor maps: the 128 bytes by which TMA finds tiles of a tensor. Their rules, and the driver's encoding of them.
+"""Tensor maps, the 128 bytes by which TMA finds tiles: their rules, and what stands for one without a driver.
 
 The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, Tensor Map Object Management) for maps without
 interleaving and with all element strides 1, which is what a dense tensor needs.
@@ -6,23 +6,19 @@ interleaving and with all element strides 1, which is what a dense tensor needs.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Iterator
 
-from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
-from evoengine.devices.cuda_api import CudaError
 
 BYTES = 128
 """of a tensor map; it must lie at a multiple of 64, since CUDA 13.0 of 128"""
 ALIGNMENT = 128
 
-_ELEMENTS = {"fp16": (2, 6), "bf16": (2, 9), "fp32": (4, 7)}
+ELEMENTS = {"fp16": (2, 6), "bf16": (2, 9), "fp32": (4, 7)}
 """dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*"""
-_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """bytes → CU_TENSOR_MAP_SWIZZLE_*"""
-_L2_PROMOTION_256B = 3
 
 
 _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
@@ -39,7 +35,7 @@ def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> byte
         return [*values, *[1] * (5 - len(values))]
 
     strides = five(argument.strides_bytes)[:4]
-    element, rank = _ELEMENTS[argument.dtype][0], len(argument.dims)
+    element, rank = ELEMENTS[argument.dtype][0], len(argument.dims)
     shape = (*five(argument.dims), *five(argument.box))
     return _DESCRIPTION.pack(address + argument.offset, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
 
@@ -52,9 +48,9 @@ def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
 
 def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     rank = len(a.dims)
-    if a.dtype not in _ELEMENTS:
-        yield f"dtype {a.dtype!r}, which must be one of {', '.join(_ELEMENTS)}"
-    if a.swizzle not in _SWIZZLES:
+    if a.dtype not in ELEMENTS:
+        yield f"dtype {a.dtype!r}, which must be one of {', '.join(ELEMENTS)}"
+    if a.swizzle not in SWIZZLES:
         yield f"a swizzle of {a.swizzle} bytes, which must be 0, 32, 64 or 128"
     if not 1 <= rank <= 5 or len(a.box) != rank or len(a.strides_bytes) != rank - 1:
         found = f"{rank} dims, {len(a.box)} of the box and {len(a.strides_bytes)} strides"
@@ -68,44 +64,13 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     for extent in a.box:
         if not 1 <= extent <= 256:
             yield f"a box of {extent} elements along a dim, which must be 1 to 256"
-    row = a.box[0] * _ELEMENTS[a.dtype][0]
+    row = a.box[0] * ELEMENTS[a.dtype][0]
     if row % 16:
         yield f"a box of {row} bytes along the innermost dim, which must be a multiple of 16"
     # A narrower row is legal too; nothing says how it is laid out, so it is refused here.
     if a.swizzle and row != a.swizzle:
         yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
     last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
-    end = a.offset + last + a.dims[0] * _ELEMENTS[a.dtype][0]
+    end = a.offset + last + a.dims[0] * ELEMENTS[a.dtype][0]
     if end > tensor_bytes:
         yield f"it reaches {end} bytes into tensor {a.tensor} of {tensor_bytes}"
-
-
-def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
-    """Return the 128 bytes of the map of a tensor at `device_pointer`, a multiple of 16. Call `check` first.
-
-    Elements outside the dims read as zero and are not written. Raises MachineError if no driver supports tensor maps
-    (12.0 and later), KernelUnbuildable if it refuses the map.
-    """
-    rank = len(argument.dims)
-    _, dtype = _ELEMENTS[argument.dtype]
-    memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
-    start = -ctypes.addressof(memory) % ALIGNMENT
-    try:
-        cuda_api.call(
-            "cuTensorMapEncodeTiled",
-            ctypes.addressof(memory) + start,
-            dtype,
-            rank,
-            device_pointer + argument.offset,
-            (ctypes.c_uint64 * rank)(*argument.dims),
-            (ctypes.c_uint64 * rank)(*argument.strides_bytes),
-            (ctypes.c_uint32 * rank)(*argument.box),
-            (ctypes.c_uint32 * rank)(*[1] * rank),
-            0,  # no interleaving
-            _SWIZZLES[argument.swizzle],
-            _L2_PROMOTION_256B,
-            0,  # zeros beyond the tensor
-        )
-    except CudaError as error:
-        raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error
-    return memory.raw[start : start + BYTES]
