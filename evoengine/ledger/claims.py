@@ -15,9 +15,8 @@ from sqlalchemy import Connection, bindparam, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from evoengine.errors import UsageError
-from evoengine.ledger import chains
-from evoengine.ledger.chains import insert_new
-from evoengine.ledger.checksums import checked_columns
+from evoengine.ledger import integrity
+from evoengine.ledger.integrity import checked_columns, insert_new
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.rows import to_measurement
 from evoengine.ledger.runs import RUNNING
@@ -85,8 +84,8 @@ def revoke(session: Session, trial: int) -> bool:
     of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
     revoked = session.execute(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).scalars().all()
     if revoked:
-        rows = chains.spelt({CandidateRow.__tablename__: set(revoked)})
-        chains.sign(session.connection(), row.run_id, chains.REVOKED, rows)
+        rows = integrity.spelt({CandidateRow.__tablename__: set(revoked)})
+        integrity.sign(session.connection(), row.run_id, integrity.REVOKED, rows)
     return bool(revoked)
 
 

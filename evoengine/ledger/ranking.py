@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.chains import execute, insert_new
-from evoengine.ledger.checksums import Damaged, RowReader
+from evoengine.ledger.integrity import Damaged, RowReader, execute, insert_new
+from evoengine.ledger.rows import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -41,7 +41,6 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, SAME_WITHIN, model_of
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from evoengine.ledger.chains import insert_new
-from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.integrity import Damaged, insert_new
 from evoengine.ledger.runs import Device, Run
 from evoengine.ledger.tables import (
     Base,
@@ -53,6 +55,11 @@ from evoengine.records import (
     precedence,
 )
 
+BATCH = 1000
+"""trials that are read together"""
+Reading = Callable[[], AbstractContextManager[Session]]
+"""begins a transaction that reads"""
+KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
@@ -259,6 +266,24 @@ def to_measurement(row: MeasurementRow) -> Measurement:
 def to_policy(values: Mapping[str, Any]) -> Policy:
     """Read a policy. Raises KeyError or ValueError where a part is missing or unknown."""
     return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
+
+
+_NO_TERMS: Mapping[str, float] = {}
+
+
+def read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
+    """Those of these names; a text that has none of them is not decoded."""
+    if not any(name in text for name in names):
+        return _NO_TERMS
+    terms = json.loads(text)
+    return {name: float(terms[name]) for name in names if name in terms}
+
+
+@lru_cache(maxsize=1024)
+def read_policy(text: str | None) -> Policy | None:
+    """Read a policy. A ledger has few of them, and a figure each."""
+    values = None if text is None else json.loads(text)
+    return None if values is None else to_policy(values)
 
 
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:

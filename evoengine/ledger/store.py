@@ -20,21 +20,12 @@ from sqlalchemy.orm import aliased, joinedload
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.chains import insert_row, update_row
+from evoengine.ledger.check import delete_runs
 from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.heartbeat import (
-    POLL_SECONDS,
-    Watchman,
-    begin_beating,
-    end_unfinished,
-    left_over,
-    mark_killed,
-    seconds_until_last_beat,
-)
-from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
-from evoengine.ledger.maintenance import delete_runs
+from evoengine.ledger.integrity import insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
+from evoengine.ledger.read import RunSummary, Targets, Trial, TrialLists, read_ancestors, read_summaries, read_trials
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -54,7 +45,21 @@ from evoengine.ledger.rows import (
     unpacked,
     verdict_values,
 )
-from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
+from evoengine.ledger.runs import (
+    KILLED,
+    POLL_SECONDS,
+    RUNNING,
+    Device,
+    Run,
+    Watchman,
+    begin_beating,
+    end_unfinished,
+    left_over,
+    mark_killed,
+    seconds_until_last_beat,
+    this_host,
+)
+from evoengine.ledger.schema import REVISIONS
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -67,19 +72,15 @@ from evoengine.ledger.tables import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.targets import Targets
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
-from evoengine.ledger.upgrade import REVISIONS
-from evoengine.objectives import DEFAULT, Objective
+from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database
 from evoengine.records import (
     Baseline,
     Binary,
     Candidate,
     Config,
-    Kind,
     Measurement,
     Outcome,
     Profile,
@@ -628,12 +629,6 @@ class Ledger:
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
         with self.database.reading() as session:
             return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
-
-    def study_trials(
-        self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
-    ) -> Iterator[list[StudyTrial]]:
-        """Yield what a study of that kind of figure shows of these finished trials, in their order and in batches."""
-        return read_study_trials(self.database.reading, trials, kind, objectives)
 
     def source_text(self, sha256: str) -> str | None:
         """Return the text of a source; None where it was pruned."""

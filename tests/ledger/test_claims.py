@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from evoengine.cli.main import main
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
+from evoengine.ledger.check import find_faults, mend
 from evoengine.ledger.claims import Claim
-from evoengine.ledger.maintenance import find_faults, mend
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.views.trials import trial_json
@@ -64,7 +64,7 @@ def test_what_another_search_has_under_way_is_awaited(ledger):
 
 
 def test_the_claim_of_a_search_that_was_killed_is_the_next_ones_and_its_late_result_is_refused(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     run = start_run(ledger)
     first, _ = add(ledger, run)
     with closing(open_ledger(ledger.place, create=False)) as other:
@@ -159,7 +159,7 @@ def test_how_a_trial_ended_whose_worker_died_is_taken_over_by_nobody(ledger):
 
 
 def test_nor_is_that_of_one_that_was_under_way_when_its_search_was_killed_three_times(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     again = None
     for _ in range(3):
         run = start_run(ledger)

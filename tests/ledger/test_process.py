@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from evoengine.ledger.heartbeat import is_gone, this_process
+from evoengine.ledger.runs import is_gone, this_process
 from tests.support.waiting import wait_for
 
 TELL = "from evoengine.ledger.heartbeat import this_process; print(this_process(), flush=True); input()"
