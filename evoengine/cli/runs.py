@@ -116,7 +116,7 @@ def revoke(trial: int, db: str | None) -> None:
     from evoengine.cli.output import say
 
     with reading(db) as ledger:
-        revoked = ledger.revoke_claim(trial)
+        revoked = ledger.claims.revoke(trial)
     if revoked:
         say(f"the next search that comes to the kernel of trial {trial} evaluates it")
     else:

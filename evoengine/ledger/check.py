@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, Double, Integer, delete, func, inspect, or_, select, text, update
+from sqlalchemy import create_engine, delete, exists, func, inspect, or_, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from evoengine.errors import UsageError
 from evoengine.ledger import integrity
-from evoengine.ledger.integrity import Broken, Damaged, RowReader, broken, check, checked_columns
+from evoengine.ledger.integrity import Broken, Damaged, RowReader, broken
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
@@ -40,10 +40,9 @@ from evoengine.ledger.tables import (
     RunRow,
     SourceRow,
     StandingRow,
-    UtcDateTime,
     VerdictRow,
 )
-from evoengine.records import EXECUTOR, Kind, Outcome
+from evoengine.records import EXECUTOR
 from evoengine.text import spans
 
 if TYPE_CHECKING:
@@ -77,13 +76,7 @@ def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Faul
         faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
     for view, wrong in sorted(damaged_views(session.connection()).items()):
         faults.append(Fault(f"the view {view} {wrong}", mended=True))
-    stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
-    for checked in CHECKED:
-        stages[checked.__tablename__] = partial(_of_rows, row=checked)
-    for packed in (SourceRow, MachineCodeRow):
-        stages[packed.__tablename__] = partial(_of_blobs, row=packed)
-    stages["chains"] = broken
-    for name, look in stages.items():
+    for name, look in {"the file": _of_file, **_looks(), "chains": broken}.items():
         on_stage(f"checking {name}")
         faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
     if not all(fault.mended for fault in faults):
@@ -100,6 +93,12 @@ def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Faul
     for run in find_suspects(session):
         faults.append(Fault(f"run {run} is said to be running, and its process no longer shows that it lives", True))
     return faults
+
+
+def _looks() -> dict[str, Callable[[Session], Iterator[str]]]:
+    """Return by table what finds its rows that are not what was written."""
+    rows: dict[str, Callable[[Session], Iterator[str]]] = {r.__tablename__: partial(_of_rows, row=r) for r in CHECKED}
+    return rows | {r.__tablename__: partial(_of_blobs, row=r) for r in (SourceRow, MachineCodeRow)}
 
 
 def check_small(session: Session) -> None:
@@ -287,70 +286,34 @@ CHECKED: tuple[type[Base], ...] = (
     BaselineRow,
     ProfileRow,
 )
-WORDS: Mapping[str, list[str]] = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
-"""columns of few words → those"""
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
 """what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
 
 
-def find_damage(path: Path) -> Damaged | None:
-    """Return the first row of the file that is not what was written, or a value that its column may not hold.
+def find_damage(path: Path) -> str | None:
+    """Return what the first row of the file is that is not what was written, as a sentence.
 
     Raises sqlite3.Error where the file itself is damaged, or the text of its schema.
     """
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.text_factory = bytes
-        for row in CHECKED:
-            names = ["id", "checksum", *checked_columns(row)]
-            for values in connection.execute(f"SELECT {', '.join(names)} FROM {row.__tablename__}"):
-                try:
-                    _check_raw(row, dict(zip(names, values, strict=True)))
-                except Damaged as damaged:
-                    return damaged
-        if found_blob := next(_damaged_blobs(connection), None):
-            return found_blob
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != b"ok":
-        raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        connection.text_factory = lambda stored: stored.decode(
+            errors="replace"
+        )  # what is no text is found like any damage
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    try:
+        with Session(engine) as session:
+            if found := next(chain.from_iterable(look(session) for look in _looks().values()), None):
+                return found
+            (fault,) = session.scalars(text("PRAGMA integrity_check(1)"))
+    except DBAPIError as error:
+        raise error.orig or error from error
+    if fault != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {fault}")
     return None
-
-
-def _check_raw(row: type[Base], raw: dict[str, Any]) -> None:
-    number, checksum = raw.pop("id"), raw.pop("checksum")
-    values = {}
-    for name, value in raw.items():
-        try:
-            values[name] = None if value is None else _reader(row, name)(value)
-        except (ArithmeticError, RecursionError, *READ_ERRORS) as error:
-            raise Damaged(row.__tablename__, number, name) from error
-    if not isinstance(checksum, bytes):
-        raise Damaged(row.__tablename__, number, "checksum")
-    check(row, number, checksum.decode(errors="replace"), values)
-
-
-def _reader(row: type[Base], name: str) -> Callable[[Any], object]:
-    kind = row.__table__.columns[name].type
-    if name in WORDS:
-        return lambda raw: WORDS[name][WORDS[name].index(raw.decode())]
-    if isinstance(kind, JSON):
-        return lambda raw: json.loads(raw)
-    if isinstance(kind, UtcDateTime):
-        return lambda raw: datetime.fromisoformat(raw.decode()).replace(tzinfo=UTC)
-    if isinstance(kind, (Double, Integer)):
-        return lambda raw: raw
-    return lambda raw: raw.decode()
-
-
-def _damaged_blobs(connection: sqlite3.Connection) -> Iterator[Damaged]:
-    for row in (SourceRow, MachineCodeRow):
-        for place, number, packed in connection.execute(f"SELECT rowid, sha256, packed FROM {row.__tablename__}"):
-            try:
-                if packed is not None:
-                    unpacked(packed, row, number.decode() if isinstance(number, bytes) else str(place))
-            except UnicodeDecodeError:
-                yield Damaged(row.__tablename__, place, "sha256")
-            except Damaged as damaged:
-                yield damaged
 
 
 OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
@@ -411,18 +374,17 @@ def _require_removable(session: Session, runs: Sequence[int]) -> None:
 
 
 def delete_unused(session: Session) -> None:
-    """Binaries, sources, machine code, rankings and devices that no run uses."""
-    compiled = select(CandidateRow.id).where(CandidateRow.binary_id == BinaryRow.id)
-    session.execute(delete(BinaryRow).where(~compiled.exists()))
-    rendered = select(CandidateRow.id).where(CandidateRow.source_sha256 == SourceRow.sha256)
-    kept = select(BinaryRow.id).where(BinaryRow.source_sha256 == SourceRow.sha256)
-    session.execute(delete(SourceRow).where(~rendered.exists(), ~kept.exists()))
-    shared = select(BinaryRow.id).where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256)
-    session.execute(delete(MachineCodeRow).where(~shared.exists()))
-    ranked = select(StandingRow.candidate_id).where(StandingRow.ranking_id == RankingRow.id)
-    session.execute(delete(RankingRow).where(~ranked.exists()))
-    used = select(RunRow.id).where(RunRow.device_id == DeviceRow.id)
-    session.execute(delete(DeviceRow).where(~used.exists()))
+    """Delete binaries, sources, machine code, rankings and devices that no run uses."""
+    rendered = exists().where(CandidateRow.source_sha256 == SourceRow.sha256)
+    compiled = exists().where(BinaryRow.source_sha256 == SourceRow.sha256)
+    for row, *used in (
+        (BinaryRow, exists().where(CandidateRow.binary_id == BinaryRow.id)),
+        (SourceRow, rendered, compiled),
+        (MachineCodeRow, exists().where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256)),
+        (RankingRow, exists().where(StandingRow.ranking_id == RankingRow.id)),
+        (DeviceRow, exists().where(RunRow.device_id == DeviceRow.id)),
+    ):
+        session.execute(delete(row).where(*(~use for use in used)))
 
 
 # ── pruning ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -98,7 +98,7 @@ def _find_damage(url: URL) -> EvoengineError | None:
     return _damage(url, damaged) if damaged else None
 
 
-def _damage(url: URL, damaged: Damaged) -> EvoengineError:
+def _damage(url: URL, damaged: Damaged | str) -> EvoengineError:
     return MachineError(f"{display_url(url)} is damaged: {damaged}; {_RESTORE}")
 
 

@@ -22,15 +22,7 @@ from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
-from evoengine.ledger.rows import (
-    BATCH,
-    KINDS,
-    Reading,
-    most_trusted,
-    read_policy,
-    read_terms,
-    to_run,
-)
+from evoengine.ledger.rows import BATCH, FIGURES, Reading, most_trusted, read_figure, to_run
 from evoengine.ledger.runs import PENDING, Run
 from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
 from evoengine.records import Config, Kind, Measurement, Outcome
@@ -45,27 +37,10 @@ _candidates = RowReader(
 )
 _CONFIG, _PARENTS = 5, 6
 """their places in what it reads"""
-_figures_of = RowReader(
-    MeasurementRow,
-    (
-        "candidate_id",
-        "kind",
-        "device",
-        "tflops",
-        "median_us",
-        "vs_baseline",
-        "suspect",
-        "normalised_us",
-        "policy",
-        "terms",
-    ),
-)
 _binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
 _COMPILED = (CandidateRow.id, CandidateRow.shared_bytes, CandidateRow.binary_id)
 """of rows that were checked"""
 OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
-TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
-"""those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,31 +152,15 @@ def _trial(
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
     """Of each trial the one it is ranked by, of this kind alone where one is named."""
-    of_batch = select(*_figures_of.columns).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
     if kind is not None:
         of_batch = of_batch.where(MeasurementRow.kind == str(kind))
     held: dict[int, list[Measurement]] = {}
     rows: Iterable[Sequence[Any]] = session.execute(of_batch)
     for row in rows:
-        _, trial, *values = _figures_of.read(row)
-        held.setdefault(trial, []).append(_figure(values))
+        _, trial, figure = read_figure(row)
+        held.setdefault(trial, []).append(figure)
     return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
-
-
-def _figure(values: Sequence[Any]) -> Measurement:
-    kind, device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
-    return Measurement(
-        KINDS[kind],
-        device,
-        tflops,
-        median_us,
-        (),
-        vs_baseline,
-        read_terms(terms, TERMS),
-        suspect,
-        read_policy(policy),
-        normalised_us,
-    )
 
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:

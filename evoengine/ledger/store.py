@@ -21,7 +21,7 @@ from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.check import delete_runs
-from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
+from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claims
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
 from evoengine.ledger.integrity import insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
@@ -143,7 +143,7 @@ class Ledger:
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self.database = Database(url, engine)
-        self.lists, self.targets = TrialLists(self), Targets(self)
+        self.lists, self.targets, self.claims = TrialLists(self), Targets(self), Claims(self.database)
         self._watchman = Watchman()
 
     @property
@@ -415,33 +415,6 @@ class Ledger:
                 claim_again(connection, key, trial)
                 return trial, Claim(trial, False)
             return trial, claim(connection, key, trial)
-
-    @patient
-    def claim(self, key: str, trial: int) -> Claim:
-        """Claim a key whose holder is no longer in flight."""
-        with self.database.write_connection() as connection:
-            return claim(connection, key, trial)
-
-    def revoke_claim(self, trial: int) -> bool:
-        """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
-
-        Raises UsageError where there is no such trial, or it is in flight.
-        """
-        with self.database.writing() as session:
-            return revoke(session, trial)
-
-    @patient
-    def decided(self, trials: Sequence[int]) -> set[int]:
-        """Return which of the trials that other searches evaluate are no longer in flight."""
-        with self.database.reading() as session:
-            return decided(session, trials)
-
-    @patient
-    def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:
-        """End a trial as the one ended that was evaluated for the same key, with its verdicts and figures."""
-        with self.database.writing() as session:
-            self.database.finished.append(trial)
-            return take_over(session, key, original, trial, timed=timed, now=utc_now())
 
     @patient
     def left_over(self, run: int) -> dict[int, int]:

@@ -155,8 +155,8 @@ def test_an_import_is_noted_and_begins_a_chain(path, tmp_path):
 
 def test_a_revoked_claim_is_noted(path):
     with open_ledger(str(path), create=False) as ledger:
-        ledger.claim("key", 1)
-        assert ledger.revoke_claim(1)
+        ledger.claims.claim("key", 1)
+        assert ledger.claims.revoke(1)
     assert (faults(path), notes(path)) == ([], ["revoked"])
 
 
