@@ -65,7 +65,7 @@ def sleep(seconds: float) -> str:
 
 def kernels(count: int) -> list[tuple[Any, ...]]:
     """Arguments for `compile_and_gate`, of as many kernels, no two of one source."""
-    from evoengine.stages.template import fill
+    from evoengine.stages.render import fill
 
     target = make_target(PROBLEM, GPU)
     space, templates = prepare_space(None, None, target, True, fill)

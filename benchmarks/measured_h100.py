@@ -217,7 +217,7 @@ def load(folder: Path, row: Row) -> tuple[Module, str]:
 
 
 def compiled_here(text: str) -> bytes:
-    from evoengine.stages.c_headers import C_HEADERS
+    from evoengine.stages.includes import C_HEADERS
     from evoengine.stages.toolchain import include_folders, nvrtc
 
     options, _, text = text.partition("\n")

@@ -17,8 +17,7 @@ SHOWN_WHOLE = 30
 WORST = 12
 """number of rows with the largest errors that the page lists"""
 BOOTSTRAPS = 2000
-NINE_OF_TEN = 0.95
-"""one-sided quantile"""
+NINE_OF_TEN = 0.9
 LEAST = 3
 """smallest number of rows of a set for which a rank correlation is computed"""
 
@@ -93,12 +92,24 @@ def class_errors(rows: Iterable[Row]) -> dict[str, ClassError]:
     for name in CLASSES:
         if of_class := groups.get((name,)):
             n = len(of_class)
-            rms = math.sqrt(sum(row.log_ratio**2 for row in of_class) / n)
-            factor = math.exp(float(t.ppf(NINE_OF_TEN, n)) * rms)
+            factor = math.exp(_nine_of_ten([abs(row.log_ratio) for row in of_class]))
             mean_error = sum(abs(row.error) for row in of_class) / n
             data = "; ".join(f"{name} on {gpu}" for name, gpu in by(of_class, "set", "gpu"))
             found[name] = ClassError(name, n, mean_error, factor, data)
     return found
+
+
+def _nine_of_ten(errors: Sequence[float]) -> float:
+    """Return what the error of another row of the kind stays below with a probability of 0.9.
+
+    That is the error with the rank ceil(0.9 (n + 1)), whatever their distribution; where n is below that rank, the end
+    of the interval of normally distributed ones.
+    """
+    n = len(errors)
+    rank = math.ceil(NINE_OF_TEN * (n + 1))
+    if rank <= n:
+        return sorted(errors)[rank - 1]
+    return float(t.ppf((1 + NINE_OF_TEN) / 2, n)) * math.sqrt(sum(error**2 for error in errors) / n)
 
 
 def as_toml(errors: Mapping[str, ClassError]) -> str:

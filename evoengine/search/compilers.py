@@ -17,8 +17,8 @@ from evoengine.sandbox.workers import Answer, WorkerPool, Workers
 from evoengine.search.setting import Setting
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
+from evoengine.stages.render import Template, fill
 from evoengine.stages.tasks import COMPILE_SECONDS
-from evoengine.stages.template import Template, fill
 from evoengine.stages.toolchain import compiler_version
 
 RENDER_LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)

@@ -21,6 +21,7 @@ from evoengine.records import (
     Baseline,
     CompiledCandidate,
     Config,
+    Finals,
     Judged,
     Measurement,
     Outcome,
@@ -34,7 +35,6 @@ from evoengine.sandbox.workers import Deferred, WorkerPool, Workers
 from evoengine.search.first_build import FirstBuild
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
-from evoengine.stages.final_result import Finals
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 

@@ -23,6 +23,7 @@ from evoengine.records import (
     GATE_VERSION,
     Candidate,
     CompiledCandidate,
+    Finals,
     Judged,
     Kind,
     Outcome,
@@ -36,8 +37,7 @@ from evoengine.search.first_build import build_judges
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import SearchSpace
-from evoengine.stages.final_result import Finals
-from evoengine.stages.statistics import SAME_WITHIN
+from evoengine.timing.statistics import SAME_WITHIN
 from evoengine.workloads.base import Target
 
 FINALISTS = 8

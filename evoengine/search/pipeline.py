@@ -15,10 +15,9 @@ from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans,
 from evoengine.sandbox.workers import Workers
 from evoengine.search.evaluators import Evaluator, Job, make_plans
 from evoengine.space.space import SearchSpace
-from evoengine.stages.render import Fill, render
+from evoengine.stages.render import Fill, fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.tasks import Evaluation
-from evoengine.stages.template import fill
 from evoengine.workloads.base import Target
 
 

@@ -14,6 +14,7 @@ from evoengine.records import (
     Baseline,
     Binary,
     CompiledCandidate,
+    Finals,
     Judged,
     Measurement,
     Outcome,
@@ -23,7 +24,6 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
@@ -143,7 +143,7 @@ JUDGING = (estimate_task, finish_task, predict_task)
 
 def load_cuda() -> None:
     """Import everything that a runner needs before its first task, without creating a CUDA context."""
-    import_module("evoengine.stages.measure")
+    import_module("evoengine.timing.measure")
 
 
 def measure_task(
@@ -158,7 +158,7 @@ def measure_task(
 
     A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
     """
-    from evoengine.stages.measure import measure
+    from evoengine.timing.measure import measure
 
     found = measure(target, contender, plan, seed, incumbent, baseline)
     if isinstance(found, Rejection):
@@ -172,7 +172,7 @@ def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list
 
     A Rejection names one that crashed or hung, or none where none can be timed.
     """
-    from evoengine.stages.measure import BaselineFailed, NoBaseline, baselines
+    from evoengine.timing.measure import BaselineFailed, NoBaseline, baselines
 
     try:
         return baselines(target, seed, failed)
@@ -185,7 +185,7 @@ def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list
 def finals_task(
     target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline
 ) -> Finals | Rejection:
-    from evoengine.stages.measure import finals
+    from evoengine.timing.measure import finals
 
     try:
         return finals(target, contenders, seed, baseline)

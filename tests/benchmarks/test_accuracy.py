@@ -62,6 +62,11 @@ def test_nine_of_ten_times_drawn_with_the_spread_of_some_lie_within_the_factor()
     assert np.mean([1 / factor <= row.predicted_us / 100 <= factor for row in drawn]) == pytest.approx(0.9, abs=0.02)
 
 
+def test_one_row_far_off_does_not_widen_the_factor_of_many():
+    rows = [replace(ROW, predicted_us=100 + n % 10) for n in range(60)]
+    assert class_errors([*rows, replace(ROW, predicted_us=5.0)])["wgmma"].factor == class_errors(rows)["wgmma"].factor
+
+
 def test_few_rows_give_a_wider_factor_than_many_of_the_same_error():
     few, many = (class_errors([ROW, replace(ROW, predicted_us=90.0)] * n)["wgmma"].factor for n in (1, 50))
     assert few > 1.05 * many

@@ -12,8 +12,8 @@ from evoengine.cuda_emulator.inline_ptx import INCLUDE
 from evoengine.cuda_emulator.macros import host_macros, nvrtc_macros
 from evoengine.records import Launch, Source
 from evoengine.sandbox.host_compiler import native_flags, run_compiler
-from evoengine.stages.c_headers import C_HEADERS
 from evoengine.stages.compile import options
+from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import include_folders, nvrtc
 from tests.support.exhaustive import more
 

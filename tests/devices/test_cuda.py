@@ -21,7 +21,7 @@ from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.evaluators import GpuEvaluator, Job, Plans, gate_plan, timed_baselines
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from evoengine.stages.statistics import MIN_SAMPLES
+from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target

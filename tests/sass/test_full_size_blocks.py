@@ -13,8 +13,7 @@ from evoengine.records import CompiledCandidate, Launch
 from evoengine.sass.rounds import run_blocks
 from evoengine.search.evaluators import make_plans
 from evoengine.stages.compile import compile_source
-from evoengine.stages.full_size import verify_blocks
-from evoengine.stages.gate import executor
+from evoengine.stages.gate import executor, verify_blocks
 from evoengine.stages.verify import verify
 from tests.cuda_emulator.test_emulator_sparse import COPY, PLENTY, TERABYTE, WALK, written
 from tests.support.exhaustive import more

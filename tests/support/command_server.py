@@ -40,7 +40,7 @@ SECONDS = 600
 LOOK_SECONDS = 0.2
 """how often the process that forks looks whether anybody is left who calls"""
 SOCKET = "socket"
-PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
+PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages", "evoengine.timing")
 """they import all that a command does"""
 STARTING = (["search"], ["verify"], ["measure"], ["best"], ["new"])
 """commands whose keeper is forked; that of another is started as programs do"""

@@ -16,8 +16,8 @@ from evoengine.search.evaluators import GpuEvaluator, single_worker
 from evoengine.search.identity import Identity
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
+from evoengine.stages.render import fill
 from evoengine.stages.tasks import predict_task
-from evoengine.stages.template import fill
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from tests.support import faulty_device

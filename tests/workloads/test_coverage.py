@@ -14,9 +14,8 @@ from evoengine.devices.base import VISIT
 from evoengine.records import CompiledCandidate
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
-from evoengine.stages.coverage import CoverageLog, coverage_of, joined
 from evoengine.stages.gate import emulator, executor
-from evoengine.stages.verify import verify
+from evoengine.stages.verify import CoverageLog, coverage_of, joined, verify
 from evoengine.workloads.coverage import Cell
 from tests.support.exhaustive import more
 from tests.support.ideal_visits import ideal_visits

@@ -12,7 +12,7 @@ from evoengine.devices.base import TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.errors import UsageError
 from evoengine.records import Launch
-from evoengine.stages.full_size import verify_blocks
+from evoengine.stages.gate import verify_blocks
 from evoengine.stages.verify import run_plan
 from evoengine.workloads.base import NothingWritten, WrongBlock
 from evoengine.workloads.folder import FolderWorkload

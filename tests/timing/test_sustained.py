@@ -6,7 +6,7 @@ import pytest
 
 from evoengine.devices.nvml import Reading
 from evoengine.records import L2, Clocks, LaunchMode, Policy
-from evoengine.stages.sustained import COUNTED_US, SETTLING_US, run_sustained, sustained_policy
+from evoengine.timing.clock import COUNTED_US, SETTLING_US, run_sustained, sustained_policy
 
 
 class Gpu:

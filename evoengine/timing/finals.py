@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoengine.devices.nvml import Reading
-from evoengine.stages.statistics import ERROR_RATE, Comparison, Estimate, compare, paired_ratio
-from evoengine.stages.timing import Rounds, Timed, run_rounds
+from evoengine.timing.rounds import Rounds, Timed, run_rounds
+from evoengine.timing.statistics import ERROR_RATE, Comparison, Estimate, compare, paired_ratio
 
 LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
 """rounds after which the samples are looked at. At the first, the sign test can show a difference among eight

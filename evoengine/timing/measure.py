@@ -2,7 +2,7 @@
 
 Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in unpredictable
 repetitions, and once more after it was timed. `bench.py` has the timed calls and their checks, `clock.py` the clock,
-`timing.py` the rounds; `figures.py` makes figures from the samples.
+`rounds.py` the rounds; `figures.py` makes figures from the samples.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelCrashed, KernelFailure
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line
-from evoengine.devices.single_launches import rounds_by_launches
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line, rounds_by_launches
 from evoengine.devices.torch_gpu import gpu as torch_gpu
 from evoengine.errors import MachineError
 from evoengine.records import (
     Baseline,
     CaseResult,
     CompiledCandidate,
+    Finals,
     Measurement,
     Outcome,
     Plan,
@@ -32,15 +32,13 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
-from evoengine.stages.bench import BaselineRefused, Bench
-from evoengine.stages.clock import BASELINE, Prepared
-from evoengine.stages.figures import Subject, make_baselines, make_figure, make_sustained
-from evoengine.stages.final_result import Finals
-from evoengine.stages.finals import Ranking, rank, run_finals
-from evoengine.stages.policy import TICK_US, choose_policy
-from evoengine.stages.statistics import clearly_slower, stop_reason
-from evoengine.stages.timing import Rounds, Timed, run_rounds
 from evoengine.stages.verify import verify
+from evoengine.timing.bench import BaselineRefused, Bench
+from evoengine.timing.clock import BASELINE, Prepared
+from evoengine.timing.figures import TICK_US, Subject, choose_policy, make_baselines, make_figure, make_sustained
+from evoengine.timing.finals import Ranking, rank, run_finals
+from evoengine.timing.rounds import Rounds, Timed, run_rounds
+from evoengine.timing.statistics import clearly_slower, stop_reason
 from evoengine.workloads.base import Problem, Target
 
 _Found = TypeVar("_Found")
@@ -90,7 +88,7 @@ def measure(
             verdict = _joined(verdict, again.cases)
         if not verdict.correct:
             return verdict, None
-        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", incumbent)
+        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", contender.binary.mix, incumbent)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error
     except KernelFailure as failure:
@@ -217,12 +215,12 @@ def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, b
             torch_gpu().rest,
         )
         wrong |= {int(name): reason for name, reason in rounds.wrong.items()}
-        subject = Subject(target, baseline)
-        figures = {int(n): make_figure(subject, rounds, n) for n in timed if n in rounds.samples}
+        subject, mixes = Subject(target, baseline), {str(c.trial): c.binary.mix for c in contenders}
+        figures = {int(n): make_figure(subject, rounds, n, mixes[n]) for n in timed if n in rounds.samples}
         sustained = {
             trial: found
             for trial, figure in figures.items()
-            if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us)))
+            if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us), mixes[str(trial)]))
         }
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error

@@ -24,10 +24,9 @@ from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import CaseResult, CompiledCandidate, Policy
-from evoengine.stages.arguments import POISON, as_bytes
-from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
-from evoengine.stages.timing import INPUT_SETS
-from evoengine.stages.verify import case_seeds, compare
+from evoengine.stages.verify import POISON, as_bytes, case_seeds, compare
+from evoengine.timing.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
+from evoengine.timing.rounds import INPUT_SETS
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target, taken
 from evoengine.workloads.dtypes import TORCH_DTYPES
 

@@ -18,7 +18,7 @@ import pytest
 
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.stages.statistics import MIN_SAMPLES
+from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support.exhaustive import more
@@ -95,7 +95,7 @@ def test_what_is_wrong_anywhere_at_full_size_is_found(stage, name):
 
 
 def test_the_samples_alone_do_not_find_it_but_the_comparison_of_all_rows_does(stage, monkeypatch):
-    from evoengine.stages.bench import Bench
+    from evoengine.timing.bench import Bench
     from evoengine.workloads.attention import tensors as attention_tensors
 
     wrong = contender(1, 200.0, at_full_size(zero_but_two_heads))
@@ -289,7 +289,7 @@ def test_memory_that_a_killed_runner_still_holds_is_waited_for(stage, monkeypatc
 
 
 def test_the_memory_that_is_asked_for_covers_drawing_and_checking(stage):
-    from evoengine.stages.bench import needed_bytes
+    from evoengine.timing.bench import needed_bytes
 
     long = parse_problem("b1,h2,s131072,d128,bf16")
     # three float64 matrices of the scores that are held at once, beside all inputs and outputs and the flush
@@ -320,7 +320,7 @@ def test_a_captured_kernel_outlives_whoever_loaded_it(stage):
 
 
 def test_the_process_for_profilers_launches_a_candidate_once_on_the_full_problem(stage, tmp_path):
-    from evoengine.stages import launch_once
+    from evoengine.timing import launch_once
 
     seen = []
     made = contender(1, 200.0, lambda out, launch: seen.append(out.numel()) or 0)

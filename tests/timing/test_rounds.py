@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.nvml import Reading, classify_reading
-from evoengine.stages.timing import (
+from evoengine.timing.rounds import (
     ALL_PAUSES_S,
     CHECK_EVERY,
     FIRST_PAUSE_S,

@@ -8,9 +8,8 @@ import pytest
 
 from evoengine.cuda_files import disassembler
 from evoengine.records import Source
-from evoengine.sass.register_pool import why_stuck
 from evoengine.stages.compile import compile_source
-from evoengine.stages.screen import screen_binary
+from evoengine.stages.screen import screen_binary, why_stuck
 from tests.support.exhaustive import more
 from tests.support.kernel_gate import KernelGate
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from evoengine.records import L2, Clocks, LaunchMode, Policy
-from evoengine.stages.policy import FEWEST_TICKS, GRAPH_US, TICK_US, batch_size, choose_policy
+from evoengine.timing.figures import FEWEST_TICKS, GRAPH_US, TICK_US, batch_size, choose_policy
 
 
 @pytest.mark.parametrize(

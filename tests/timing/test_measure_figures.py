@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from evoengine.records import Outcome
-from evoengine.stages import sustained
-from evoengine.stages.figures import Subject, make_figure
-from evoengine.stages.policy import choose_policy
-from evoengine.stages.statistics import MIN_SAMPLES
-from evoengine.stages.timing import Rounds
+from evoengine.timing import clock
+from evoengine.timing.figures import Subject, choose_policy, make_figure
+from evoengine.timing.rounds import Rounds
+from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge, target
@@ -126,8 +125,8 @@ def test_how_long_a_launch_may_take_grows_with_its_work():
 
 def test_finals_rank_by_the_same_rounds(stage, monkeypatch):
     # thousands of launches back to back follow the rounds, which are another test's
-    monkeypatch.setattr(sustained, "SETTLING_US", 0.0)
-    monkeypatch.setattr(sustained, "COUNTED_US", 1e5)
+    monkeypatch.setattr(clock, "SETTLING_US", 0.0)
+    monkeypatch.setattr(clock, "COUNTED_US", 1e5)
     contenders = [contender(trial, us) for trial, us in ((1, 230.0), (2, 200.0), (3, 260.0))]
     finals = stage.finals(target(), contenders, 3, SDPA)
     assert finals.order == (2, 1, 3)
@@ -142,10 +141,10 @@ def test_a_figure_above_the_roofline_is_suspect(stage):
     rounds = Rounds({"candidate": list(figure.samples_us)})
     assert (
         "that NVIDIA Slow can do"
-        in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate").suspect
+        in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate", {"HMMA": 8}).suspect
     )
     narrow = replace(H100, memory_gbs=1e-3)
-    assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate").suspect
+    assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate", {}).suspect
 
 
 def test_clocks_are_logged(stage):

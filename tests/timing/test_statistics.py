@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from evoengine.stages.policy import batch_size
-from evoengine.stages.statistics import (
+from evoengine.timing.figures import batch_size
+from evoengine.timing.statistics import (
     EARLY_STOP,
     MIN_SAMPLES,
     MOST,

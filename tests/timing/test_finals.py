@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from evoengine.stages import finals as stage
-from evoengine.stages.finals import BUDGET_US, LOOKS, SuccessiveRejects, error_rate, fastest_of, rank, run_finals
-from evoengine.stages.statistics import Comparison
-from evoengine.stages.timing import Repetition, Timed
+from evoengine.timing import finals as stage
+from evoengine.timing.finals import BUDGET_US, LOOKS, SuccessiveRejects, error_rate, fastest_of, rank, run_finals
+from evoengine.timing.rounds import Repetition, Timed
+from evoengine.timing.statistics import Comparison
 from tests.support.exhaustive import more
 
 EIGHT_05_APART = tuple(300.0 * (1 + 0.005 * n) for n in range(8))

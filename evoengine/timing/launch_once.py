@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from evoengine.devices.cuda import CudaKernel
-from evoengine.stages.bench import Bench
+from evoengine.timing.bench import Bench
 
 SECONDS = 250.0
 """time limit of the launch, which under a profiler includes its replays"""
