@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from operator import index
 from typing import Any
 from zlib import crc32
 
 from sqlalchemy import (
     JSON,
-    Column,
     ColumnElement,
     Connection,
     CursorResult,
@@ -42,7 +42,6 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy import event as events
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper, Session
 
@@ -60,8 +59,6 @@ from evoengine.ledger.tables import (
     VerdictRow,
 )
 
-LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
-"""columns whose JSON is an array; that of the others is an object"""
 TIME = "%Y-%m-%d %H:%M:%S.%f"
 """as SQLite keeps a time, in UTC"""
 Stored = int | float | str | None
@@ -83,27 +80,17 @@ class Broken(Damaged):
 
 @cache
 def checked_columns(row: type[Base]) -> dict[str, Callable[[Any], Stored]]:
-    """Column → what gives a value as it is stored, from one that is given for the column or read from it.
+    """Return by column what gives a value as it is stored, from one that is given for the column or read from it.
 
-    In the order of their names. A cubin and a source have a SHA-256 of their own.
+    They come in the order of their names. A cubin and a source have a SHA-256 of their own. The functions raise
+    TypeError, ValueError or AttributeError for values of another type.
     """
-    columns = sorted(_columns(row), key=lambda column: column.name)
-    unchecked = [c.name for c in columns if c.primary_key or c.name == "checksum" or isinstance(c.type, LargeBinary)]
-    kinds: dict[type, Callable[[Any], Stored]] = {Double: _float, Integer: int, JSON: _json, UtcDateTime: _time}
-    return {c.name: kinds.get(_kind(c), _text) for c in columns if c.name not in unchecked}
-
-
-def _columns(row: type[Base]) -> list[Column[Any]]:
-    return [c for c in row.__table__.columns if isinstance(c, Column)]
-
-
-def _kind(column: Column[Any]) -> type:
-    kinds = (Double, Integer, JSON, UtcDateTime)
-    return next((kind for kind in kinds if isinstance(column.type, kind)), str)
-
-
-def _text(value: str) -> str:
-    return value
+    kinds = ((Double, _float), (Integer, index), (JSON, _json), (UtcDateTime, _time), (object, str))
+    found: dict[str, Callable[[Any], Stored]] = {}
+    for c in sorted(row.__table__.columns, key=lambda column: str(column.name)):
+        if not (c.primary_key or c.name == "checksum" or isinstance(c.type, LargeBinary)):
+            found[c.name] = next(to_stored for kind, to_stored in kinds if isinstance(c.type, kind))
+    return found
 
 
 def _float(value: float) -> float:
@@ -111,7 +98,7 @@ def _float(value: float) -> float:
 
 
 def _json(value: object) -> str:
-    """As SQLAlchemy writes it; a text is what was read."""
+    """Return JSON as SQLAlchemy writes it; a text is what was read."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -125,52 +112,18 @@ def _time(value: datetime | str) -> str:
     return value.astimezone(UTC).strftime(TIME)
 
 
-@cache
-def _types(row: type[Base]) -> dict[str, tuple[type, ...]]:
-    """Column → the Python types of its values, as the mapper or a driver gives them."""
-    types: dict[type, tuple[type, ...]] = {
-        Double: (float, int),
-        Integer: (int,),
-        UtcDateTime: (datetime, str),
-        str: (str,),
-    }
-    found = {}
-    for c in _columns(row):
-        of_column = types.get(_kind(c), (list if c.name in LISTS else dict, str))
-        found[c.name] = of_column + ((type(None),) if c.nullable else ())
-    return found
-
-
 def row_checksum(row: type[Base], values: Mapping[str, Any]) -> str:
     """Return the checksum of a row with these values; a missing one is null.
 
     Columns that are null do not count, so that a later version may add some.
     """
-    stored = [(name, to_stored(values.get(name))) for name, to_stored in _converters(row)]
-    return _sum(stored)
+    stated = ((name, values.get(name), to_stored) for name, to_stored in checked_columns(row).items())
+    return _sum([(name, to_stored(value)) for name, value, to_stored in stated if value is not None])
 
 
-@cache
-def _converters(row: type[Base]) -> tuple[tuple[str, Callable[[Any], Stored]], ...]:
-    def unless_null(convert: Callable[[Any], Stored]) -> Callable[[Any], Stored]:
-        return lambda value: None if value is None else convert(value)
-
-    return tuple((name, unless_null(convert)) for name, convert in checked_columns(row).items())
-
-
-def _sum(stored: Sequence[tuple[str, Stored]]) -> str:
-    """Of each column's name and value, in the order of the names. SQLite keeps NaN as null."""
-    held = [pair for pair in stored if pair[1] is not None and pair[1] == pair[1]]
-    return f"{crc32(repr(held).encode()):08x}"
-
-
-def check(row: type[Base], number: object, checksum: object, values: Mapping[str, Any]) -> None:
-    """Raise Damaged where the values of the columns, all of them, are not what was written."""
-    for name, types in _types(row).items():
-        if name in values and not isinstance(values[name], types):
-            raise Damaged(row.__tablename__, number, name)
-    if checksum != row_checksum(row, values):
-        raise Damaged(row.__tablename__, number)
+def _sum(held: Sequence[tuple[str, Stored]]) -> str:
+    """Return the checksum of columns' names and values, in the order of the names. SQLite keeps NaN as null."""
+    return f"{crc32(repr([pair for pair in held if pair[1] == pair[1]]).encode()):08x}"
 
 
 class RowReader:
@@ -189,19 +142,18 @@ class RowReader:
         self.columns: tuple[ColumnElement[Any], ...] = (table.c.id, table.c.checksum, *asked, *others)
         """what to select"""
         self.width = len(self.columns)
-        in_order = sorted(self._names)
-        self._order = [(name, self._names.index(name), checked_columns(row)[name]) for name in in_order]
+        self._order = [(name, self._names.index(name), to_stored) for name, to_stored in checked_columns(row).items()]
 
     def read(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the row's number and the columns that were asked for. Raises Damaged."""
         number, checksum, *of_row = values
         try:
-            held = [(n, convert(v)) for n, place, convert in self._order if (v := of_row[place]) is not None]
-            sound = checksum == _sum(held)
+            sound = checksum == _sum(
+                [(n, to_stored(v)) for n, i, to_stored in self._order if (v := of_row[i]) is not None]
+            )
         except (TypeError, ValueError, AttributeError):  # a value of another type
             sound = False
         if not sound:
-            check(self._row, number, checksum, dict(zip(self._names, of_row, strict=True)))
             raise Damaged(self._row.__tablename__, number)
         return number, *of_row[: self._asked]
 
@@ -224,11 +176,16 @@ def _fill(mapper: Mapper[Any], connection: object, row: Any) -> None:
 
 @event.listens_for(Checked, "load", propagate=True)
 def _check_loaded(row: Any, context: object) -> None:
-    """Of rows that are read as a whole."""
-    held = row.__dict__
+    """Check rows that are read as a whole."""
     table: type[Base] = type(row)
+    held = row.__dict__
     if held.keys() >= checked_columns(table).keys():
-        check(table, held.get("id"), held.get("checksum"), held)
+        try:
+            sound = held.get("checksum") == row_checksum(table, held)
+        except (TypeError, ValueError, AttributeError):  # a value of another type
+            sound = False
+        if not sound:
+            raise Damaged(table.__tablename__, held.get("id"))
 
 
 LEDGER = 0
@@ -279,7 +236,7 @@ def note(connection: Connection, row: type[Base], number: int, values: Mapping[s
         pending.rows.append((row.__tablename__, number, None, values["candidate_id"]))
 
 
-@events.listens_for(Checked, "after_insert", propagate=True)
+@event.listens_for(Checked, "after_insert", propagate=True)
 def _note_mapped(mapper: Mapper[Any], connection: Connection, row: Any) -> None:
     note(connection, type(row), row.id, row.__dict__)
 
