@@ -97,13 +97,20 @@ def read_trials(
         of_batch, size = listed.where(CandidateRow.id < last if newest_first else CandidateRow.id > last), BATCH
 
 
+def read_numbered(
+    reading: Reading, trials: Sequence[int], *, resources: bool = False, kind: Kind | None = None
+) -> Iterator[Trial]:
+    """Yield the trials of these numbers, which ascend, as `read_trials` does."""
+    for start in range(0, len(trials), BATCH):
+        of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+        yield from read_trials(reading, of_batch, resources=resources, kind=kind)
+
+
 def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
     """Yield a trial and all that it came from, each once, of the same problem and GPU."""
     with reading() as session:
         numbers = session.scalars(_ancestors(trial, session.get_bind().dialect.name)).all()
-    for start in range(0, len(numbers), BATCH):
-        of_batch = CandidateRow.id.in_(numbers[start : start + BATCH])
-        yield from read_trials(reading, select(CandidateRow.id).where(of_batch), resources=False)
+    yield from read_numbered(reading, numbers)
 
 
 def _ancestors(trial: int, dialect: str) -> Select[int]:
@@ -229,7 +236,7 @@ class TrialLists:
         self._ledger = ledger
 
     def matching(self, wanted: Wanted) -> list[int]:
-        """All of them, in the order of their numbers."""
+        """Return all of them, in the order of their numbers."""
         return sorted(self._numbers(wanted))
 
     def last_matching(self, wanted: Wanted, count: int) -> Last:
@@ -240,16 +247,12 @@ class TrialLists:
         if wanted.condition or wanted.families:
             return Last(last, None)
         with self._ledger.database.reading() as session:
-            total = session.scalars(_narrowed(select(func.count(CandidateRow.id)), wanted)).one()
+            total = session.scalars(narrowed(select(func.count(CandidateRow.id)), wanted)).one()
         return Last(last, total - count)
 
     def listed(self, trials: Sequence[int]) -> Iterator[Trial]:
-        """Those trials as lists show them, a batch at a time. The numbers ascend."""
-        for start in range(0, len(trials), BATCH):
-            of_batch = CandidateRow.id.in_(trials[start : start + BATCH])
-            yield from read_trials(
-                self._ledger.database.reading, select(CandidateRow.id).where(of_batch), resources=True
-            )
+        """Return those trials as lists show them, a batch at a time. The numbers ascend."""
+        return read_numbered(self._ledger.database.reading, trials, resources=True)
 
     def knobs_of(self, trials: Sequence[int]) -> list[str]:
         """Return the knobs that those trials have, in the order in which they are first seen."""
@@ -267,9 +270,9 @@ class TrialLists:
         Beside them are the knobs that some have, where any is missing.
         """
         of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
-        some = _narrowed(select(CandidateRow.id), of_target)
+        some = narrowed(select(CandidateRow.id), of_target)
         with self._ledger.database.reading() as session:
-            missing = [n for n in sorted(names) if session.scalar(some.where(_has(n)).limit(1)) is None]
+            missing = [n for n in sorted(names) if session.scalar(some.where(_knob(n).is_not(None)).limit(1)) is None]
         if not missing:
             return [], []
         return missing, sorted(self.knobs_of(self.last_matching(of_target, KNOBS_FROM).trials))
@@ -277,8 +280,8 @@ class TrialLists:
     def endings(self, wanted: Wanted) -> tuple[dict[str, int], list[str]]:
         """How the trials of the run, problem and GPU ended, outcome → trials, and their families."""
         of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
-        family = _family()
-        grouped = _narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
+        family = _knob("family")
+        grouped = narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
         outcomes: dict[str, int] = {}
         families: set[str] = set()
         with self._ledger.database.reading() as session:
@@ -294,13 +297,13 @@ class TrialLists:
             yield from self._picked(wanted, wanted.condition)
             return
         with self._ledger.database.reading() as session:
-            numbers = _narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
+            numbers = narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
             yield from session.scalars(numbers).all()
 
     def _picked(self, wanted: Wanted, condition: Condition) -> Iterator[int]:
         last: int | None = None
         while True:
-            of_batch = _narrowed(select(*_configs_of.columns), wanted)
+            of_batch = narrowed(select(*_configs_of.columns), wanted)
             if last is not None:
                 of_batch = of_batch.where(CandidateRow.id < last)
             with self._ledger.database.reading() as session:
@@ -312,8 +315,8 @@ class TrialLists:
             last = rows[-1][0]
 
 
-def _narrowed(selected: S, wanted: Wanted) -> S:
-    """By all but the condition."""
+def narrowed(selected: S, wanted: Wanted) -> S:
+    """Narrow a selection from the candidates by all but the condition."""
     of_target = {"run_id": wanted.run, "problem": wanted.problem, "gpu": wanted.gpu}
     for name, value in of_target.items():
         if value is not None:
@@ -323,16 +326,8 @@ def _narrowed(selected: S, wanted: Wanted) -> S:
         unfinished = CandidateRow.outcome.is_(None)
         selected = selected.where(or_(ended, unfinished) if PENDING in wanted.outcomes else ended)
     if wanted.families:
-        selected = selected.where(_family().in_(wanted.families))
+        selected = selected.where(_knob("family").in_(wanted.families))
     return selected
-
-
-def _family() -> ColumnElement[str]:
-    return _knob("family")
-
-
-def _has(knob: str) -> ColumnElement[bool]:
-    return _knob(knob).is_not(None)
 
 
 def _knob(name: str) -> ColumnElement[str]:
@@ -341,10 +336,7 @@ def _knob(name: str) -> ColumnElement[str]:
 
 
 def _configs(rows: Sequence[Sequence[Any]]) -> list[Config]:
-    """Decode configurations together, so that they share the names of their knobs."""
-    texts = [_configs_of.read(row)[1] for row in rows]
-    configs: list[Config] = json.loads(f"[{','.join(texts)}]")
-    return configs
+    return _decoded([_configs_of.read(row)[1] for row in rows])
 
 
 # ── runs as lists show them ───────────────────────────────────────────────────────────────────────────────────────────

@@ -134,29 +134,27 @@ def beat(session: Session, run: int) -> None:
     row.beat_at = database_time(session)
 
 
-Suspects = dict[int, datetime | None]
-"""run that may have been killed → its last beat; None of a run without any, which is of an older evoengine"""
+def find_suspects(session: Session) -> dict[int, tuple[datetime | None, bool]]:
+    """Return the runs that count as running and look killed, each with its last beat and whether that is certain.
 
-
-def find_suspects(session: Session) -> Suspects:
-    """Return the runs that count as running and look killed."""
+    It is where the process was on this machine and has ended, and of a run without any beat, which is of an older
+    evoengine.
+    """
     too_old = database_time(session) - timedelta(seconds=KILLED_AFTER_SECONDS)
     running = select(RunRow.id, HeartbeatRow.beat_at, HeartbeatRow.process).outerjoin(HeartbeatRow)
-    found: Suspects = {}
+    found: dict[int, tuple[datetime | None, bool]] = {}
     for run, beat_at, process in session.execute(running.where(RunRow.status == RUNNING)):
-        if beat_at is None or beat_at < too_old or is_gone(process):
-            found[run] = beat_at
+        certain = beat_at is None or is_gone(process)
+        if certain or beat_at < too_old:
+            found[run] = beat_at, certain
     return found
 
 
-def are_gone(session: Session, runs: Iterable[int]) -> set[int]:
-    """Return runs that need no second look: without any beat, or whose process was on this machine and has ended."""
-    rows = {run: session.get(HeartbeatRow, run) for run in runs}
-    return {run for run, row in rows.items() if row is None or is_gone(row.process)}
+def mark_killed(session: Session, suspects: Mapping[int, datetime | None]) -> None:
+    """Take those runs from their processes that have not beaten since, and end what was in flight in them.
 
-
-def mark_killed(session: Session, suspects: Suspects) -> None:
-    """Take those runs from their processes that have not beaten since, and end what was in flight in them."""
+    `suspects` has the last beat of each run; None of one without any.
+    """
     for run, beat_at in suspects.items():
         # in the order in which who writes locks them
         heart = session.get(HeartbeatRow, run, with_for_update=True)
@@ -176,20 +174,20 @@ class Watchman:
         self._seen: dict[int, tuple[datetime | None, float]] = {}
         """suspect → its last beat, and since when it has been seen like that"""
 
-    def look(self, session: Session) -> Suspects:
-        """Return the runs that are to be marked as killed."""
-        now, suspects = time.monotonic(), find_suspects(session)
-        old, self._seen = self._seen, {}
-        for run, beat_at in suspects.items():
+    def look(self, session: Session) -> dict[int, datetime | None]:
+        """Return the runs that are to be marked as killed, each with its last beat."""
+        now, old, killed = time.monotonic(), self._seen, {}
+        self._seen = {}
+        for run, (beat_at, certain) in find_suspects(session).items():
             before, since = old.get(run, (beat_at, now))
-            self._seen[run] = (beat_at, since if before == beat_at else now)
-        gone = are_gone(session, suspects)
-        waited = {run for run, (_, since) in self._seen.items() if now - since >= LOOK_AGAIN_SECONDS}
-        return {run: suspects[run] for run in waited | gone}
+            self._seen[run] = beat_at, since if before == beat_at else now
+            if certain or now - self._seen[run][1] >= LOOK_AGAIN_SECONDS:
+                killed[run] = beat_at
+        return killed
 
     @property
     def undecided(self) -> list[int]:
-        """Runs that have to be looked at again."""
+        """Return the runs that have to be looked at again."""
         return sorted(self._seen)
 
     def forget(self, runs: Iterable[int]) -> None:

@@ -25,7 +25,17 @@ from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claim
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
 from evoengine.ledger.integrity import insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
-from evoengine.ledger.read import RunSummary, Targets, Trial, TrialLists, read_ancestors, read_summaries, read_trials
+from evoengine.ledger.read import (
+    RunSummary,
+    Targets,
+    Trial,
+    TrialLists,
+    Wanted,
+    narrowed,
+    read_ancestors,
+    read_summaries,
+    read_trials,
+)
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -47,6 +57,7 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import (
     KILLED,
+    PENDING,
     POLL_SECONDS,
     RUNNING,
     Device,
@@ -385,10 +396,10 @@ class Ledger:
     def add_ended(self, c: Candidate) -> int:
         """Enter a candidate with its figure and its end, in one transaction; return its trial number."""
         assert c.outcome is not None  # it has ended
+        end = {"outcome": str(c.outcome), "reason": c.reason, "occupancy": c.occupancy, "device": c.device}
         with self.database.write_connection() as connection:
             trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
-            end = (str(c.outcome), c.reason, c.occupancy, c.device, (), c.measurement)
-            self._end(connection, trial, *end)
+            self._end(connection, trial, end, (), c.measurement)
         return trial
 
     @patient
@@ -478,20 +489,17 @@ class Ledger:
         evidence: Mapping[str, Any] | None = None,
     ) -> None:
         """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
+        end: dict[str, Any] = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self.database.write_connection() as connection:
-            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
+            self._end(connection, trial, end | {"evidence": evidence}, verdicts, figure)
 
     def _end(
         self,
         connection: Connection,
         trial: int,
-        outcome: str,
-        reason: str | None,
-        occupancy: float | None,
-        device: str | None,
+        end: dict[str, Any],
         verdicts: Sequence[Verdict],
         figure: Measurement | None,
-        evidence: Mapping[str, Any] | None = None,
     ) -> None:
         now = utc_now()
         for verdict in verdicts:
@@ -499,8 +507,6 @@ class Ledger:
         if figure:
             _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self.database.finished.append(trial)
-        end: dict[str, object] = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
-        end["evidence"] = evidence
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
         update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
@@ -528,7 +534,7 @@ class Ledger:
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
     ) -> list[Candidate]:
         """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
-        return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
+        return self._load(narrowed(select(CandidateRow), Wanted(run, problem, gpu)), with_cubin)
 
     def trials(
         self,
@@ -543,17 +549,15 @@ class Ledger:
     ) -> Iterator[Trial]:
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
-        With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
-        also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few that agree
-        in something stops when it has them.
+        With `ranked` only those that are, else with `outcomes` only those that ended so (None: unfinished), with
+        `resources` also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few
+        that agree in something stops when it has them.
         """
-        narrowed = _narrowed(select(CandidateRow.id), run, problem, gpu)
+        named = [str(o) if o else PENDING for o in outcomes]
         if ranked:
-            narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
-        if outcomes:
-            named = CandidateRow.outcome.in_([str(o) for o in outcomes if o])
-            narrowed = narrowed.where(named | CandidateRow.outcome.is_(None) if None in outcomes else named)
-        return read_trials(self.database.reading, narrowed, resources=resources, newest_first=newest_first)
+            named = [str(o) for o in Outcome if o.ranked]
+        wanted = narrowed(select(CandidateRow.id), Wanted(run, problem, gpu, named))
+        return read_trials(self.database.reading, wanted, resources=resources, newest_first=newest_first)
 
     def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
@@ -564,8 +568,8 @@ class Ledger:
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
         """Return how many trials there are, narrowed by what is given."""
         with self.database.reading() as session:
-            counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
-            return counted
+            counted = narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))
+            return session.scalars(counted).one()
 
     def ancestors(self, trial: int) -> dict[int, Trial]:
         """Return a trial and all that it came from, of the same problem and GPU, by number."""
@@ -692,8 +696,3 @@ def _insert_taken(
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
-
-
-def _narrowed(wanted: Select[Any], run: int | None, problem: str | None, gpu: str | None) -> Select[Any]:
-    given = {CandidateRow.run_id: run, CandidateRow.problem: problem, CandidateRow.gpu: gpu}
-    return wanted.where(*(column == value for column, value in given.items() if value is not None))

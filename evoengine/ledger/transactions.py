@@ -424,21 +424,20 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        together = self._together()
-        bind = together.connection if together and together.connection else self._reading_engine
-        with translate_errors(self.url), Session(bind) as session:
+        """Begin a transaction that reads, or read in the one that is written `together`."""
+        with self.read_connection() as connection, Session(connection) as session:
             yield session
 
     @contextmanager
     def read_connection(self) -> Iterator[Connection]:
         """As `reading`, past the mapper."""
         together = self._together()
-        if together and together.connection:
-            with translate_errors(self.url):
+        with translate_errors(self.url):
+            if together and together.connection:
                 yield together.connection
-            return
-        with translate_errors(self.url), self._reading_engine.connect() as connection:
-            yield connection
+            else:
+                with self._reading_engine.connect() as connection:
+                    yield connection
 
     def _beat(self) -> None:
         with self.writing(once=False) as session:

@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session, joinedload
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.ranking import ComparisonKey, read_times
-from evoengine.ledger.read import Trial, read_trials
-from evoengine.ledger.rows import BATCH, Reading, to_run
+from evoengine.ledger.read import Trial, read_numbered, read_trials
+from evoengine.ledger.rows import Reading, to_run
 from evoengine.ledger.runs import PENDING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, RunRow
@@ -248,7 +248,8 @@ def _shared(reading: Reading, tried: tuple[_Tried, _Tried], comparable: bool) ->
     first, second = tried
     both = [key for key in first.configs if key in second.configs]
     sorts = _sorts(tried) if comparable else []
-    configs = _configs(reading, [first.configs[key][0] for key in both])
+    tried_first = sorted(first.configs[key][0] for key in both)
+    configs = {t.trial: t.config for t in read_numbered(reading, tried_first)}
     found = []
     for key in both:
         (a, ended_a), (b, ended_b) = first.configs[key], second.configs[key]
@@ -260,12 +261,3 @@ def _shared(reading: Reading, tried: tuple[_Tried, _Tried], comparable: bool) ->
 
 def _unlikeness(ratio: float | None) -> float:
     return 0.0 if ratio is None else max(ratio, 1 / ratio)
-
-
-def _configs(reading: Reading, trials: Sequence[int]) -> dict[int, Config]:
-    configs: dict[int, Config] = {}
-    for start in range(0, len(trials), BATCH):
-        of_batch = CandidateRow.id.in_(trials[start : start + BATCH])
-        batch = read_trials(reading, select(CandidateRow.id).where(of_batch), resources=False)
-        configs |= {t.trial: t.config for t in batch}
-    return configs

@@ -43,7 +43,7 @@ from evoengine.ledger.database import (
 )
 from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
-from evoengine.ledger.read import Trial, read_trials
+from evoengine.ledger.read import Trial, read_numbered
 from evoengine.ledger.rows import BATCH, Reading, last_verdicts, most_trusted_kind, to_verdict
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
@@ -53,7 +53,7 @@ from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
-from evoengine.records import Candidate, Config, Kind, Outcome, Value
+from evoengine.records import Config, Kind, Outcome, Value
 from evoengine.text import markdown, plain
 
 BATCH_SECONDS = 2.0
@@ -338,7 +338,7 @@ def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
         known = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
         if not known and run.conditions is not None:
             continue  # it may go on, and then knows every value that its knobs have
-        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger.candidates(run=run.id)))
+        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger, run.id))
         projection.complete()
         projection.summarise()
         missed |= projection.missed
@@ -357,13 +357,9 @@ _COUNTS = text(
 )
 
 
-def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> dict[str, list[Value]]:
-    """Each knob's values as the study has them, for Optuna takes no others; else those that occur."""
-    occurring: dict[str, dict[Value, None]] = {}
-    for candidate in candidates:
-        for knob, value in candidate.config.items():
-            occurring.setdefault(knob, {})[value] = None
-    domains = {knob: list(values) for knob, values in occurring.items()}
+def _domains(known: Sequence[FrozenTrial], ledger: Ledger, run: int) -> dict[str, list[Value]]:
+    """Return each knob's values as the study has them, for Optuna takes no others; else those that occur."""
+    domains = run_domains(ledger, run)
     for trial in known:
         for knob, distribution in trial.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
@@ -504,11 +500,9 @@ def read_study_trials(
 ) -> Iterator[list[StudyTrial]]:
     """Yield the study trials of these numbers in batches, in their order, with figures of one kind."""
     for begin in range(0, len(trials), BATCH):
-        of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(trials[begin : begin + BATCH]))
-        listed = list(read_trials(reading, of_batch, resources=True, kind=kind))
+        listed = list(read_numbered(reading, trials[begin : begin + BATCH], resources=True, kind=kind))
         parents = sorted({parent for trial in listed for parent in trial.parents})
-        of_parents = select(CandidateRow.id).where(CandidateRow.id.in_(parents))
-        known = {t.trial: t for t in read_trials(reading, of_parents, resources=False, kind=kind)} if parents else {}
+        known = {t.trial: t for t in read_numbered(reading, parents, kind=kind)}
         with reading() as session:
             further = _further(session, [trial.trial for trial in listed])
             errors = _largest_errors(session, [trial.trial for trial in listed])
