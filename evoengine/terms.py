@@ -8,8 +8,7 @@ Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
 SAME_WITHIN = 0.02
 """Predictions that exceed the fastest one by no more than this do not tell which kernel is the fastest. By times of an
-H100, that with the fewest registers is as fast in the mean; from 5 % on it is slower
-(benchmarks/notes/model-accuracy.md)."""
+H100, the simplest of them is as fast in the mean; from 5 % on it is slower (benchmarks/notes/model-accuracy.md)."""
 
 
 def model_of(terms: Terms) -> str:
@@ -54,6 +53,6 @@ def peak_percent(terms: Terms, us: float) -> float | None:
     The larger of the shares of arithmetic and memory; for a prediction, the roofline's time over its own.
     """
     if "roofline_us" in terms:
-        return 100 * terms["roofline_us"] / us
+        return 100 * terms["roofline_us"] / us if terms["roofline_us"] else None  # 0 where the work is not known
     shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
     return max(shares, default=None)

@@ -15,7 +15,7 @@ from evoengine.sass.validation import CLASSES, ClassError
 SHOWN_WHOLE = 30
 """largest number of rows of a set of which the page lists each"""
 WORST = 12
-"""number of rows with the largest errors that the page lists"""
+"""number of rows with the largest errors that the page lists, of those that no constant was fitted on"""
 BOOTSTRAPS = 2000
 NINE_OF_TEN = 0.9
 LEAST = 3
@@ -126,7 +126,8 @@ def as_toml(errors: Mapping[str, ClassError]) -> str:
 def page(rows: Sequence[Row], remarks: Sequence[str] = ()) -> str:
     """Return Markdown: errors by class and by set, the worst rows, and small sets row by row."""
     parts = ["## By class of kernel", *_by_class(rows), "", "## By set", *_by_set(rows), "", "## Largest errors"]
-    parts += [*_table(sorted(rows, key=lambda row: -abs(row.log_ratio))[:WORST], with_set=True), ""]
+    judged = [row for row in rows if not row.fitted] or rows
+    parts += [*_table(sorted(judged, key=lambda row: -abs(row.log_ratio))[:WORST], with_set=True), ""]
     for (name, gpu), of_set in by(rows, "set", "gpu").items():
         if len(of_set) <= SHOWN_WHOLE:
             parts += [f"## {name} on {gpu}", *_table(of_set, with_set=False), ""]

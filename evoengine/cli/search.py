@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from evoengine.cli.options import (
     RECORDED,
     OneOf,
     TextType,
+    call_option,
     cluster_option,
     db_option,
     gpu_file_option,
@@ -19,10 +21,12 @@ from evoengine.cli.options import (
     kernel_option,
     log_json_option,
     problem_option,
+    reference_option,
     refuse_beside,
     server_option,
     space_option,
     templates_option,
+    triton_option,
 )
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import AUTO
@@ -51,6 +55,9 @@ class DeviceType(TextType):
 @gpu_file_option
 @problem_option
 @kernel_option
+@triton_option
+@call_option
+@reference_option
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Search only this family. Can be repeated.")
 @click.option("--trials", type=click.IntRange(min=1), help="Number of trials.  [default: 60]")
 @click.option(
@@ -80,6 +87,12 @@ class DeviceType(TextType):
     "Pareto front.  [default: tflops]",
 )
 @space_option
+@click.option(
+    "--write-space",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the search space to FILE, to be edited and given back by --space, and search nothing.",
+)
 @templates_option
 @db_option
 @click.option(
@@ -132,6 +145,7 @@ def search(
     gpus: tuple[str, ...],
     server: str | None,
     job: int | None,
+    write_space: Path | None,
     **options: Any,
 ) -> int:
     """Search for the fastest correct kernel of a problem on a GPU.
@@ -144,7 +158,8 @@ def search(
     for the same kernel in the same environment are reused.
     """
     if server or job:
-        here_alone = {"log_json": log_json, "detach": detach, "resume": options.pop("resume") is not None}
+        resume = options.pop("resume") is not None
+        here_alone = {"log_json": log_json, "write_space": write_space is not None, "detach": detach, "resume": resume}
         return _elsewhere(server, job, gpus, here_alone, as_json, options)
     from evoengine.cli.progress import LiveProgress
 
@@ -157,6 +172,8 @@ def search(
         from evoengine.tuning.tune import prepare, prepare_all
 
         asked = [SearchOptions(gpu=gpu, **options) for gpu in dict.fromkeys(gpus or (AUTO,))]
+        if write_space:
+            return _write_space(asked[0], write_space, live)
         if detach:
             return _detach(asked, live)
         if len(asked) > 1:
@@ -169,6 +186,13 @@ def search(
     code = print_summary(result, as_json, asked[0].db, _following(asked[0], result), live.say)
     live.end(result.run, result.progress.ended, code)
     return code
+
+
+def _write_space(asked: SearchOptions, file: Path, live: Live) -> int:
+    from evoengine.tuning.search import write_space
+
+    live.say(f"wrote a space of {write_space(asked, file):,} configurations to {file}")
+    return 0
 
 
 def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
@@ -211,7 +235,21 @@ def _elsewhere(
         raise UsageError(f"--job {job} is one of a service; --server names it")
     if len(gpus) > 1:
         raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
-    own = ("gpu_file", "kernel", "space", "templates", "db", "jobs", "cluster", "timeout", "clock", "remeasure")
+    own = (
+        "gpu_file",
+        "kernel",
+        "triton",
+        "call",
+        "reference",
+        "space",
+        "templates",
+        "db",
+        "jobs",
+        "cluster",
+        "timeout",
+        "clock",
+        "remeasure",
+    )
     refuse_beside(server, **here_alone, **{name: options[name] for name in own})
     if job is not None:
         return remote.come_back(server, job, as_json)

@@ -9,7 +9,8 @@ them. Finals of an imported run decide between trials of that run alone: nobody 
 ledger had. What counts among the trials of one run is stored beside what counts among all.
 
 Predictions that are closer to one another than SAME_WITHIN do not tell which kernel is faster. Of those as close to the
-fastest prediction the kernel with the fewest registers is the first, as it is in finals.
+fastest prediction the simplest is the first: the kernel with the fewest registers, as in finals, and of equal ones that
+with the least shared memory.
 
 `standings` follows from candidates, verdicts and measurements. Every write of one of these calls `update_standing` or
 `rebuild` in the same transaction; `evoengine db check` computes all of it again and compares.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
@@ -314,8 +315,8 @@ def read_order(
     `run` and `kernel` narrow them.
 
     All are of the ranking with the last figure of the most trusted kind. Of predictions within SAME_WITHIN of the
-    fastest, the kernel with the fewest registers is the first. Behind predictions come estimates by formula, of what
-    the model could not read, in an order of their own.
+    fastest, the simplest is the first. Behind predictions come estimates by formula, of what the model could not read,
+    in an order of their own.
     """
     rankings = [r for r in _held_rankings(session, problem, gpu, run) if kernel in (None, r.kernel)]
     if not rankings:
@@ -355,14 +356,20 @@ def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -
     return max(rankings, key=lambda r: session.scalars(last.where(StandingRow.ranking_id == r.id)).one())
 
 
+_HOLDS = (
+    func.coalesce(BinaryRow.registers, sys.maxsize),
+    func.coalesce(BinaryRow.shared_bytes + CandidateRow.shared_bytes, sys.maxsize),
+)
+
+
 class _Placed(NamedTuple):
     """A trial of a ranking that is read."""
 
     trial: int
     source: str
     us: float
-    registers: int | None
-    """None where no binary is known"""
+    holds: tuple[int, int]
+    """registers of a thread and bytes of shared memory of a block; no less than any other where no binary is known"""
 
 
 def _simplest_ahead(order: Iterator[_Placed]) -> Iterator[_Placed]:
@@ -372,7 +379,7 @@ def _simplest_ahead(order: Iterator[_Placed]) -> Iterator[_Placed]:
     while behind and len(near) < FETCHED and behind.us <= (1 + SAME_WITHIN) * (near or [behind])[0].us:
         near.append(behind)
         behind = next(order, None)
-    simplest = min(near, key=lambda placed: math.inf if placed.registers is None else placed.registers, default=None)
+    simplest = min(near, key=lambda placed: placed.holds, default=None)
     yield from sorted(near, key=lambda placed: placed is not simplest)
     if behind:
         yield behind
@@ -387,7 +394,7 @@ def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Ite
     s = StandingRow
     order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
     wanted = (
-        select(*order, s.us, s.candidate_id, BinaryRow.registers, func.coalesce(RunRow.kernel, ""), *_FIGURE)
+        select(*order, s.us, s.candidate_id, *_HOLDS, func.coalesce(RunRow.kernel, ""), *_FIGURE)
         .join(RunRow, RunRow.id == s.run_id)
         .outerjoin(CandidateRow, CandidateRow.id == s.candidate_id)
         .outerjoin(BinaryRow, BinaryRow.id == CandidateRow.binary_id)
@@ -401,13 +408,13 @@ def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Ite
         for ranking in rankings
     ]
     try:
-        for _, _, us, trial, registers, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
+        for _, _, us, trial, registers, shared, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
             if None in (columns[1], columns[1 + _candidates.width]):
                 raise Damaged(s.__tablename__, trial, "figure_id")
             figure = _read_figure(columns)
             if figure.measurement.compared_us != us:
                 raise Damaged(s.__tablename__, trial, "us")
-            yield _Placed(trial, figure.source, us, registers)
+            yield _Placed(trial, figure.source, us, (registers, shared))
     finally:
         for result in read:
             result.close()

@@ -60,7 +60,7 @@ BATCH = 1000
 Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
-_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
+_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
     "source_sha256",

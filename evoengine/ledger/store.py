@@ -454,10 +454,15 @@ class Ledger:
 
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
-        """Store the binary of a candidate; one that is there already for the same source and compiler is kept."""
+        """Store the binary of a candidate; one that is there already for the same source and compiler is kept.
+
+        Where the binary states the launch, `source` has it, and the candidate's own is replaced.
+        """
         with self.database.write_connection() as connection:
-            made = get_or_create_binary(connection, source, binary)
-            update_row(connection, CandidateRow, trial, {"binary_id": made})
+            values: dict[str, object] = {"binary_id": get_or_create_binary(connection, source, binary)}
+            if binary.launch is not None:
+                values |= get_or_create_source(connection, source)
+            update_row(connection, CandidateRow, trial, values)
 
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:

@@ -241,6 +241,11 @@ COUNTS = {
 }
 """counts per block: name on the page → the core's name"""
 
+REMARKS = (
+    "by the model of the chip from the machine code, not observed on a GPU",
+    "inputs are drawn: a kernel whose branches follow its data may do more or less on yours",
+)
+
 
 def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
     """Return the model's profile.
@@ -250,16 +255,17 @@ def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
     listed = replace(contender, binary=_with_listing(contender.binary))
     prediction = predict_binary(target, listed)
     figures = dict(_of_launch(prediction, listed, target.gpu))
-    figures |= {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
+    figures |= figures_of(prediction, listed.binary.listing, listed.source.entry)
+    return Profile("model", model_name(target.gpu, prediction.clock), figures, REMARKS)
+
+
+def figures_of(prediction: Prediction, listing: str, entry: str) -> dict[str, float]:
+    """Return how busy each pipe is, what a block does, and where and why warps wait, of a kernel in a listing."""
+    figures = {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
     figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
     assert prediction.timed is not None  # a new prediction has it
     figures |= dict(_waits(prediction.timed))
-    figures |= dict(_hottest(prediction.timed, listed))
-    remarks = [
-        "by the model of the chip from the machine code, not observed on a GPU",
-        "inputs are drawn: a kernel whose branches follow its data may do more or less on yours",
-    ]
-    return Profile("model", model_name(target.gpu, prediction.clock), figures, tuple(remarks))
+    return figures | dict(_hottest(prediction.timed, listing, entry))
 
 
 def _with_listing(binary: Binary) -> Binary:
@@ -296,11 +302,10 @@ def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
             yield f"waiting: {reason}, % of warps' clocks", float(100 * clocks / total)
 
 
-def _hottest(timed: Timed, contender: CompiledCandidate) -> Iterator[tuple[str, float]]:
+def _hottest(timed: Timed, listing: str, entry: str) -> Iterator[tuple[str, float]]:
     """Yield the instructions with the longest stalls: address, text, issues and reasons → percentage of all stalls."""
-    entry = contender.source.entry
-    texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}
-    at = addresses(Program(contender.binary.listing, entry))
+    texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(listing, entry)}
+    at = addresses(Program(listing, entry))
     names = stall_names()
     waits = np.where([name == READY for name in names], 0.0, timed.stalls)
     of_instructions = waits.sum(axis=1)

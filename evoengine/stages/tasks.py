@@ -86,10 +86,10 @@ def estimate_task(
     judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
     figure.
     """
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(target.workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(target.workload, contender, plans, seed, failed)
         judged = judges.judge_short()
         if not judged.correct:
             return Evaluation(judged.verdicts, None)
@@ -116,10 +116,10 @@ def finish_task(
     failed: str | None = None,
 ) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open; without any, every case by both judges."""
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(workload, contender, plans, seed, failed)
         return judges.judge_rest(known) if known else judges.judge_whole()
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
 TIED = "= is tied with the first: the model's error is larger than what lies between them"
-SIMPLEST = "#{} is not the fastest predicted: of what lies within {:.0%} of that it has the fewest registers"
+SIMPLEST = "#{} is not the fastest predicted: of what lies within {:.0%} of that it takes the fewest registers"
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 NOTHING = "–"
 FAMILY = "family"

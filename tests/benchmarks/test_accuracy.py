@@ -91,6 +91,25 @@ def test_the_page_marks_what_a_constant_was_fitted_on():
     assert "gemms (a constant was fitted on these)" in page([replace(ROW, fitted=True), ROW])
 
 
+def test_the_largest_errors_are_those_of_rows_that_no_constant_was_fitted_on():
+    fitted = replace(ROW, kernel="chose a rate", predicted_us=500.0, fitted=True)
+    worst = page([ROW, fitted]).partition("## Largest errors")[2].partition("\n## ")[0]
+    assert "| gemms, h100 | k |" in worst and "chose a rate" not in worst
+    assert "chose a rate" in page([fitted]).partition("## Largest errors")[2].partition("\n## ")[0]
+
+
+def test_the_page_of_accuracy_is_of_this_version_and_of_the_errors_that_stand_beside_predictions():
+    text = accuracy_page.PAGE.read_text()
+    assert f"Version {MODEL_VERSION} of the model" in text
+    table = text.partition("## By class")[2].partition("\n## ")[0]
+    rows = [[cell.strip(" %×") for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"]
+    drawn = {name: (n, float(mean), float(factor)) for name, n, mean, _, _, factor in rows[2:]}
+    assert drawn == {
+        e.name: (f"{e.n:,}", pytest.approx(100 * e.mean_error, abs=0.06), pytest.approx(e.factor, abs=0.006))
+        for e in validation.read_errors().values()
+    }
+
+
 # ── what chose the constants ────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ from evoengine.sass.predict import MODEL_VERSION
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.workloads.base import Target
-from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
+from tests.support.ledger_examples import a_binary, a_figure, a_verdict, add_ranked, start_run
 from tests.support.predictions import ATTENTION, H100, PROBLEM, figure, made
 
 DEVICE = "model 2 for h100, sustained clock"
@@ -72,8 +72,8 @@ def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
 def test_the_table_says_why_a_prediction_that_is_not_the_fastest_is_first(db):
     with open_ledger(str(db), create=False) as ledger:
         figure = replace(a_figure(101.0), device=DEVICE)
-        add_ranked(ledger, start_run(ledger), figure, name="of_more_registers", registers=90)
-    assert "#1 is not the fastest predicted: of what lies within 2% of that it has the fewest registers" in " ".join(
+        add_ranked(ledger, start_run(ledger), figure, name="of_more_registers", binary=a_binary(registers=90))
+    assert "#1 is not the fastest predicted: of what lies within 2% of that it takes the fewest registers" in " ".join(
         call("best", "--db", db).stdout.split()
     )
 
