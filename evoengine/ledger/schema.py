@@ -38,6 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+import evoengine.service.tables  # noqa: F401  # which declares tables of the same schema
 from evoengine.ledger import integrity
 from evoengine.ledger.integrity import RowReader, checked_columns, row_checksum
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
@@ -46,14 +47,11 @@ from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.tables import VERSION_TABLE, Base, MachineCodeRow
 from evoengine.passwords import hide_passwords
 from evoengine.records import UNKNOWN_POLICY
-from evoengine.service import tables as service_tables
 
 if TYPE_CHECKING:
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 
-BESIDE = (service_tables,)
-"""modules that declare tables of the same schema in `Base.metadata`"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
