@@ -1,7 +1,7 @@
-"""Pack an exported kernel as a wheel or as a repository of the Hugging Face Hub's `kernels` library.
+"""Pack an exported kernel as a wheel, as a repository of the Hugging Face Hub's `kernels` library, or as C++.
 
-Both hold the files of the export and a module that checks them as it is imported. Formats: the Python Packaging User
-Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements" (0.17).
+The first two hold the files of the export and a module that checks them as it is imported. Formats: the Python
+Packaging User Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements" (0.17).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from evoengine import __version__
 from evoengine.errors import UsageError
+from evoengine.publish.cpp_package import cpp_files
 from evoengine.publish.folder import CHECKSUMS, MARK, with_checksums
 from evoengine.workloads import find_workload
 
@@ -44,7 +45,7 @@ def default_name(described: Mapping[str, Any]) -> str:
 def require_form(form: str, name: str | None) -> None:
     """Raise UsageError for an unknown form of a package, and for a name that a package cannot have."""
     if form not in FORMS:
-        raise UsageError(f"unknown form {form!r} of a package; known are {' and '.join(FORMS)}")
+        raise UsageError(f"unknown form {form!r} of a package; known are {', '.join(FORMS)}")
     if name is not None and (not NAME.fullmatch(name) or len(name) > LONGEST_NAME):
         raise UsageError(
             f"{name!r} cannot name a package: it must be up to {LONGEST_NAME} lower-case letters and digits, in words "
@@ -131,4 +132,10 @@ def _hf_kernel(name: str, module: Files, described: Mapping[str, Any]) -> dict[s
     return {"README.md": front.encode() + module["README.md"], **build}
 
 
-FORMS: dict[str, Pack] = {"wheel": _wheel, "hf-kernel": _hf_kernel}
+def _cpp(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a CMake project."""
+    taken = ("kernel.cubin", "kernel.cu", "kernel.json", "README.md")
+    return with_checksums({**cpp_files(name, described), **{path: module[path] for path in taken}})
+
+
+FORMS: dict[str, Pack] = {"wheel": _wheel, "hf-kernel": _hf_kernel, "cpp": _cpp}

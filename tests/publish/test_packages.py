@@ -110,7 +110,7 @@ def test_the_kernels_library_loads_the_repository(exported, tmp_path):
 @pytest.mark.parametrize(
     ("form", "name", "message"),
     [
-        ("egg", None, "unknown form 'egg' of a package; known are wheel and hf-kernel"),
+        ("egg", None, "unknown form 'egg' of a package; known are wheel, hf-kernel, cpp"),
         ("wheel", "../evil", "'../evil' cannot name a package: it must be up to 96 lower-case"),
         ("wheel", "", "'' cannot name a package"),
         ("hf-kernel", "a" * 97, "cannot name a package"),
