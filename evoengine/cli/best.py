@@ -255,6 +255,7 @@ def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | No
 def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.lineage import path
+    from evoengine.publish.report.overview import read_effects
     from evoengine.views.candidate_tables import effects_table, lineage
     from evoengine.views.results import report_json
 
@@ -267,7 +268,7 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
                 f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = ledger.lists.effects(problem_text, gpu_key)
+        found = read_effects(ledger, problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
         apart = ledger.ranked_apart(best[0])
     if as_json:

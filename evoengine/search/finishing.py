@@ -15,8 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 
 from evoengine.errors import MachineError
+from evoengine.ledger.read import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.trials import Trial
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,

@@ -9,7 +9,7 @@ from pathlib import Path
 from evoengine.errors import NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
-from evoengine.ledger.maintenance import require_proven
+from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
