@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @click.option(
     "--sign",
     type=click.Path(path_type=Path),
-    metavar="KEY.pem",
-    help="With --export: sign the verification record with this private key (record.dsse.json).",
+    metavar="FILE",
+    help="With --export: sign the verification record with this private key in PEM (record.dsse.json).",
 )
 @click.option(
     "--package",

@@ -77,9 +77,9 @@ if TYPE_CHECKING:
 @click.option("--entry", metavar="NAME", help="With --cubin: the kernel, by the name that evoengine cubins lists.")
 @click.option(
     "--launch",
-    metavar="FILE.json",
+    metavar="FILE",
     type=click.Path(path_type=Path),
-    help="With --cubin: tensors, grid, block and arguments, as docs/virtual-gpu.md describes.",
+    help="With --cubin: a JSON file with tensors, grid, block and arguments, as docs/virtual-gpu.md describes.",
 )
 @click.option(
     "--sample",
@@ -94,9 +94,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--key",
-    metavar="FILE.pem",
+    metavar="FILE",
     type=click.Path(path_type=Path),
-    help="With --record: the public key that must have signed it.",
+    help="With --record: the public key, in PEM, that must have signed it.",
 )
 @click.option(
     "--seed",

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +187,9 @@ def _verify(found: dict[str, Any], path: Path, key: Path) -> None:
 
 
 def _library() -> tuple[Any, Any, Any]:
+    """Return the classes CryptoSigner, Envelope and SSlibKey of securesystemslib."""
     try:
-        from securesystemslib.dsse import Envelope
-        from securesystemslib.signer import CryptoSigner, SSlibKey
+        signer, dsse = import_module("securesystemslib.signer"), import_module("securesystemslib.dsse")
     except ImportError as error:
         raise UsageError("signatures need securesystemslib: pip install 'evoengine[sign]'") from error
-    return CryptoSigner, Envelope, SSlibKey
+    return signer.CryptoSigner, dsse.Envelope, signer.SSlibKey
