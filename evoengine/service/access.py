@@ -27,8 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
-from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_tables import TokenRow
+from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
 from evoengine.service.answers import Answers, Reports
 from evoengine.service.executors import Executors
@@ -36,6 +35,7 @@ from evoengine.service.jobs import Jobs
 from evoengine.service.limits import LANES, POLLS, Lane, Threads
 from evoengine.service.requests import problem
 from evoengine.service.settings import Settings
+from evoengine.service.tables import TokenRow
 
 PREFIX = "evo_"
 SCOPES = ("read", "submit", "work", "admin")
