@@ -14,15 +14,19 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
 from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_writable, with_checksums
+from evoengine.publish.folder import require_writable, with_checksums, write_folder
+from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
+from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
+from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
+from evoengine.workloads.triton_kernel import AutotuneEntry
 
 MAX_SMS = 512
 """largest number of SMs of a GPU on which an exported kernel may run"""
@@ -81,6 +85,9 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
     target = target_of(ledger, winner)
     on_stage("finishing the gate")
     winner = _judged(winner, _judge(ledger, winner), echo)
+    if target.workload.host is not None:
+        on_stage("asking Triton's autotuner for its cache")
+        return write_folder(folder, triton_files(winner, target, _autotune_entry(winner, echo)))
     beside = trace_files(winner, target, echo)
     on_stage("writing the files")
     return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
@@ -108,6 +115,8 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
         finish = hint("best", trial=trial, export="out/", db=ledger.db)
         raise NothingFound(f"trial {trial} is not exported, as the gate was not finished for it: {finish} finishes it")
     target = target_of(ledger, winner)
+    if target.workload.host is not None:
+        return with_checksums(triton_files(winner, target, None))
     beside = trace_files(winner, target, silent)
     return with_checksums(export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside))
 
@@ -127,6 +136,18 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
     by = {v.device: v for v in found.verdicts}
     on_gpu = winner.verdict if winner.imported_from is None and winner.outcome is Outcome.MEASURED else None
     return replace(winner, verdict=on_gpu or by.get(EMULATOR), binary_verdict=by.get(EXECUTOR))
+
+
+def _autotune_entry(winner: Candidate, echo: Echo) -> AutotuneEntry | None:
+    """Return the entry of Triton's autotuner's cache, with predicted times; None where there can be none."""
+    assert winner.source is not None and winner.measurement is not None  # it is ranked
+    us = winner.measurement.median_us
+    times = [us, *(range_us(winner.measurement.terms) or (us, us))]
+    try:
+        return autotune_entry(winner.source.text, [time / 1e3 for time in times])
+    except UsageError as error:
+        echo(f"no entry for Triton's autotuner's cache: {error}")
+        return None
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
