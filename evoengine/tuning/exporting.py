@@ -13,8 +13,8 @@ from evoengine.ledger.maintenance import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
-from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_writable, with_checksums, write_folder
+from evoengine.publish.folder import require_new, require_writable, with_checksums, write_folder, write_new
+from evoengine.publish.packages import package_files, require_form
 from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
@@ -26,7 +26,7 @@ from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
-from evoengine.workloads.triton_kernel import AutotuneEntry
+from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 
 MAX_SMS = 512
 """largest number of SMs of a GPU on which an exported kernel may run"""
@@ -55,6 +55,38 @@ def export(
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
 
 
+def package(
+    folder: Path | str,
+    form: str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    name: str | None = None,
+    kernel: Path | str | None = None,
+    db: str | os.PathLike[str] | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> list[Path]:
+    """Write the best kernel as a package into a new `folder`, after both judges passed it; return the files.
+
+    `form` is "wheel" or "hf-kernel", the layout of the Hugging Face Hub's `kernels` library. Raises NothingFound where
+    there is no kernel or a judge refutes it, UsageError for a form or name that is none.
+    """
+    given = {"folder": folder, "form": form, "problem": problem, "gpu": gpu, "name": name, "kernel": kernel, "db": db}
+    db = checked(package, given)["db"]
+    require_form(form, name)
+    require_new(Path(folder))
+    with open_ledger(db, create=False) as ledger:
+        first = find_best(ledger, problem, gpu, 1, False, kernel).candidates[0]
+        if first.source is not None and is_triton(first.source.text):
+            raise UsageError(
+                f"trial {first.trial} is a configuration of a Triton kernel, which no package holds: "
+                f"{hint('best', export='out/', db=ledger.db)} writes it as code and for Triton's autotuner"
+            )
+        files = _exported(ledger, first.trial, echo, on_stage)
+    return write_new(Path(folder), package_files(form, files, name))
+
+
 def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
@@ -69,6 +101,13 @@ def export_trial(
 
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
+    files = _exported(ledger, trial, echo, on_stage)
+    on_stage("writing the files")
+    return write_folder(folder, files)
+
+
+def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[str, bytes]:
+    """Return the files of an export, without their checksums, once both judges passed the trial."""
     on_stage("reading the ledger")
     require_proven(ledger, trial)
     winner = with_machine_code(ledger, trial)
@@ -87,10 +126,9 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
     winner = _judged(winner, _judge(ledger, winner), echo)
     if target.workload.host is not None:
         on_stage("asking Triton's autotuner for its cache")
-        return write_folder(folder, triton_files(winner, target, _autotune_entry(winner, echo)))
+        return triton_files(winner, target, _autotune_entry(winner, echo))
     beside = trace_files(winner, target, echo)
-    on_stage("writing the files")
-    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
+    return export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:

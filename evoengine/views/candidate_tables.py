@@ -45,10 +45,13 @@ def short(value: Value) -> str:
 
 def digits_of(m: Measurement) -> int:
     """Return how many significant digits of a figure mean something: of a prediction those above its error."""
-    ends = range_us(m.terms)
-    if ends is None or ends[1] <= m.compared_us:
+    return _digits(m.compared_us, range_us(m.terms))
+
+
+def _digits(us: float, ends: Sequence[float] | None) -> int:
+    if ends is None or ends[1] <= us:
         return DIGITS
-    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / m.compared_us - 1))))
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / us - 1))))
 
 
 def figure(candidate: Candidate) -> str:
@@ -130,13 +133,14 @@ def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:
     columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
     columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
     columns += [Column("configuration", folds=True, least=20)]
+    tied = {found[0].get("trial"), *(found[0].get("tied_with") or ())} if found and found[0].get("tied_with") else ()
     rows = [
         [
-            str(rank),
+            f"{rank}{'=' * (known.get('trial') in tied)}",
             str(known.get("trial")),
             str(known.get("problem")),
-            _sent_number(known.get("tflops")),
-            _sent_number(known.get("median_us")),
+            _sent_number(known, "tflops"),
+            _sent_number(known, "median_us"),
             str(known.get("tflops_kind")),
             _sent_text(known.get("registers")),
             config_line(known.get("config") or {}),
@@ -152,16 +156,22 @@ def sent_figure(known: Mapping[str, Any] | None) -> str:
         return NOTHING
     mark = MARK.get(str(known["tflops_kind"]), "")
     if isinstance(known["tflops"], int | float):
-        return f"{number(known['tflops'])} TFLOPS{mark}"
-    return f"{number(known['median_us'])} µs{mark}"
+        return f"{_sent_number(known, 'tflops')} TFLOPS{mark}"
+    return f"{_sent_number(known, 'median_us')} µs{mark}"
 
 
 def _sent_text(value: object) -> str:
     return NOTHING if value is None else str(value)
 
 
-def _sent_number(value: object) -> str:
-    return number(value) if isinstance(value, int | float) else NOTHING
+def _sent_number(known: Mapping[str, Any], name: str) -> str:
+    """Return a number of a trial's JSON with as many digits as its prediction's range allows."""
+    value, us, ends = known.get(name), known.get("median_us"), known.get("range_us")
+    if not isinstance(value, int | float):
+        return NOTHING
+    if isinstance(us, int | float) and us > 0 and isinstance(ends, list) and len(ends) == 2:
+        return number(value, _digits(us, ends))
+    return number(value)
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
