@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from evoengine.search import samplers
 
 if TYPE_CHECKING:
     from evoengine.cli.progress import EventLog, LiveProgress
+    from evoengine.search.first_build import FirstBuild
     from evoengine.tuning.search import SearchOptions, SearchResult
 
     Live = EventLog | LiveProgress
@@ -165,7 +167,8 @@ def search(
 
     if log_json:
         from evoengine.cli.progress import EventLog
-    with EventLog() if log_json else LiveProgress() as live:
+    here = not (options["cluster"] or write_space or options["device"].startswith(RECORDED))
+    with EventLog() if log_json else LiveProgress() as live, _begun_build(here) as begun:
         from evoengine.cli.conclusion import print_summary
         from evoengine.cli.process import stop_on_signal
         from evoengine.tuning.search import SearchOptions
@@ -180,12 +183,24 @@ def search(
             several = prepare_all(asked, live.say, live.stage)
             stop_on_signal(several.stop)
             return _conclude_all(asked, several.run_all(live.update, live.trial), live, as_json)
-        prepared = prepare(asked[0], live.say, live.stage)
+        prepared = prepare(asked[0], live.say, live.stage, begun)
         stop_on_signal(prepared.stop)
         result = prepared.run(live.update, live.trial)
     code = print_summary(result, as_json, asked[0].db, _following(asked[0], result), live.say)
     live.end(result.run, result.progress.ended, code)
     return code
+
+
+@contextmanager
+def _begun_build(here: bool) -> Iterator[FirstBuild | None]:
+    """Begin to build the executor, for which a machine's first search waits, before the slow imports of a search."""
+    if not here:
+        yield None
+        return
+    from evoengine.search.first_build import FirstBuild
+
+    with closing(FirstBuild()) as begun:
+        yield begun
 
 
 def _write_space(asked: SearchOptions, file: Path, live: Live) -> int:

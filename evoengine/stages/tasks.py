@@ -53,19 +53,18 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
-def build_judges_task(emulated: bool) -> str:
-    """Build the executor of machine code, and the emulator beside it where asked; return the executor's path."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from evoengine.cuda_emulator.build import build_runtime
+def build_executor_task() -> str:
+    """Build the executor of machine code; return its path."""
     from evoengine.sass.build import build
 
-    with ThreadPoolExecutor(1) as beside:
-        runtime = beside.submit(build_runtime) if emulated else None
-        executor = build()
-        if runtime:
-            runtime.result()
-    return str(executor)
+    return str(build())
+
+
+def build_emulator_task() -> str:
+    """Build the emulator; return its path."""
+    from evoengine.cuda_emulator.build import build_runtime
+
+    return str(build_runtime())
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -171,9 +171,11 @@ def require_seed(seed: int | None) -> None:
         raise UsageError(f"--seed is {seed}; it must be from 0 to {(1 << 32) - 1}")
 
 
-def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
-    """Start building the judges that this machine lacks."""
-    build = FirstBuild(emulated)
+def begin_build(emulated: bool, echo: Echo, begun: FirstBuild | None = None) -> FirstBuild:
+    """Start building the judges that this machine lacks, or go on with a build that has `begun`."""
+    build = begun or FirstBuild()
+    if emulated:
+        build.add_emulator()
     if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
     return build
@@ -185,7 +187,7 @@ def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
 
     try:
         if build:
-            build.wait()
+            build.wait(both=False)
     except MachineError as error:
         return str(error)
     return why_no_model(gpu)
