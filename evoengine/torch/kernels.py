@@ -25,8 +25,8 @@ import torch
 from evoengine.devices.base import TensorParameter
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.gpu import known_gpus
+from evoengine.ledger.read import Targets
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.targets import Targets
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
 from evoengine.publish.folder import MARK, write_folder
 from evoengine.search.targets import target_of
