@@ -45,6 +45,8 @@ _CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0xFF0000000000, 0xFE0000000000, 0xFD0000000000
+PROVIDED = {"vprintf": 0xFC0000000000, "__assertfail": 0xFC0000000010}
+"""functions of the driver → addresses, as in core/machine.h"""
 
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
@@ -414,6 +416,8 @@ def _banks(
     banks = {bank: bytearray(data) for bank, data in kernel.banks.items()}
     for pointer in kernel.pointers:
         struct.pack_into("<Q", banks[pointer.bank], pointer.offset, placed[pointer.segment].address + pointer.place)
+    for function in kernel.functions:
+        struct.pack_into("<Q", banks[function.bank], function.offset, PROVIDED.get(function.name, 0))
     for name, value in constants.items():
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]
@@ -462,7 +466,7 @@ def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
         return argument.value.tobytes()
     if isinstance(argument, TensorMapArgument):
         tensor_map.check(argument, placed[argument.tensor].bytes)
-        return tensor_map.describe(argument, placed[argument.tensor].address)
+        return tensor_map.pack(argument, placed[argument.tensor].address)
     whole = bytearray(argument.bytes)
     for offset, part in argument.parts:
         value = _value(part, placed)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from evoengine.devices.base import KernelFailure, KernelRaced
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
@@ -35,6 +37,8 @@ SAMPLED_FROM, SAMPLED_SECONDS = 60.0, 10.0
 """with `sample`: launches estimated to take longer than the former execute blocks for the latter"""
 LONGEST = 3600.0
 """estimated seconds from which a launch that is not sampled is refused"""
+CORES = min(len(os.sched_getaffinity(0)), 16)
+"""threads that execute one launch, at most"""
 PATIENCE = 10.0
 """seconds after which a launch that goes on is reported, and between such reports"""
 
@@ -167,14 +171,11 @@ class VirtualGpu:
         launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
         seconds = seconds_to_execute(prediction, geometry)
         blocks = self.sampled(geometry, seconds)
-        before = [storage.data.copy() for storage in arguments.mapped]
         try:
             run_watched(loaded, launch, blocks, seconds)
         except KernelRaced as race:
             use.races.append(explained(race, loaded))
             _warn(use.races[-1])
-            for storage, contents in zip(arguments.mapped, before, strict=True):
-                storage.data[:] = contents
             run_watched(loaded, launch, blocks, seconds, Races.NONE)
         return blocks
 
@@ -262,23 +263,63 @@ def run_watched(
     seconds: float = 0.0,
     races: Races = Races.NO_REPLICAS,
 ) -> None:
+    """Execute, on all cores where blocks cannot tell each other anything, and print what the kernel prints.
+
+    After a race the memory is as it was before. Raises as `core.run` does.
+    """
+    before = [(a.held, a.held.copy()) for a in launch.allocations if a.writable] if races else []
+    try:
+        _watched(loaded, launch, blocks, seconds, races, CORES)
+    except KernelRaced as race:
+        _restore(before)
+        if CORES == 1:
+            raise
+        try:
+            _watched(loaded, launch, blocks, seconds, races, 1)
+        except KernelRaced:
+            _restore(before)
+            raise
+        if " at 0x" in str(
+            race
+        ):  # an instruction: two blocks that stored the same, which one thread sees too, have none
+            _restore(before)
+            raise race from None
+
+
+def _restore(before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for held, contents in before:
+        held[:] = contents
+
+
+def _watched(
+    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, races: Races, threads: int
+) -> None:
     """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
     failures: list[BaseException] = []
+    printed: list[str] = []
 
     def work() -> None:
         try:
-            core.run(loaded.program, launch, blocks, races=races)
+            core.run(loaded.program, launch, blocks, races=races, threads=threads)
+            printed.append(core.printed())
         except (KernelFailure, EvoengineError) as error:
             failures.append(error)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     worker.join(PATIENCE)
-    passed = 0.0
+    passed, total = 0.0, len(blocks) or math.prod(launch.grid)
     while worker.is_alive():
         passed += PATIENCE
         about = f" of about {seconds:.0f}" if seconds > passed else ""
-        print(f"evoengine: executing kernel {loaded.kernel.entry}: {passed:.0f} s{about}", file=sys.stderr, flush=True)
+        done = min(core.blocks_ended(launch), total)
+        print(
+            f"evoengine: executing kernel {loaded.kernel.entry}: {passed:.0f} s{about}, {done} of {total} blocks",
+            file=sys.stderr,
+            flush=True,
+        )
         worker.join(PATIENCE)
     if failures:
         raise failures[0]
+    if printed and printed[0]:
+        print(printed[0], end="", flush=True)
