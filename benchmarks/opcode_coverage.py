@@ -20,7 +20,6 @@ from evoengine.sass.cubin import read_kernels
 from evoengine.sass.fatbin import Kind, images
 from evoengine.sass.listing import disassemble
 
-
 SECTION = "\t.section\t.text."
 
 
