@@ -18,6 +18,7 @@ from evoengine.errors import UsageError
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernels
 from evoengine.sass.fatbin import Kind, images
+from evoengine.sass.linking import calls_others, with_addresses
 from evoengine.sass.listing import disassemble
 
 SECTION = "\t.section\t.text."
@@ -60,12 +61,14 @@ def covered(file: Path, arch: int, every: int) -> Coverage:
         if not kernels:
             continue
         try:
-            listings = by_kernel(disassemble(cubin))
+            whole = with_addresses(disassemble(cubin), cubin)
         except UsageError as error:
             print(f"{file.name}: {len(kernels)} kernels: {error}")
             continue
+        parts = by_kernel(whole)
         for kernel in kernels:
-            unknown = Program(listings[kernel.entry], kernel.entry).unknown
+            own = parts[kernel.entry]
+            unknown = Program(whole if calls_others(own) else own, kernel.entry).unknown
             found.kernels += 1
             found.whole += not unknown
             found.instructions.update(unknown)

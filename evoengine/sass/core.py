@@ -26,7 +26,7 @@ LIMIT = 200_000_000
 _MESSAGE_BYTES = 4096
 _TEXT_BYTES = 1 << 18
 _UNSEEN = "unseen: "
-_CRASHED, _HUNG, _RACED = 1, 2, 3
+_CRASHED, _HUNG, _RACED, _RACED_IN_PARALLEL = 1, 2, 3, 4
 
 
 class Races(IntEnum):
@@ -36,6 +36,10 @@ class Races(IntEnum):
     NO_REPLICAS = 1
     """all but those of warps that compute the same element of a tile, of which one stores it"""
     ALL = 2
+
+
+class RacedInParallel(KernelRaced):
+    """A race that several threads found; of blocks that store the same values to one place it is none."""
 
 
 class Program:
@@ -87,7 +91,7 @@ def run(
     `limit` is in warp instructions per block. With several threads a race may be reported that is none, of blocks that
     store the same values to one place; one thread alone can tell. Returns what warps visited, [n] VISIT. Raises
     KernelCrashed and KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced
-    where nothing orders two accesses.
+    where nothing orders two accesses, RacedInParallel where several threads ran.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -149,6 +153,8 @@ def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
         raise KernelHung(_text(message))
     if status == _RACED:
         raise KernelRaced(_text(message))
+    if status == _RACED_IN_PARALLEL:
+        raise RacedInParallel(_text(message))
 
 
 def _filled(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:

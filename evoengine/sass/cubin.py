@@ -18,6 +18,8 @@ RESERVED_SHARED = 1024
 """bytes of shared memory that the driver reserves at a block's start, from sm_90 on"""
 PARAMETER_BANK = 0
 CONSTANT_BANK = 3
+SEGMENTS_AT, SEGMENT_GAP = 1 << 30, 1 << 20
+"""first address, and bytes between sections, of device variables whose addresses stand in code"""
 DEFAULT_STACK = 1024
 """bytes of a thread's stack, cudaLimitStackSize"""
 LARGEST = 1 << 31
@@ -43,6 +45,8 @@ class Segment:
     name: str
     size: int
     data: bytes
+    address: int | None = None
+    """where it must lie, since the code has its address; None: anywhere"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class _Reader:
             parameters=_parameters(own, base, len(banks[PARAMETER_BANK])),
             banks=banks,
             constants=_constants(self._sections, self._symbols, len(banks.get(CONSTANT_BANK, b""))),
-            globals=tuple(_segments(self._sections)),
+            globals=tuple(placed_segments(self._sections)),
             pointers=tuple(_pointers(self._sections, self._symbols, entry, banks)),
             functions=tuple(_functions(self._sections, self._symbols, entry, banks)),
             cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
@@ -273,17 +277,22 @@ def _section_of(sections: list[Section], symbol: Symbol) -> Section:
     return sections[symbol.section if symbol.section < len(sections) else 0]
 
 
-def _segments(sections: list[Section]) -> Iterator[Segment]:
+def placed_segments(sections: list[Section]) -> Iterator[Segment]:
+    """Yield the device variables' sections, which have an address where relocations of code may ask for it."""
+    in_code = any(s.name.startswith((".rel.text.", ".rela.text.")) and s.size for s in sections)
+    address = SEGMENTS_AT
     for section in sections:
         if section.name in (".nv.global", ".nv.global.init"):
-            yield Segment(section.name, _bounded(section.size, "device variables"), section.data)
+            size = _bounded(section.size, "device variables")
+            yield Segment(section.name, size, section.data, address if in_code else None)
+            address += size + -size % SEGMENT_GAP + SEGMENT_GAP
 
 
 def _pointers(
     sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
 ) -> Iterator[Pointer]:
     """Yield the places in banks that hold addresses of device variables."""
-    segments = {segment.name for segment in _segments(sections)}
+    segments = {segment.name for segment in placed_segments(sections)}
     for bank, relocation, symbol in _relocated(sections, symbols, entry, banks):
         target = _section_of(sections, symbol).name
         if target in segments:

@@ -224,7 +224,8 @@ def require_arch(kernel: Kernel) -> None:
 def require_arch_of(arch: int) -> None:
     """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
     if not 75 <= arch <= 90:
-        raise UsageError(f"machine code of sm_{arch} cannot be executed; that of sm_75 to sm_90 can")
+        lacks = ": its tensor memory and tcgen05 are missing" if 100 <= arch < 120 else ""
+        raise UsageError(f"machine code of sm_{arch} cannot be executed{lacks}; that of sm_75 to sm_90 can")
 
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
@@ -277,7 +278,7 @@ class Memory:
                 if sizes.setdefault(item.name, item.size) != item.size:
                     raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
                 sparse |= isinstance(item.of, Sparse)
-                if isinstance(item.of, HostMemory | DrawnArgument) and item.of.address is not None:
+                if isinstance(item.of, HostMemory | DrawnArgument | Segment) and item.of.address is not None:
                     fixed[item.name] = item.of.address
                 if item.writable and item.name not in self._held:
                     self._held[item.name] = _first_contents(item.of)

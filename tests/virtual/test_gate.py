@@ -181,7 +181,10 @@ def test_the_commands_json_has_every_attempt():
         (("--triton", f"{FILE}::roots"), "--triton needs --call FUNCTION"),
         (("--triton", f"{FILE}::roots", "--call", "call_roots", "--db", "x.db"), "--db is not for --triton"),
         (("--config", "{}", "--call", "call_roots"), "--call is for --triton FILE::KERNEL, which is not given"),
-        ((), "verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION"),
+        (
+            (),
+            "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION, or --cubin FILE with --entry NAME",
+        ),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(arguments, complaint):

@@ -205,10 +205,10 @@ def test_after_a_race_the_launch_begins_from_what_it_found(gpu: VirtualGpu, monk
 
 def test_a_barrier_that_is_taken_out_of_the_binary_is_a_race(gpu: VirtualGpu, monkeypatch):
     """Several of them; the same kernel with all of them has none."""
-    x, out, disassemble = torch.randn(3, 300), torch.empty(3, 300), module.disassemble
+    x, out, listing = torch.randn(3, 300), torch.empty(3, 300), module.linked_listing
     triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512)
     assert not gpu.raced
-    monkeypatch.setattr(module, "disassemble", lambda cubin: re.sub(r"BAR\.SYNC[^;]*;", "NOP;", disassemble(cubin)))
+    monkeypatch.setattr(module, "linked_listing", lambda *of: re.sub(r"BAR\.SYNC[^;]*;", "NOP;", listing(*of)))
     with pytest.warns(RaceWarning, match="kernel softmax, .* shared address .*: nothing orders the two"):
         triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512, num_warps=2)
 

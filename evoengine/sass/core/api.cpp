@@ -14,7 +14,7 @@ using namespace sass;
 
 namespace {
 
-constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3;
+constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3, RACED_IN_PARALLEL = 4;
 
 void tell(const std::string& text, char* message, int size) { snprintf(message, size, "%s", text.c_str()); }
 
@@ -26,7 +26,7 @@ int guarded(Work work, char* message, int size) {
     return OK;
   } catch (const Fault& fault) {
     tell(fault.message, message, size);
-    return fault.hung ? HUNG : fault.race ? RACED : CRASHED;
+    return fault.hung ? HUNG : !fault.race ? CRASHED : fault.in_parallel ? RACED_IN_PARALLEL : RACED;
   } catch (const std::exception& error) {
     tell(std::string("the executor failed: ") + error.what(), message, size);
     return CRASHED;

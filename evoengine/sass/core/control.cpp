@@ -76,8 +76,8 @@ Execute prepare_call(Instruction& i) {
   m.take("NOINC");
   const bool absolute = m.take("ABS"), relative = m.take("REL");
   if (i.operands.empty() || absolute == relative || !m.none_left()) return nullptr;
-  if (absolute) return i.operands[0].kind == Operand::Kind::Register ? call_absolute : nullptr;
-  return call;
+  if (absolute && i.operands[0].kind == Operand::Kind::Register) return call_absolute;
+  return i.operands[0].kind == Operand::Kind::Register || target_of(i) >= 0 ? call : nullptr;
 }
 
 Step back(Context& c, const Instruction& i) { return jump_by_lane(c, i, 0); }

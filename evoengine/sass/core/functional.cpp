@@ -515,8 +515,8 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
   for (std::thread& other : others) other.join();
   if (failed < chunks)
     for (const Fault& fault : faults)
-      if (!fault.message.empty()) throw fault;
-  if (races != Races::None && conflict(workers)) throw Fault{"blocks touch the same memory, one of them by a write", false, true};
+      if (!fault.message.empty()) throw Fault{fault.message, fault.hung, fault.race, true};
+  if (races != Races::None && conflict(workers)) throw Fault{"blocks touch the same memory, one of them by a write", false, true, true};
   Ran all;
   for (const std::string& text : printed) all.printed += text;
   for (Worker& worker : workers) {

@@ -146,6 +146,7 @@ struct Modifiers {
 struct Fault {  // what ends a run; `hung` where nothing could go on, `race` where nothing orders two accesses
   std::string message;
   bool hung = false, race = false;
+  bool in_parallel = false;  // found where several threads ran clusters
 };
 
 struct Shadow;
