@@ -109,12 +109,13 @@ def read_results(path: Path) -> dict[str, list[Row]]:
     return dict(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
 
 
-def registers_of(folder: Path, row: Row) -> int:
-    """Return the registers of a thread of the row's first kernel."""
+def held_by(folder: Path, row: Row) -> tuple[int, int]:
+    """Return the registers of a thread and the bytes of shared memory of a block of the row's first kernel."""
     from evoengine.sass.cubin import read_kernel
 
     image = gzip.decompress((folder / "cubins" / f"{row['cubin']}.gz").read_bytes())
-    return read_kernel(image, row["kernels"][0]["entry"]).registers
+    kernel = read_kernel(image, row["kernels"][0]["entry"])
+    return kernel.registers, kernel.shared_bytes + int(row["kernels"][0]["shared"])
 
 
 def in_turns(rows: Sequence[Row]) -> list[Row]:
@@ -872,8 +873,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [json.loads(line) for line in again.read_text().splitlines()]
         results = read_results(file)
         print(measured_report.comparison(results, read_rows(folder), rows))
-        registers = {row["id"]: registers_of(folder, row) for row in rows}
-        print("\n".join(measured_report.simplest(measured_report.pairs_of(results, rows), registers)))
+        holds = {row["id"]: held_by(folder, row) for row in rows}
+        print("\n".join(measured_report.simplest(measured_report.pairs_of(results, rows), holds)))
     elif options.page:
         file, again, out = options.page
         rows = [json.loads(line) for line in again.read_text().splitlines()]

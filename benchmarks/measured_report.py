@@ -248,23 +248,23 @@ def ranks(pairs: Sequence[Pair]) -> Iterator[str]:
         yield f"\nFirst picks over all families, {policy}: {len(ratios)} problems, mean {mean:.3f}×, worst {most:.2f}×."
 
 
-def simplest(pairs: Sequence[Pair], registers: Mapping[str, int]) -> Iterator[str]:
-    """Yield a table of what it costs to take the kernel with the fewest registers of predictions near the fastest one.
+def simplest(pairs: Sequence[Pair], holds: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yield a table of what it costs to take the simplest kernel of predictions near the fastest one, as `best` does.
 
-    `registers` has those of each row by its id; rows with a cold L2 count.
+    `holds` has registers and shared memory of each row by its id; rows with a cold L2 count.
     """
     groups: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         if pair.row["config"] and pair.policy == "cold":
             groups[pair.row["problem"]].append(pair)
     ranked = [sorted(of, key=lambda p: p.predicted["us"]) for of in groups.values() if len(of) >= LEAST_RANKED]
-    yield "\n## The fewest registers of predictions near the fastest\n"
+    yield "\n## The simplest of predictions near the fastest\n"
     yield f"Time over that of the measured best, in the mean and at most, over {len(ranked)} problems.\n"
     yield "| within | kernels | mean | worst |"
     yield "|---:|---:|---:|---:|"
     for margin in MARGINS if ranked else ():
         near = [[p for p in of if p.predicted["us"] <= (1 + margin) * of[0].predicted["us"]] for of in ranked]
-        taken = [min(of, key=lambda p: registers[p.row["id"]]).measured_us for of in near]
+        taken = [min(of, key=lambda p: holds[p.row["id"]]).measured_us for of in near]
         ratios = [us / min(p.measured_us for p in of) for us, of in zip(taken, ranked, strict=True)]
         held = statistics.mean(map(len, near))
         yield f"| {margin:.1%} | {held:.1f} | {statistics.mean(ratios):.3f} | {max(ratios):.2f} |"

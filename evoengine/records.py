@@ -192,6 +192,8 @@ class Binary:
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
     others: tuple[KernelResources, ...] = ()
     """resources of the kernels after the first, in stream order"""
+    launch: Launch | None = field(default=None, compare=False)
+    """the launch, where the source does not state it; None where it does, and where the binary was read back"""
 
     def of_kernel(self, entry: str) -> Binary:
         """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""

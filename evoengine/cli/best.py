@@ -37,6 +37,26 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="With --export: write this trial instead of the best one. It must be correct.",
 )
+@click.option(
+    "--sign",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --export: sign the verification record with this private key in PEM (record.dsse.json).",
+)
+@click.option(
+    "--package",
+    "packaged",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the best kernel as a package to this new folder; --as says which.",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["wheel", "hf-kernel", "cpp"]),
+    help="With --package: a wheel for pip, a repository for the Hugging Face Hub's kernels library, or C++ with CMake.",
+)
+@click.option("--name", help="With --package: its name.  [default: from problem and GPU]")
 @click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")
 @click.option(
     "--fused-moe",
@@ -56,6 +76,10 @@ def best(
     top: int | None,
     folder: Path | None,
     trial: int | None,
+    sign: Path | None,
+    packaged: Path | None,
+    form: str | None,
+    name: str | None,
     pareto: bool,
     fused_moe: Path | None,
     db: str | None,
@@ -75,7 +99,9 @@ def best(
     if server:
         from evoengine.cli import remote
 
-        refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, fused_moe=fused_moe, db=db)
+        refuse_beside(
+            server, kernel=kernel, trial=trial, sign=sign, package=packaged, pareto=pareto, fused_moe=fused_moe, db=db
+        )
         remote.best(server, gpu, problem, top, folder, as_json)
         return
     if fused_moe is not None:
@@ -83,6 +109,14 @@ def best(
             example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
             raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
         _write_fused_moe(fused_moe, gpu, db)
+        return
+    if sign and (not folder or trial):
+        raise UsageError(f"--sign goes with --export, as in {hint('best', export='out/', sign=sign, db=db)}")
+    if packaged or form or name:
+        if not packaged or not form or folder or trial or top or pareto or as_json:
+            example = hint("best", package="out/", **{"as": form or "wheel"}, db=db)
+            raise UsageError(f"--package, --as and --name go with --problem, --gpu and --kernel alone, as in {example}")
+        _write_package(packaged, form, problem, gpu, name, kernel, db)
         return
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
@@ -102,25 +136,55 @@ def best(
         from evoengine.publish.folder import require_writable
 
         require_writable(folder)
+    if sign:
+        from evoengine.publish.record import require_key
+
+        require_key(sign)
     found = find(problem, gpu, kernel=kernel, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:
-        _export_best(found, folder, pareto, kernel, db)
+        _export_best(found, folder, pareto, kernel, sign, db)
     if as_json:
         _print_json(found, as_list=bool(top or pareto))
     else:
         _print_table(found)
 
 
-def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, db: str | None) -> None:
+def _export_best(
+    found: Best, folder: Path, pareto: bool, kernel: Path | None, sign: Path | None, db: str | None
+) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
 
     with LiveProgress() as live:
         written = export(
-            folder, found.problem, found.gpu, kernel=kernel, pareto=pareto, db=db, echo=live.say, on_stage=live.stage
+            folder,
+            found.problem,
+            found.gpu,
+            kernel=kernel,
+            pareto=pareto,
+            sign=sign,
+            db=db,
+            echo=live.say,
+            on_stage=live.stage,
         )
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _write_package(
+    folder: Path, form: str, problem: str | None, gpu: str | None, name: str | None, kernel: Path | None, db: str | None
+) -> None:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import package
+
+    with LiveProgress() as live:
+        written = package(
+            folder, form, problem, gpu, name=name, kernel=kernel, db=db, echo=live.say, on_stage=live.stage
+        )
+    say_which(db)
     for path in written:
         say(f"wrote {path}")
 
@@ -216,6 +280,7 @@ def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | No
 def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.lineage import path
+    from evoengine.publish.report.overview import read_effects
     from evoengine.views.candidate_tables import effects_table, lineage
     from evoengine.views.results import report_json
 
@@ -228,7 +293,7 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
                 f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = ledger.lists.effects(problem_text, gpu_key)
+        found = read_effects(ledger, problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
         apart = ledger.ranked_apart(best[0])
     if as_json:

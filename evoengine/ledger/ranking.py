@@ -9,7 +9,8 @@ them. Finals of an imported run decide between trials of that run alone: nobody 
 ledger had. What counts among the trials of one run is stored beside what counts among all.
 
 Predictions that are closer to one another than SAME_WITHIN do not tell which kernel is faster. Of those as close to the
-fastest prediction the kernel with the fewest registers is the first, as it is in finals.
+fastest prediction the simplest is the first: the kernel with the fewest registers, as in finals, and of equal ones that
+with the least shared memory.
 
 `standings` follows from candidates, verdicts and measurements. Every write of one of these calls `update_standing` or
 `rebuild` in the same transaction; `evoengine db check` computes all of it again and compares.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
@@ -28,8 +29,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.chains import execute, insert_new
-from evoengine.ledger.checksums import Damaged, RowReader
+from evoengine.ledger.integrity import Damaged, RowReader, execute, insert_new
+from evoengine.ledger.rows import BATCH, FIGURES, Reading, read_figure
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -41,7 +42,6 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, SAME_WITHIN, model_of
 
@@ -79,10 +79,7 @@ class _Figure:
 _candidates = RowReader(
     CandidateRow, ("run_id", "problem", "gpu", "outcome", "gate_version", "source_sha256", "config_key")
 )
-_measurements = RowReader(
-    MeasurementRow, ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
-)
-_FIGURE = (*_candidates.columns, *_measurements.columns)
+_FIGURE = (*_candidates.columns, *FIGURES.columns)
 _any_verdict = aliased(VerdictRow)
 # a verdict on executed machine code decides nothing here: what it refutes ends as not ranked, unless a GPU measured it
 _LAST_VERDICT = (
@@ -108,20 +105,8 @@ def _read_figure(row: Sequence[Any]) -> _Figure:
     """Read the run's kernel and the columns of `_FIGURE`. Raises Damaged where a row is not what was written."""
     kernel, *columns = row
     trial, run, problem, gpu, _, gate_version, source, config_key = _candidates.read(columns[: _candidates.width])
-    number, _, kind, device, median_us, normalised_us, suspect, terms, policy = _measurements.read(
-        columns[_candidates.width :]
-    )
-    m = Measurement(
-        KINDS[kind],
-        device,
-        None,
-        median_us,
-        suspect=suspect,
-        terms=read_terms(terms, _TERMS),
-        policy=read_policy(policy),
-        normalised_us=normalised_us,
-    )
-    key = (problem, gpu, kernel, m.precedence, kind, device, _policy_key(m.policy), gate_version or 0)
+    number, _, m = read_figure(columns[_candidates.width :], _TERMS)
+    key = (problem, gpu, kernel, m.precedence, str(m.kind), m.device, _policy_key(m.policy), gate_version or 0)
     ranking = dict(zip(_KEY, key, strict=True))
     return _Figure(number, trial, run, m, source or config_key, ranking)
 
@@ -330,8 +315,8 @@ def read_order(
     `run` and `kernel` narrow them.
 
     All are of the ranking with the last figure of the most trusted kind. Of predictions within SAME_WITHIN of the
-    fastest, the kernel with the fewest registers is the first. Behind predictions come estimates by formula, of what
-    the model could not read, in an order of their own.
+    fastest, the simplest is the first. Behind predictions come estimates by formula, of what the model could not read,
+    in an order of their own.
     """
     rankings = [r for r in _held_rankings(session, problem, gpu, run) if kernel in (None, r.kernel)]
     if not rankings:
@@ -371,14 +356,20 @@ def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -
     return max(rankings, key=lambda r: session.scalars(last.where(StandingRow.ranking_id == r.id)).one())
 
 
+_HOLDS = (
+    func.coalesce(BinaryRow.registers, sys.maxsize),
+    func.coalesce(BinaryRow.shared_bytes + CandidateRow.shared_bytes, sys.maxsize),
+)
+
+
 class _Placed(NamedTuple):
     """A trial of a ranking that is read."""
 
     trial: int
     source: str
     us: float
-    registers: int | None
-    """None where no binary is known"""
+    holds: tuple[int, int]
+    """registers of a thread and bytes of shared memory of a block; no less than any other where no binary is known"""
 
 
 def _simplest_ahead(order: Iterator[_Placed]) -> Iterator[_Placed]:
@@ -388,7 +379,7 @@ def _simplest_ahead(order: Iterator[_Placed]) -> Iterator[_Placed]:
     while behind and len(near) < FETCHED and behind.us <= (1 + SAME_WITHIN) * (near or [behind])[0].us:
         near.append(behind)
         behind = next(order, None)
-    simplest = min(near, key=lambda placed: math.inf if placed.registers is None else placed.registers, default=None)
+    simplest = min(near, key=lambda placed: placed.holds, default=None)
     yield from sorted(near, key=lambda placed: placed is not simplest)
     if behind:
         yield behind
@@ -403,7 +394,7 @@ def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Ite
     s = StandingRow
     order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
     wanted = (
-        select(*order, s.us, s.candidate_id, BinaryRow.registers, func.coalesce(RunRow.kernel, ""), *_FIGURE)
+        select(*order, s.us, s.candidate_id, *_HOLDS, func.coalesce(RunRow.kernel, ""), *_FIGURE)
         .join(RunRow, RunRow.id == s.run_id)
         .outerjoin(CandidateRow, CandidateRow.id == s.candidate_id)
         .outerjoin(BinaryRow, BinaryRow.id == CandidateRow.binary_id)
@@ -417,13 +408,13 @@ def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Ite
         for ranking in rankings
     ]
     try:
-        for _, _, us, trial, registers, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
+        for _, _, us, trial, registers, shared, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
             if None in (columns[1], columns[1 + _candidates.width]):
                 raise Damaged(s.__tablename__, trial, "figure_id")
             figure = _read_figure(columns)
             if figure.measurement.compared_us != us:
                 raise Damaged(s.__tablename__, trial, "us")
-            yield _Placed(trial, figure.source, us, registers)
+            yield _Placed(trial, figure.source, us, (registers, shared))
     finally:
         for result in read:
             result.close()
@@ -544,33 +535,13 @@ class Timed:
     tflops: float | None
 
 
-_times = RowReader(
-    MeasurementRow,
-    ("candidate_id", "kind", "device", "tflops", "median_us", "normalised_us", "policy", "terms", "suspect"),
-)
-
-
 def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
     """Yield every figure of those trials that can be trusted, a trial's oldest first."""
     for start in range(0, len(trials), BATCH):
-        rows = select(*_times.columns).order_by(MeasurementRow.id)
+        of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH]))
         with reading() as session:
-            of_batch = session.execute(rows.where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH])))
-            timed = [_timed(*values) for _, *values, suspect in map(_times.read, of_batch) if not suspect]
-        yield from timed
-
-
-def _timed(
-    trial: int,
-    named: str,
-    device: str,
-    tflops: float | None,
-    median_us: float,
-    normalised_us: float | None,
-    policy: str | None,
-    terms: str,
-) -> Timed:
-    kind = KINDS[named]
-    model = model_of(read_terms(terms, ("predicted",))) if kind is Kind.ESTIMATED else None
-    us = median_us if normalised_us is None else normalised_us
-    return Timed(trial, ComparisonKey(kind, model, device, read_policy(policy)), us, tflops)
+            rows = session.execute(of_batch.order_by(MeasurementRow.id)).all()
+        for _, trial, m in (read_figure(row, ("predicted",)) for row in rows):
+            if not m.suspect:
+                model = model_of(m.terms) if m.kind is Kind.ESTIMATED else None
+                yield Timed(trial, ComparisonKey(m.kind, model, m.device, m.policy), m.compared_us, m.tflops)

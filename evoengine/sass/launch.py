@@ -221,9 +221,14 @@ def require_arch(kernel: Kernel) -> None:
     require_arch_of(kernel.arch)
 
 
+def is_executable(arch: int) -> bool:
+    """Return whether the executor knows how machine code of the compute capability `arch`, 90 for 9.0, is launched."""
+    return 75 <= arch <= 90
+
+
 def require_arch_of(arch: int) -> None:
     """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
-    if not 75 <= arch <= 90:
+    if not is_executable(arch):
         lacks = ": its tensor memory and tcgen05 are missing" if 100 <= arch < 120 else ""
         raise UsageError(f"machine code of sm_{arch} cannot be executed{lacks}; that of sm_75 to sm_90 can")
 

@@ -13,7 +13,7 @@ from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.terms import clock
-from evoengine.workloads import find_workload, workloads
+from evoengine.workloads import find_workload, workload_from_definition, workloads
 from evoengine.workloads.base import AnyWorkload, Target
 
 
@@ -22,7 +22,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(candidate.problem, ledger.targets.definition(candidate.run))
+    workload = restored_workload(candidate.problem, ledger.targets.definition(candidate.run))
     at = clock(candidate.measurement.terms) if candidate.measurement else None
     gpu, predicted_at = stored_gpu(ledger, candidate.gpu), Clock.parse(at) if at else DEFAULT_CLOCK
     return Target(workload, workload.parse(candidate.problem), gpu, predicted_at)
@@ -40,17 +40,18 @@ def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(problem, ledger.targets.last_definition(problem))
+    workload = restored_workload(problem, ledger.targets.last_definition(problem))
     return Target(workload, workload.parse(problem), gpu)
 
 
-def _workload(problem: str, definition: str | None) -> AnyWorkload:
-    """Return the workload that a run's definition states, else the one that is known by the name."""
+def restored_workload(problem: str, definition: str | None) -> AnyWorkload:
+    """Return the workload that a run's definition states, else the one that is known by the problem's name.
+
+    Raises UsageError where there is none.
+    """
     name = problem.partition(":")[0]
     if definition is not None:
-        from evoengine.workloads.folder import workload_from_text
-
-        return workload_from_text(name, definition)
+        return workload_from_definition(name, definition)
     if name not in workloads():
         raise UsageError(f"the workload {name} of {problem} is not known here; name its folder with --kernel")
     return find_workload(name)

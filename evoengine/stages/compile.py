@@ -21,6 +21,7 @@ from evoengine.sass.listing import disassemble, instruction_mix, line_table
 from evoengine.sass.source_lines import names_an_instruction, with_source_lines
 from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
+from evoengine.workloads.triton_kernel import is_triton
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
@@ -52,8 +53,10 @@ def compile_source(source: Source, arch: str) -> Binary:
     """Compile a source for `arch` (sm_90a, sm_80, …).
 
     Raises CompileFailed with the first error; MachineError without NVRTC, or if not even an empty kernel compiles. A
-    source that fails while an empty kernel compiles is tried once more.
+    source that fails while an empty kernel compiles is tried once more. A Triton kernel is compiled by Triton.
     """
+    if is_triton(source.text):
+        return _compile_triton(source, arch)
     try:
         return _compile(source, arch)
     except _NotInText as failure:
@@ -61,6 +64,15 @@ def compile_source(source: Source, arch: str) -> Binary:
         if "memory" in str(failure):
             raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is what it may take)") from None
     return _compile(source, arch)
+
+
+def _compile_triton(source: Source, arch: str) -> Binary:
+    from evoengine.virtual.host import Refused, compile_text
+
+    try:
+        return compile_text(source, arch)
+    except Refused as error:
+        raise CompileFailed(str(error)) from None
 
 
 def compile_with_lines(source: Source, arch: str) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from evoengine.stages.verify import (
     without_missing,
 )
 from evoengine.workloads.base import AnyWorkload, FullSize, NothingWritten, WrongBlock
+
+if TYPE_CHECKING:
+    from evoengine.virtual.host import HostJudge
 
 LAUNCH_SECONDS = 20.0
 """time limit of one emulated launch of a gate case, which normally takes milliseconds"""
@@ -244,6 +247,22 @@ class Judges:
 
     def _short(self, judge: Judge) -> Verdict:
         return judge_short(judge, self._workload, self._plans, self._seed)
+
+
+def judges_of(
+    workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, failed: str | None = None
+) -> Judges | HostJudge:
+    """Return the judges of a candidate; of one that its own program launches the executor alone.
+
+    Raises CannotJudge for the latter where the executor `failed` before.
+    """
+    if workload.host is None:
+        return Judges(workload, contender, plans, seed, failed)
+    if failed:
+        raise CannotJudge(f"its machine code was not executed: {failed}")
+    from evoengine.virtual.host import HostJudge
+
+    return HostJudge(contender, plans, seed)
 
 
 def _abstention(device: str, why: CannotJudge) -> Verdict:

@@ -97,6 +97,10 @@ def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = Tr
     gpu = target.gpu
     if missing := why_no_model(gpu) or _why_unbuilt():
         raise Unpredictable(missing)
+    if target.workload.host is not None:
+        from evoengine.virtual.host import predict_launch
+
+        return predict_launch(contender, target.clock, cold)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
         arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
@@ -170,7 +174,8 @@ def figure_of(prediction: Prediction, gpu: Gpu, flops: float) -> Measurement:
     }
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
     floats = {name: float(value) for name, value in terms.items()}
-    return Measurement(Kind.ESTIMATED, model_name(gpu, p.clock), flops / p.time_us / 1e6, p.time_us, terms=floats)
+    tflops = flops / p.time_us / 1e6 if flops else None
+    return Measurement(Kind.ESTIMATED, model_name(gpu, p.clock), tflops, p.time_us, terms=floats)
 
 
 # A static estimate of a candidate's time, where the model of the chip (`predict`) cannot read its binary.

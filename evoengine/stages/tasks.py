@@ -53,19 +53,18 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
-def build_judges_task(emulated: bool) -> str:
-    """Build the executor of machine code, and the emulator beside it where asked; return the executor's path."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from evoengine.cuda_emulator.build import build_runtime
+def build_executor_task() -> str:
+    """Build the executor of machine code; return its path."""
     from evoengine.sass.build import build
 
-    with ThreadPoolExecutor(1) as beside:
-        runtime = beside.submit(build_runtime) if emulated else None
-        executor = build()
-        if runtime:
-            runtime.result()
-    return str(executor)
+    return str(build())
+
+
+def build_emulator_task() -> str:
+    """Build the emulator; return its path."""
+    from evoengine.cuda_emulator.build import build_runtime
+
+    return str(build_runtime())
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,10 +85,10 @@ def estimate_task(
     judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
     figure.
     """
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(target.workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(target.workload, contender, plans, seed, failed)
         judged = judges.judge_short()
         if not judged.correct:
             return Evaluation(judged.verdicts, None)
@@ -116,10 +115,10 @@ def finish_task(
     failed: str | None = None,
 ) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open; without any, every case by both judges."""
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(workload, contender, plans, seed, failed)
         return judges.judge_rest(known) if known else judges.judge_whole()
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))

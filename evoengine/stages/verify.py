@@ -38,7 +38,7 @@ from evoengine.devices.base import (
 from evoengine.records import GATE_VERSION, CaseResult, Coverage, Launch, Outcome, Plan, Verdict
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Inputs, Outputs, Problem, Tolerance, taken
 from evoengine.workloads.coverage import COUNTED, Cell
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 MANY_ROWS = 32
 """rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""

@@ -28,7 +28,7 @@ from evoengine.stages.verify import POISON, as_bytes, case_seeds, compare
 from evoengine.timing.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.timing.rounds import INPUT_SETS
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target, taken
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
 WHOLE_FACTOR = 2.0

@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from evoengine.devices.base import TensorParameter
-from evoengine.errors import EvoengineError, NothingFound, UsageError
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.gpu import known_gpus
+from evoengine.ledger.read import Targets
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.targets import Targets
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
 from evoengine.publish.folder import MARK, write_folder
 from evoengine.search.targets import target_of
-from evoengine.service.client import Client
 from evoengine.tuning.exporting import bundle
 from evoengine.workloads import find_workload
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 PLACES_VARIABLE = "EVOENGINE_KERNELS"
 """names places where a program calls no `use`, separated as in PATH"""
@@ -148,6 +148,8 @@ class Server:
     def offers(self, request: Request) -> Iterator[Offer]:
         if request.problem is None:
             return
+        from evoengine.service.client import Client  # of the extra `client`
+
         with Client(self.url) as client:
             try:
                 best = client.best(request.gpu, request.problem)
@@ -230,6 +232,8 @@ def place_of(where: str | os.PathLike[str]) -> Place:
     """Return the place that a path or URL names. Raises UsageError for what is none."""
     text = os.fspath(where)
     if text.startswith(("http://", "https://")):
+        if find_spec("httpx2") is None:
+            raise MachineError(f"{text} is asked by httpx2, which is not installed: pip install 'evoengine[client]'")
         return Server(text)
     if Path(text).is_dir():
         return Exports(Path(text))
@@ -298,7 +302,8 @@ def use(*places: str | os.PathLike[str]) -> None:
 
     A place is the folder of an export (or one that holds several), a ledger (a file or a URL), or the address of a
     server, whose token is in EVOENGINE_TOKEN. From a server no Python code is taken, only the binary and its
-    description. What was chosen before is chosen again. Raises UsageError for what is no place.
+    description. What was chosen before is chosen again. Raises UsageError or NothingFound for what is no place,
+    MachineError for a server where the extra `client` is not installed.
     """
     KERNELS.use([place_of(place) for place in places])
 

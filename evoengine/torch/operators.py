@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from evoengine.torch.kernels import KERNELS, Request, gpu_key
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 Tensor = torch.Tensor
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
-from evoengine.ledger.maintenance import require_proven
+from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
-from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_writable, with_checksums
+from evoengine.publish.folder import require_new, require_writable, with_checksums, write_folder, write_new
+from evoengine.publish.packages import package_files, require_form
+from evoengine.publish.record import FILE as RECORD_FILE
+from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
@@ -36,19 +40,51 @@ def export(
     kernel: Path | str | None = None,
     db: str | os.PathLike[str] | None = None,
     pareto: bool = False,
+    sign: Path | str | None = None,
     echo: Echo = silent,
     on_stage: Echo = silent,
 ) -> list[Path]:
     """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
-    `kernel` is that of `best`. `on_stage` receives the current stage. Raises NothingFound where there is none, or where
-    a judge refutes it.
+    `kernel` is that of `best`. `sign` is a private key in PEM, with which the verification record is signed. `on_stage`
+    receives the current stage. Raises NothingFound where there is no kernel, or where a judge refutes it, UsageError
+    where the key cannot be read.
     """
-    db = checked(export, {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db})["db"]
+    given = {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db, "sign": sign}
+    db = checked(export, given)["db"]
     require_writable(Path(folder))
+    if sign is not None:
+        require_key(Path(sign))
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
-        return _export(ledger, first.trial, Path(folder), echo, on_stage)
+        return _export(ledger, first.trial, Path(folder), echo, on_stage, sign)
+
+
+def package(
+    folder: Path | str,
+    form: str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    name: str | None = None,
+    kernel: Path | str | None = None,
+    db: str | os.PathLike[str] | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> list[Path]:
+    """Write the best kernel as a package into a new `folder`, after both judges passed it; return the files.
+
+    `form` is "wheel" or "hf-kernel", the layout of the Hugging Face Hub's `kernels` library. Raises NothingFound where
+    there is no kernel or a judge refutes it, UsageError for a form or name that is none.
+    """
+    given = {"folder": folder, "form": form, "problem": problem, "gpu": gpu, "name": name, "kernel": kernel, "db": db}
+    db = checked(package, given)["db"]
+    require_form(form, name)
+    require_new(Path(folder))
+    with open_ledger(db, create=False) as ledger:
+        first = find_best(ledger, problem, gpu, 1, False, kernel).candidates[0]
+        files = _exported(ledger, first.trial, echo, on_stage)
+    return write_new(Path(folder), package_files(form, files, name))
 
 
 def export_trial(
@@ -64,7 +100,22 @@ def export_trial(
         return _export(ledger, trial, Path(folder), echo, on_stage)
 
 
-def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
+def _export(
+    ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo, sign: Path | str | None = None
+) -> list[Path]:
+    files = _exported(ledger, trial, echo, on_stage)
+    on_stage("writing the files")
+    if sign is not None:
+        files[SIGNED_FILE] = _json(signed(json.loads(files[RECORD_FILE]), Path(sign)))
+    return write_folder(folder, files)
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[str, bytes]:
+    """Return the files of an export, without their checksums, once both judges passed the trial."""
     on_stage("reading the ledger")
     require_proven(ledger, trial)
     winner = with_machine_code(ledger, trial)
@@ -80,10 +131,13 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
         )
     target = target_of(ledger, winner)
     on_stage("finishing the gate")
-    winner = _judged(winner, _judge(ledger, winner), echo)
-    beside = trace_files(winner, target, echo)
-    on_stage("writing the files")
-    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
+    seed = secrets.randbelow(2**31)
+    judged = _judge(ledger, winner, seed)
+    winner = _judged(winner, judged, echo)
+    run = next(run for run in ledger.runs() if run.id == winner.run)
+    record = record_json(replace(run, definition=ledger.targets.definition(run.id)), winner, judged, seed)
+    beside = {**trace_files(winner, target, echo), RECORD_FILE: _json(record)}
+    return export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
@@ -112,9 +166,9 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     return with_checksums(export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside))
 
 
-def _judge(ledger: Ledger, winner: Candidate) -> Judged:
+def _judge(ledger: Ledger, winner: Candidate, seed: int) -> Judged:
     try:
-        return judge_export(ledger, winner)
+        return judge_export(ledger, winner, seed)
     except UsageError as error:
         raise UsageError(f"trial {winner.trial} is not exported: {error}") from error
 

@@ -45,6 +45,10 @@ class Place(Protocol):
 
 
 class ThisMachine:
+    def __init__(self, begun: FirstBuild | None = None) -> None:
+        """Create the place of a search whose build of the judges has `begun`, if it has."""
+        self._begun = begun
+
     def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
         return choose_gpu(requested, file, find)
 
@@ -52,7 +56,7 @@ class ThisMachine:
         return choose_device(requested, gpu, echo)
 
     def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
-        return begin_build(emulated, echo)
+        return begin_build(emulated, echo, self._begun)
 
     def default_jobs(self, timed: bool) -> int:
         return default_jobs(timed)

@@ -21,7 +21,7 @@ from evoengine.hints import did_you_mean
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.sass.launch import Geometry, Part, PointerArgument, StructArgument
 from evoengine.virtual.arguments import MAPPED, Arguments
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 DTYPES = {
     **TORCH_DTYPES, "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64,

@@ -22,6 +22,7 @@ SUITES = {
         "tests/timing/test_measure.py",
         "tests/timing/test_measure_figures.py",
         "tests/fake_cuda/test_exported_loader.py",
+        "tests/fake_cuda/test_cpp_package.py",
         "tests/fake_cuda/test_model_on_device.py",
     ],
     "the command line": ["tests/cli/test_road.py"],

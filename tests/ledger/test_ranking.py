@@ -21,6 +21,7 @@ from tests.support.ledger_examples import (
     POLICY,
     PROBLEM,
     SUSTAINED,
+    a_binary,
     a_figure,
     a_verdict,
     add_ranked,
@@ -137,21 +138,23 @@ def test_kinds_are_not_mixed_and_the_suspect_is_left_out(ranked):
 
 
 @pytest.mark.parametrize(
-    ("us", "registers", "expected"),
+    ("us", "registers", "shared", "expected"),
     [
-        ((100.0, 101.9, 101.0, 110.0), (90, 80, 85, 40), [2, 1, 3, 4]),
-        ((100.0, 102.1), (90, 80), [1, 2]),
-        ((100.0, 101.0, 101.0), (90, 90, 90), [1, 2, 3]),
-        ((100.0, 101.0, 101.0), (90, 80, 80), [2, 1, 3]),
+        ((100.0, 101.9, 101.0, 110.0), (90, 80, 85, 40), (0, 0, 0, 0), [2, 1, 3, 4]),
+        ((100.0, 102.1), (90, 80), (0, 0), [1, 2]),
+        ((100.0, 101.0, 101.0), (90, 90, 90), (0, 0, 0), [1, 2, 3]),
+        ((100.0, 101.0, 101.0), (90, 80, 80), (0, 0, 0), [2, 1, 3]),
+        ((100.0, 101.0, 101.0), (90, 80, 80), (0, 2048, 1024), [3, 1, 2]),
     ],
 )
 def test_of_predictions_closer_than_their_order_can_be_told_the_fewest_registers_are_first(
-    new_file, us, registers, expected
+    new_file, us, registers, shared, expected
 ):
     with open_ledger(str(new_file("close.db")), create=False) as ledger:
         run = start_run(ledger)
-        for n, (time, held) in enumerate(zip(us, registers, strict=True)):
-            add_ranked(ledger, run, replace(a_figure(1.0), median_us=time), name=f"kernel_{n}", registers=held)
+        for n, time in enumerate(us):
+            binary = a_binary(registers=registers[n], shared_bytes=shared[n])
+            add_ranked(ledger, run, replace(a_figure(1.0), median_us=time), name=f"kernel_{n}", binary=binary)
         assert order(ledger) == order(ledger, run) == expected
         assert [c.trial for c in ledger.best(PROBLEM, GPU, top=1)] == expected[:1]
 
@@ -161,7 +164,7 @@ def test_of_measured_times_the_fastest_is_first_whatever_its_registers(new_file)
         run = start_run(ledger)
         for n, (time, held) in enumerate(((100.0, 90), (100.1, 40))):
             figure = replace(a_figure(1.0, Kind.MEASURED), median_us=time)
-            add_ranked(ledger, run, figure, name=f"kernel_{n}", registers=held)
+            add_ranked(ledger, run, figure, name=f"kernel_{n}", binary=a_binary(registers=held))
         assert order(ledger) == [1, 2]
 
 

@@ -8,8 +8,8 @@ from alembic.autogenerate import compare_metadata
 from sqlalchemy import MetaData
 
 from evoengine.ledger.runs import Device
+from evoengine.ledger.schema import alembic_context
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.upgrade import alembic_context
 from evoengine.records import (
     L2,
     Binary,
@@ -89,12 +89,12 @@ def start_run(ledger: Ledger, **changes: object) -> int:
 
 def add_ranked(
     ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel",
-    parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU, registers: int = 57,
+    parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU, binary: Binary | None = None,
 ) -> int:  # fmt: skip
     """A candidate that went down the whole road."""
     trial = ledger.add_candidate(run, problem, gpu, config, parents, "sampler")
     ledger.record_source(trial, a_source(name))
-    ledger.record_binary(trial, a_source(name), a_binary(registers=registers))
+    ledger.record_binary(trial, a_source(name), binary or a_binary())
     ledger.record_verdict(trial, a_verdict())
     ledger.record_measurement(trial, figure)
     outcome = Outcome.SUSPECT if figure.suspect else Outcome(str(figure.kind))

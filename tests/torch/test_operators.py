@@ -177,7 +177,7 @@ class FakeServer:
 
 
 def test_no_python_of_a_server_runs(h100, qkv, monkeypatch):
-    monkeypatch.setattr(kernels, "Client", FakeServer)
+    monkeypatch.setattr("evoengine.service.client.Client", FakeServer)
     tuned.use("https://tuner.example")
     out = quiet(tuned.attention, *qkv)
     assert h100.launches()[0].pointers[3] == out.data_ptr()

@@ -10,8 +10,8 @@ from evoengine.records import Config
 from evoengine.workloads.base import Inputs
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
-from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
 from evoengine.workloads.rectangles import FullCase
+from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
 
 MOST_POSITIVE = 4096
 """number of products of at most 9 whose sum a half can represent"""

@@ -1,4 +1,4 @@
-"""The tensor half of `rectangles`: the stores of the blocks that were run, and the expected ones."""
+"""The tensor half that workloads share: torch's dtypes, and cases at full size that write rectangles (`blocks.py`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, TensorMapArgu
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
-from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.rectangles import FullCase, choose_blocks
+
+# Torch's dtypes by the names that tensor parameters have.
+
+TORCH_DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int64": torch.int64,
+    "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip # a table
+
 
 POOL_PAGES = 256
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
