@@ -200,7 +200,7 @@ def encode_tensor_map(argument: TensorMapArgument, device_pointer: int) -> bytes
     (12.0 and later), KernelUnbuildable if it refuses the map.
     """
     rank = len(argument.dims)
-    _, dtype = tensor_map.ELEMENTS[argument.dtype]
+    _, dtype, _ = tensor_map.ELEMENTS[argument.dtype]
     memory = ctypes.create_string_buffer(tensor_map.BYTES + tensor_map.ALIGNMENT)
     start = -ctypes.addressof(memory) % tensor_map.ALIGNMENT
     try:
@@ -217,7 +217,7 @@ def encode_tensor_map(argument: TensorMapArgument, device_pointer: int) -> bytes
             0,  # no interleaving
             tensor_map.SWIZZLES[argument.swizzle],
             _L2_PROMOTION_256B,
-            0,  # zeros beyond the tensor
+            argument.nan,  # what lies outside of the tensor
         )
     except CudaError as error:
         raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error
