@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+
+from evoengine.text import DIGITS
 
 Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
@@ -35,6 +38,13 @@ def kernel_class(terms: Terms) -> str | None:
 def range_us(terms: Terms) -> list[float] | None:
     """Return the ends of a prediction's range in µs."""
     return [terms["low_us"], terms["high_us"]] if "low_us" in terms else None
+
+
+def digits(us: float, ends: Sequence[float] | None) -> int:
+    """Return how many significant digits of a time mean something: of one with a range those above its error."""
+    if ends is None or ends[1] <= us:
+        return DIGITS
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / us - 1))))
 
 
 def bound(terms: Terms) -> str | None:

@@ -75,3 +75,9 @@ def number(value: float, digits: int = DIGITS) -> str:
     if digits < DIGITS and value:
         value = round(value, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Return a number with at most so many significant digits and DIGITS, without zeros behind its decimals."""
+    kept = float(f"{value:.{digits}g}")
+    return f"{kept:,.0f}" if abs(kept) >= 10 ** (DIGITS - 1) else f"{kept:.{DIGITS}g}"

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from evoengine import __version__
 from evoengine.devices.base import ConstantParameter, Parameter, ScratchParameter, TensorParameter
 from evoengine.records import Binary, Candidate, Measurement, Source, Verdict
-from evoengine.terms import range_us
+from evoengine.terms import digits, range_us
+from evoengine.text import rounded
 from evoengine.workloads.base import Target
 
 LONGEST = 400
@@ -39,9 +40,9 @@ def readme(module: str, candidate: Candidate, target: Target, source: Source, bi
         _title(module, target, candidate),
         _usage(module, target, candidate),
         _provenance(candidate, target, source, binary),
-        _figure(candidate.measurement),
-        _gate(candidate.verdict, "The gate, on"),
-        _gate(candidate.binary_verdict, "The machine code, executed on the CPU:"),
+        figure_section(candidate.measurement),
+        gate_section(candidate.verdict, "The gate, on"),
+        gate_section(candidate.binary_verdict, "The machine code, executed on the CPU:"),
         _licence(target),
     )
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section) + "\n"
@@ -106,27 +107,31 @@ def _provenance(candidate: Candidate, target: Target, source: Source, binary: Bi
     yield f"- source: SHA-256 {code(source.sha256)}"
 
 
-def _figure(figure: Measurement | None) -> Iterator[str]:
+def figure_section(figure: Measurement | None) -> Iterator[str]:
+    """Yield the lines of the section about the time."""
     yield "## Time"
     yield ""
     if figure is None:
         yield "None was taken."
         return
-    speed = f", {figure.tflops:,.4g} TFLOPS" if figure.tflops is not None else ""
-    yield f"{figure.compared_us:,.4g} µs{speed}: **{figure.kind}**, {_KINDS[str(figure.kind)]}."
+    ends = range_us(figure.terms)
+    shown = digits(figure.compared_us, ends)
+    speed = f", {rounded(figure.tflops, shown)} TFLOPS" if figure.tflops is not None else ""
+    yield f"{rounded(figure.compared_us, shown)} µs{speed}: **{figure.kind}**, {_KINDS[str(figure.kind)]}."
     yield ""
     yield f"- by: {code(figure.device)}"
     if figure.policy:
         yield f"- how: {code(figure.policy)}, {len(figure.samples_us)} samples"
     if figure.vs_baseline is not None:
         yield f"- {figure.vs_baseline:.3g} times as fast as the fastest baseline of its run"
-    if ends := range_us(figure.terms):
-        yield f"- the model's range: {ends[0]:,.4g} to {ends[1]:,.4g} µs"
+    if ends:
+        yield f"- the model's range: {rounded(ends[0], shown)} to {rounded(ends[1], shown)} µs"
     if figure.suspect:
         yield f"- suspect: {code(figure.suspect)}"
 
 
-def _gate(verdict: Verdict | None, title: str) -> Iterator[str]:
+def gate_section(verdict: Verdict | None, title: str) -> Iterator[str]:
+    """Yield the lines of the section about a verdict; none without one."""
     if verdict is None:
         return
     found = "not judged" if verdict.abstained else "correct" if verdict.correct else "not correct"

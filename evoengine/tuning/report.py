@@ -8,13 +8,15 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.overview import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
+from evoengine.publish.report.overview import MOST_TRIALS, Overview, read_overview
 from evoengine.publish.report.page import Facts, page, require_writable, write_page
 from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
 from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.terms import digits, range_us
+from evoengine.text import rounded
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads import stored_problem
 
@@ -44,7 +46,7 @@ def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: 
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.targets.last(gpu, None if problem is None else stored_problem(problem))
-    overview = ledger.lists.overview(problem, gpu)
+    overview = read_overview(ledger, problem, gpu)
     if not overview.total:
         raise NothingFound(
             f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"
@@ -94,9 +96,10 @@ def _facts(overview: Overview) -> Facts:
     facts = [("best", "no trial is correct and has a figure" if best is None else f"trial {best.trial}")]
     if best is not None:
         m = best.ranked_by
-        rate = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+        shown = digits(m.compared_us, range_us(m.terms))
+        rate = f"{rounded(m.tflops, shown)} TFLOPS, " if m.tflops is not None else ""
         how = f", {m.policy}" if m.policy else ""
-        facts.append((f"its {m.kind} figure", f"{rate}{m.compared_us:,.4g} µs ({m.device}{how})"))
+        facts.append((f"its {m.kind} figure", f"{rate}{rounded(m.compared_us, shown)} µs ({m.device}{how})"))
         if m.vs_baseline is not None:
             facts.append(("against the fastest baseline", f"{m.vs_baseline:.2f}×"))
     some = "" if overview.total <= MOST_TRIALS else f"; charts of trials show the last {MOST_TRIALS:,}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -13,13 +12,12 @@ from rich.console import Group
 
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
-from evoengine.terms import SAME_WITHIN, peak_percent, range_us
-from evoengine.text import DIGITS, number, plain
+from evoengine.terms import SAME_WITHIN, digits, peak_percent, range_us
+from evoengine.text import number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
-    from evoengine.ledger.lists import RunSummary
-    from evoengine.ledger.trials import Trial
+    from evoengine.ledger.read import RunSummary, Trial
 
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
@@ -44,14 +42,8 @@ def short(value: Value) -> str:
 
 
 def digits_of(m: Measurement) -> int:
-    """Return how many significant digits of a figure mean something: of a prediction those above its error."""
-    return _digits(m.compared_us, range_us(m.terms))
-
-
-def _digits(us: float, ends: Sequence[float] | None) -> int:
-    if ends is None or ends[1] <= us:
-        return DIGITS
-    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / us - 1))))
+    """Return how many significant digits of a figure mean something."""
+    return digits(m.compared_us, range_us(m.terms))
 
 
 def figure(candidate: Candidate) -> str:
@@ -63,10 +55,9 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     mark = kind_mark(candidate)
-    digits = digits_of(m)
     if m.tflops is not None:
-        return f"{number(m.tflops, digits)} TFLOPS{mark}"
-    return f"{number(m.compared_us, digits)} µs{mark}"
+        return f"{number(m.tflops, digits_of(m))} TFLOPS{mark}"
+    return f"{number(m.compared_us, digits_of(m))} µs{mark}"
 
 
 def kind_mark(candidate: Bred) -> str:
@@ -170,7 +161,7 @@ def _sent_number(known: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, int | float):
         return NOTHING
     if isinstance(us, int | float) and us > 0 and isinstance(ends, list) and len(ends) == 2:
-        return number(value, _digits(us, ends))
+        return number(value, digits(us, ends))
     return number(value)
 
 
@@ -372,10 +363,10 @@ def figure_cells(c: Bred) -> list[Cell]:
     m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)
-    peak, digits = peak_percent(m.terms, m.compared_us), digits_of(m)
+    peak, shown = peak_percent(m.terms, m.compared_us), digits_of(m)
     return [
-        number(m.compared_us, digits) + mark,
-        "" if m.tflops is None else number(m.tflops, digits) + mark,
+        number(m.compared_us, shown) + mark,
+        "" if m.tflops is None else number(m.tflops, shown) + mark,
         "" if peak is None else f"{peak:.0f}%",
         "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
     ]
