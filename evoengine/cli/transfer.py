@@ -137,11 +137,9 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     from evoengine import __version__
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
-    from evoengine.passwords import command_line
     from evoengine.records import Kind
-    from evoengine.search.recorded import read_recorded
-    from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
-    from evoengine.text import printable
+    from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
+    from evoengine.text import command_line, printable
     from evoengine.tuning.recorded import echo_estimated_alone
 
     space, now = read_recorded(file), datetime.now(UTC)

@@ -45,8 +45,8 @@ from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.tables import VERSION_TABLE, Base, MachineCodeRow
-from evoengine.passwords import hide_passwords
 from evoengine.records import UNKNOWN_POLICY
+from evoengine.text import hide_passwords
 
 if TYPE_CHECKING:
     from alembic.migration import MigrationContext

@@ -17,8 +17,8 @@ from evoengine.ledger.store import open_ledger
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
 from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
-from evoengine.search import recompile
-from evoengine.search.recompile import with_machine_code
+from evoengine.search import compilers
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import spaces_of, stored_target
 from evoengine.tuning import exporting
 from evoengine.views.trials import trial_json
@@ -89,7 +89,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler(monkeypatch):
-    monkeypatch.setattr(recompile, "WorkerPool", Compiler)
+    monkeypatch.setattr(compilers, "WorkerPool", Compiler)
     monkeypatch.setattr(Compiler, "made", a_binary(cubin=b"made here"))
     return Compiler
 

@@ -51,10 +51,9 @@ from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
-from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Config, Kind, Outcome, Value
-from evoengine.text import markdown, plain
+from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
 """so seldom a study is written to: a transaction of its own for each trial costs more than the rest of the ledger"""
