@@ -233,7 +233,7 @@ WAYS = {
     "ping-pong": (PING_PONG, {}),
     "ping-pong in pairs of blocks": ((PERSISTENT[0], {**SMALL, "ping_pong": True}), {}),
     "tiles of 192 columns": ((PERSISTENT[0], {**SMALL, "tile_n": 192}), {}),
-    "a single producer warp": ((PERSISTENT[0], {**SMALL, "producer_registers": 0}), {}),
+    "a single producer warp": ((PERSISTENT[0], {**SMALL, "producer_registers": 0, "cluster": "1x1"}), {}),
     "B along k": (PERSISTENT, {"b_layout": "nk"}),
     "A along m": (PERSISTENT, {"a_layout": "km"}),
     "both the other way round": (({"family": "wgmma", "tile_m": 64}, {}), {"a_layout": "km", "b_layout": "nk"}),
@@ -244,6 +244,17 @@ WAYS = {
     "a batch, by mma": ({"family": "mma", "tile_m": 64}, {"batch": 3, "residual": True}),
     "few rows as columns": (FEW_ROWS, {"residual": True}),
     "few rows as columns, B along k": (FEW_ROWS, {"b_layout": "nk"}),
+    "few rows, two blocks that share the steps": (
+        (FEW_ROWS[0], {**FEW_ROWS[1], "split_k": 2, "producer_registers": 24}),
+        {"residual": True},
+    ),
+    "two blocks that share the steps": (
+        (
+            {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none"},
+            {"split_k": 2, "producer_registers": 24},
+        ),
+        {},
+    ),
 }
 
 
@@ -268,7 +279,7 @@ FAULTS = [
     ("bias of the next column", WGMMA, "to_float(bias[col])", "to_float(bias[min(col + 1, n - 1)])"),
     ("last row not written", MMA, "row < m &&", "row < m - 1 &&"),
     ("a row too many written", WGMMA, "row < m &&", "row <= m &&"),
-    ("the last step left out", MMA, "number / each, ceil_div(k, TILE_K)", "number / each, k / TILE_K"),
+    ("the last step left out", MMA, "steps = ceil_div(k, TILE_K);", "steps = k / TILE_K;"),
     ("tiles waited for too laxly", MMA, "wait<STAGES - 2>", "wait<STAGES - 1>"),
     ("chunks read where they were not put", MMA, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange(chunk % Tile::SPAN * 16)"),
     ("a column's chunk off by one", MMA, "first_col / 8}", "first_col / 8 + 2}"),
@@ -282,7 +293,7 @@ FAULTS = [
     ("products not waited for", WGMMA, "wait_for<0>(acc[stripe]);", "warpgroup_fence_operand(acc[stripe].d);"),
     ("the grouped order leaves tiles out", MMA, "within % rows", "within % GROUP_M"),
     ("a square of the curve twice", WAYS["along a Hilbert curve"][0], "square % squares_m", "0"),
-    ("the lower block takes the upper one's tile", PERSISTENT, "rank % CLUSTER_M", "rank / CLUSTER_M"),
+    ("the lower block takes the upper one's tile", PERSISTENT, "rank / SPLIT_K % CLUSTER_M", "rank / SPLIT_K / CLUSTER_M"),
     ("chunks of C in the wrong rows", PERSISTENT, "TileC::offset(lane() % 16", "TileC::offset(lane() % 16 ^ 1"),
 ]  # fmt: skip
 FAST = ("the last step left out", "buffer filled while it is read")

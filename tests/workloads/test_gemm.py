@@ -19,7 +19,7 @@ LARGE = {"family": "mma", "tile_n": 256}
 WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256, "schedule": "none"}
 PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
 PING_PONG = {"family": "wgmma", "ping_pong": True}
-FEW_ROWS = {"family": "wgmma", "swap": True}
+FEW_ROWS, SPLIT = {"family": "wgmma", "swap": True}, {"family": "wgmma", "split_k": 2}
 LINEAR, RESIDUAL = "gemm:m1000,n768,k3000,bf16,b_nk,bias_silu", "gemm:m1000,n768,k3000,fp16,residual"
 BATCH, TRANSPOSED = "gemm:b4,m500,n768,k1000,fp16", "gemm:m1000,n768,k3000,fp16,a_km"
 DECODE = "gemm:m16,n4096,k4096,bf16,b_nk"
@@ -35,7 +35,7 @@ FAULTS = [
     ("cp.async waited for too laxly", DEEP, PLAIN, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
     ("stage reused while it is read", DEEP, PLAIN, "load(i + STAGES - 1);", "load(i + STAGES);"),
     ("tail of K one element too far", SINGLE, ODD, "left = k - i * TILE_K;", "left = k - i * TILE_K + 1;"),
-    ("tail of K left out", WGMMA, PLAIN, "number / each, ceil_div(k, TILE_K)", "number / each, k / TILE_K"),
+    ("tail of K left out", WGMMA, PLAIN, "steps = ceil_div(k, TILE_K);", "steps = k / TILE_K;"),
     ("a row too many", WGMMA, PLAIN, "row < m &&", "row <= m &&"),
     ("an element behind an odd row", SINGLE, ODD, "if (col + 1 < to.n) place[1]", "place[1]"),
     ("words where rows are odd", SINGLE, ODD, "return n % 2 == 0;", "return true;"),
@@ -55,7 +55,7 @@ FAULTS = [
     ("buffer not waited for", WGMMA, PLAIN, "tiles.wait(i);", ""),
     ("buffer released too early", WIDE, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
     ("a warp's release not waited for", WIDE, PLAIN, "4 * CONSUMERS)", "4 * CONSUMERS - 1)"),
-    ("coordinates of a tile swapped", WGMMA, PLAIN, "work.first_row, i * TILE_K, work", "i * TILE_K, work.first_row, work"),
+    ("coordinates of a tile swapped", WGMMA, PLAIN, "work.first_row, k, work", "k, work.first_row, work"),
     ("a turn that is not handed on", PING_PONG, PLAIN, "    turn.end();", ""),
     ("the other consumer's steps not passed by", PING_PONG, PLAIN, "tiles.advance(EVERY * work.steps)", "tiles.advance(work.steps)"),
     ("both consumers begin with the first tile", PING_PONG, PLAIN, "PING_PONG ? consumer : 0, EVERY", "0, EVERY"),
@@ -64,21 +64,26 @@ FAULTS = [
     ("buffers released to the own block alone", PAIRS, PLAIN, "barrier_arrive_at(lane(), empty_of(i))", "barrier_arrive_at(cluster_rank(), empty_of(i))"),
     ("a buffer released before its products are done", PAIRS, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
     ("the last step of a tile not released", PAIRS, PLAIN, "tiles.release(work.steps - 1);", ""),
-    ("a block that ends before the other has released", PAIRS, PLAIN, "if (MULTICAST) cluster_sync();  // the other", "// the other"),
-    ("barriers reached before they are set up", PAIRS, PLAIN, "if (MULTICAST) cluster_sync();\n    else", "if (true)"),
+    ("a block that ends before the other has released", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
+    ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();\n    else", ""),
     ("C staged where it is still read", PAIRS, PLAIN, "tma_store_wait<1>();", "tma_store_wait<2>();"),
     ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
     ("stores that outlive their block", PAIRS, PLAIN, "if (lane() == 0) tma_store_wait<0>();", ""),
     ("a tile too few for the last blocks", PAIRS, PLAIN, "return number < all;", "return number < all - 1;"),
     ("few rows: bias of the neighbour", FEW_ROWS, f"{DECODE},bias", "float bias = to.bias_of(col);", "float bias = to.bias_of(col ^ 1);"),
     ("few rows: a row too many", FEW_ROWS, DECODE, "row < m &&", "row <= m &&"),
+    ("partial sums of the last block lost", SPLIT, DECODE, "block < SPLIT_K;", "block < SPLIT_K - 1;"),
+    ("partial sums read before they are there", SPLIT, DECODE, "    cluster_sync();\n    if (cluster_rank() > 0) return", "    if (cluster_rank() > 0) return"),
+    ("partial sums over tiles that are still multiplied", {**SPLIT, "consumers": 2}, DECODE, "named_barrier_sync(1, 128 * CONSUMERS);", ""),
+    ("a step that two blocks do", SPLIT, DECODE, "part * share + min(part, left)", "part * share"),
+    ("a block that ends before its sums are read", SPLIT, DECODE, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
     ("SiLU of the other sign", WGMMA, LINEAR, "__expf(-x)", "__expf(x)"),
     ("rows of B along n where they run along k", WGMMA, LINEAR, "TRANSPOSED = false", "TRANSPOSED = true"),
     ("A along m, a stripe too far", {"family": "wgmma", "tile_m": 128}, TRANSPOSED, "first / 64 * TILE_K", "first / 64 * 2 * TILE_K"),
     ("residual of the column beside", MMA, RESIDUAL, "+ more.x", "+ more.y"),
     ("residual of the first entry", MMA, f"{BATCH},residual", "residual + before", "residual"),
     ("the batch's entries all of the first B", MMA, BATCH, "b += (long long)work.entry * k * n", "b += 0"),
-    ("the batch's entries all of the first A", WGMMA, BATCH, "i * TILE_K, work.entry);\n        TileB", "i * TILE_K, 0);\n        TileB"),
+    ("the batch's entries all of the first A", WGMMA, BATCH, "k, work.entry);\n        TileB", "k, 0);\n        TileB"),
 ]  # fmt: skip
 FAST = (
     "cp.async waited for too laxly",

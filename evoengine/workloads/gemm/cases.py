@@ -14,7 +14,7 @@ from evoengine.workloads.base import Case
 from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
 from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.gemm.tiles import cluster_shape
+from evoengine.workloads.gemm.tiles import cluster_shape, split_k
 
 LONG = 4096
 """minimum K of the longest case, over which errors of sums in 16 bits accumulate"""
@@ -48,6 +48,11 @@ def _tiles(config: Config) -> tuple[int, int, int]:
     return tile_m, tile_n, tile_k
 
 
+def _step(config: Config) -> int:
+    """Return the products of each sum that a cluster does at a time: a tile for each of the blocks that share them."""
+    return _tiles(config)[2] * split_k(config)
+
+
 def _at(problem: GemmProblem, m: int, n: int, k: int) -> GemmProblem:
     unit_m, unit_n, unit_k = units(problem)
     return replace(problem, batch=1, m=-(-m // unit_m) * unit_m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
@@ -61,7 +66,7 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     rows of its tile a pipeline that wraps around twice (2·stages + 1 steps) and more.
     """
     (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = _tiles(config), units(problem)
-    stages, group = int(config.get("stages", 1)), int(config.get("group_m", 1))
+    stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), _step(config)
     down, across = cluster_shape(config)
     tails = ((problem.m, tile_m, unit_m), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
     own_m, own_n, own_k = (own_tail(*of) for of in tails)
@@ -70,17 +75,19 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
         return _at(problem, m, n, k)
 
     yield Case("one element", at(1, 1, 1), "positive numbers")
-    yield Case("one column", at(tile_m + unit_m, 1, 4 * tile_k), "positive numbers")
-    yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * tile_k + 1), "whole numbers")
-    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * tile_k))
-    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, tile_k + own_k))
+    yield Case("one column", at(tile_m + unit_m, 1, 4 * step), "positive numbers")
+    yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * step + 1), "whole numbers")
+    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
+    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
     yield Case("groups of tiles", at(group * down * tile_m + 2 * unit_m, across * tile_n + 1, 1), "whole numbers")
     if config.get("schedule") == "persistent" or problem.batch > 1:
         several = at(2 * down * tile_m + 2 * unit_m, 2 * across * tile_n + 1, stages * tile_k + 1)
         yield Case("several tiles", replace(several, batch=min(problem.batch, 2)), "whole numbers")
-    yield Case("pipeline wraps", at(tile_m - unit_m, tile_n - unit_n, (2 * stages + 2) * tile_k - unit_k))
-    yield Case("one-hot rows", at(tile_m + 3 * unit_m, tile_n - 2 * unit_n, 2 * tile_k + 1), "one-hot rows")
-    yield Case("sums that overflow a half", at(tile_m - 2 * unit_m, tile_n, 2 * tile_k - unit_k), "large products")
+    if config.get("schedule") == "persistent" and stages > 2:
+        yield Case("one buffer not filled", at(tile_m, tile_n, (stages - 1) * step), "whole numbers")
+    yield Case("pipeline wraps", at(tile_m - unit_m, tile_n - unit_n, (2 * stages + 2) * step - unit_k))
+    yield Case("one-hot rows", at(tile_m + 3 * unit_m, tile_n - 2 * unit_n, 2 * step + 1), "one-hot rows")
+    yield Case("sums that overflow a half", at(tile_m - 2 * unit_m, tile_n, 2 * step - unit_k), "large products")
 
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:

@@ -11,7 +11,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.base import Inputs
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
-from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_tiles, fills_clusters
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, fills_clusters
 from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
 from evoengine.workloads.rectangles import FullCase
 
@@ -33,8 +33,8 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
 
     def tiles_of(self, case: FullCase[GemmProblem], launch: Launch) -> range:
         """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
-        p, config, together = case.problem, case.config, blocks_of_cluster(case.config)
-        clusters = prod(launch.grid) // together
+        p, config, together = case.problem, case.config, prod(cluster_shape(case.config))
+        clusters = prod(launch.grid) // blocks_of_cluster(config)
         share, left = divmod(cluster_tiles(p, config), clusters)
         most = share + bool(left)
         if fills_clusters(p, config):

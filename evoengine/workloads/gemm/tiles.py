@@ -13,9 +13,14 @@ def cluster_shape(config: Config) -> tuple[int, int]:
     return _CLUSTERS.get(str(config.get("cluster")), (1, 1))
 
 
+def split_k(config: Config) -> int:
+    """Return among how many blocks of a cluster the steps of one tile are shared."""
+    return int(config.get("split_k", 1))
+
+
 def blocks_of_cluster(config: Config) -> int:
     down, across = cluster_shape(config)
-    return down * across
+    return down * across * split_k(config)
 
 
 def cluster_extents(config: Config) -> tuple[int, int]:
