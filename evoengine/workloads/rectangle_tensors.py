@@ -80,8 +80,9 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
         owners: dict[tuple[str, Rectangle], int] = {}
         parts = []
-        for chosen, one in zip(asked.blocks, traces, strict=True):
-            if chosen.ends and one.given_up:
+        never_ends = {chosen.number for chosen in asked.blocks if not chosen.ends}
+        for one in traces:
+            if one.given_up and one.block not in never_ends:
                 raise WrongBlock(f"block {one.block} read far more than its outputs need")
             found = {name: dict(_written(one, p, tile)) for name, p in outputs.items()}
             for name, rectangles in found.items():

@@ -242,6 +242,9 @@ WAYS = {
     "a residual, by mma": ({"family": "mma", "tile_m": 64}, {"residual": True}),
     "a batch": (PERSISTENT, {"batch": 3, "residual": True}),
     "a batch, by mma": ({"family": "mma", "tile_m": 64}, {"batch": 3, "residual": True}),
+    "A along m, by mma": ({"family": "mma", "tile_m": 64}, {"a_layout": "km"}),
+    "B along k, by mma": ({"family": "mma"}, {"b_layout": "nk"}),
+    "both the other way round, by mma": (({"family": "mma"}, {"layout": "pad"}), {"a_layout": "km", "b_layout": "nk"}),
     "few rows as columns": (FEW_ROWS, {"residual": True}),
     "few rows as columns, B along k": (FEW_ROWS, {"b_layout": "nk"}),
     "few rows, two blocks that share the steps": (

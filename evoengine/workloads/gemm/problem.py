@@ -72,6 +72,7 @@ class GemmProblem:
             "n": self.n,
             "k": self.k,
             "batch": self.batch,
+            "batched": self.batch > 1,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "epilogue": self.epilogue,

@@ -31,7 +31,7 @@ class Gemm(Workload[GemmProblem]):
     name = "gemm"
     grammar = f"[b…,]m…,n…,k…,{'|'.join(DTYPES)}[,a_km][,b_nk][,{'|'.join(EPILOGUES)}][,residual]"
     example = EXAMPLE
-    compile_time = ("dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual")
+    compile_time = ("dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched")
     baseline_label = "torch"
 
     def parse(self, text: str) -> GemmProblem:
@@ -73,7 +73,7 @@ class Gemm(Workload[GemmProblem]):
             *(TensorParameter(name, p.shape(name), p.dtype) for name in ("a", "b")),
             TensorParameter("bias", (p.n,), p.dtype),
             *(TensorParameter(name, p.shape(name), p.dtype, output=name == "c") for name in _like_c(p)),
-            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")),
+            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[p.batch == 1 :]),
             *_tensor_maps(p, config),
         )
 
@@ -106,15 +106,18 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
     p, (down, across) = problem, cluster_shape(config)
 
     def over(name: str, box_rows: int) -> TensorMapArgument:
+        dims: tuple[int, ...]
+        strides: tuple[int, ...]
+        box: tuple[int, ...]
         rows, columns = p.shape(name)[-2:]
         row = DTYPE_BYTES[p.dtype] * columns
-        dims, strides = (columns, rows, p.batch), (row, row * rows)
-        return TensorMapArgument(
-            f"map_{name}", name, p.dtype, dims, strides, (SWIZZLED, box_rows, 1), swizzle=2 * SWIZZLED
-        )
+        dims, strides, box = (columns, rows), (row,), (SWIZZLED, box_rows)
+        if p.batch > 1:
+            dims, strides, box = (*dims, p.batch), (*strides, row * rows), (*box, 1)
+        return TensorMapArgument(f"map_{name}", name, p.dtype, dims, strides, box, swizzle=2 * SWIZZLED)
 
     def rows_of(name: str) -> int:
         return int(config[f"tile_{p.axes(name)[0]}"])
 
     maps = over("a", rows_of("a") // across), over("b", rows_of("b") // down)
-    return (*maps, over("c", STORED_ROWS)) if config["c_store"] == "tma" else maps
+    return (*maps, over("c", STORED_ROWS)) if config.get("c_store") == "tma" else maps

@@ -45,6 +45,14 @@ __device__ __forceinline__ float4 read_four_at(unsigned block, unsigned address)
 }
 
 // As tma_load (tma.cuh), into both blocks; the bytes count at the barriers of both.
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, unsigned barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, { %2, %3}], [%4], %5;" ::"r"(to),
+        "l"(address_of(map)), "r"(x), "r"(y), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
 __device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, unsigned barrier, int x, int y,
                                               int z) {
     asm volatile(
