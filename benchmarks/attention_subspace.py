@@ -37,7 +37,7 @@ from evoengine.search.proposer import Proposer  # noqa: E402
 from evoengine.search.samplers import NAMES  # noqa: E402
 from evoengine.space.space import SearchSpace, load_space  # noqa: E402
 from evoengine.stages.compile import CompileFailed, compile_source  # noqa: E402
-from evoengine.stages.estimate import estimate  # noqa: E402
+from evoengine.stages.predict import estimate  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.stages.screen import screen_binary, screen_launch  # noqa: E402
 from evoengine.workloads import parse_problem  # noqa: E402

@@ -33,8 +33,7 @@ from evoengine.records import CompiledCandidate, Config, Measurement  # noqa: E4
 from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, measured_pairs, rank_agreement  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
-from evoengine.stages.estimate import estimate  # noqa: E402
-from evoengine.stages.predict import predict_figure  # noqa: E402
+from evoengine.stages.predict import estimate, predict_figure  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.workloads import parse_problem  # noqa: E402
 from evoengine.workloads.attention.problem import EXAMPLE  # noqa: E402

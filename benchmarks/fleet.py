@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks.instant import InstantWorkers
 from evoengine.records import CompiledCandidate, Outcome, Plans
+from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.sandbox.workers import Deferred
 from evoengine.search.evaluators import gate_plan
-from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
-from evoengine.search.workers import Deferred
 from evoengine.space.space import load_space
 from evoengine.stages.gate import Judges
 from evoengine.stages.render import render
@@ -65,7 +65,7 @@ def sleep(seconds: float) -> str:
 
 def kernels(count: int) -> list[tuple[Any, ...]]:
     """Arguments for `compile_and_gate`, of as many kernels, no two of one source."""
-    from evoengine.stages.template import fill
+    from evoengine.stages.render import fill
 
     target = make_target(PROBLEM, GPU)
     space, templates = prepare_space(None, None, target, True, fill)

@@ -23,7 +23,7 @@ GATE = {
     "evoengine.stages.gate": ("Judges.judge_short", "Judges.judge_rest"),
     "evoengine.stages.tasks": ("emulate_task", "execute_task"),  # before executor and emulator were judges alike
 }
-BUILT_ONCE = {"evoengine.devices.emulator.build": ("_runtime", "build_runtime"), "evoengine.sass.build": ("build",)}
+BUILT_ONCE = {"evoengine.cuda_emulator.build": ("_runtime", "build_runtime"), "evoengine.sass.build": ("build",)}
 _once = 0.0
 """seconds that what is built once has taken in this process"""
 

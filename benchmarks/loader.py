@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from evoengine.gpu import find_gpu
-from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.sandbox.host_compiler import find_compiler
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 

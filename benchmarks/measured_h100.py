@@ -109,6 +109,15 @@ def read_results(path: Path) -> dict[str, list[Row]]:
     return dict(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
 
 
+def held_by(folder: Path, row: Row) -> tuple[int, int]:
+    """Return the registers of a thread and the bytes of shared memory of a block of the row's first kernel."""
+    from evoengine.sass.cubin import read_kernel
+
+    image = gzip.decompress((folder / "cubins" / f"{row['cubin']}.gz").read_bytes())
+    kernel = read_kernel(image, row["kernels"][0]["entry"])
+    return kernel.registers, kernel.shared_bytes + int(row["kernels"][0]["shared"])
+
+
 def in_turns(rows: Sequence[Row]) -> list[Row]:
     """Return the rows so that every problem of every set comes once before one comes again."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -209,7 +218,7 @@ def load(folder: Path, row: Row) -> tuple[Module, str]:
 
 
 def compiled_here(text: str) -> bytes:
-    from evoengine.stages.c_headers import C_HEADERS
+    from evoengine.stages.includes import C_HEADERS
     from evoengine.stages.toolchain import include_folders, nvrtc
 
     options, _, text = text.partition("\n")
@@ -862,7 +871,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.compare:
         file, folder, again = options.compare
         rows = [json.loads(line) for line in again.read_text().splitlines()]
-        print(measured_report.comparison(read_results(file), read_rows(folder), rows))
+        results = read_results(file)
+        print(measured_report.comparison(results, read_rows(folder), rows))
+        holds = {row["id"]: held_by(folder, row) for row in rows}
+        print("\n".join(measured_report.simplest(measured_report.pairs_of(results, rows), holds)))
     elif options.page:
         file, again, out = options.page
         rows = [json.loads(line) for line in again.read_text().splitlines()]

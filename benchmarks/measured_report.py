@@ -23,6 +23,7 @@ LEAST_RANKED = 5
 """rows of a problem for which ranks and first picks are computed"""
 ALL_FAMILIES = ", all families"
 WORST = 25
+MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.25)
 DISAGREE = 0.05
 """of an output's root mean square, by which configurations of one problem may differ"""
 EMPTY = ("latency", "1 block", "empty")
@@ -245,6 +246,28 @@ def ranks(pairs: Sequence[Pair]) -> Iterator[str]:
     for policy, ratios in picks.items():
         mean, most = statistics.mean(ratios), max(ratios)
         yield f"\nFirst picks over all families, {policy}: {len(ratios)} problems, mean {mean:.3f}×, worst {most:.2f}×."
+
+
+def simplest(pairs: Sequence[Pair], holds: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yield a table of what it costs to take the simplest kernel of predictions near the fastest one, as `best` does.
+
+    `holds` has registers and shared memory of each row by its id; rows with a cold L2 count.
+    """
+    groups: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if pair.row["config"] and pair.policy == "cold":
+            groups[pair.row["problem"]].append(pair)
+    ranked = [sorted(of, key=lambda p: p.predicted["us"]) for of in groups.values() if len(of) >= LEAST_RANKED]
+    yield "\n## The simplest of predictions near the fastest\n"
+    yield f"Time over that of the measured best, in the mean and at most, over {len(ranked)} problems.\n"
+    yield "| within | kernels | mean | worst |"
+    yield "|---:|---:|---:|---:|"
+    for margin in MARGINS if ranked else ():
+        near = [[p for p in of if p.predicted["us"] <= (1 + margin) * of[0].predicted["us"]] for of in ranked]
+        taken = [min(of, key=lambda p: holds[p.row["id"]]).measured_us for of in near]
+        ratios = [us / min(p.measured_us for p in of) for us, of in zip(taken, ranked, strict=True)]
+        held = statistics.mean(map(len, near))
+        yield f"| {margin:.1%} | {held:.1f} | {statistics.mean(ratios):.3f} | {max(ratios):.2f} |"
 
 
 def worst(pairs: Sequence[Pair]) -> Iterator[str]:

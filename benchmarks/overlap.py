@@ -30,13 +30,12 @@ from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
-from evoengine.records import Baseline, Binary, Kind, Measurement, Verdict
+from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.progress import Progress
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
-from evoengine.stages.final_result import Finals
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads import parse_problem
 from evoengine.workloads.attention.problem import EXAMPLE

@@ -13,12 +13,22 @@ from pathlib import Path
 @cache
 def disassembler() -> str | None:
     """Return nvdisasm's path, or None: without it machine code can run on a GPU but cannot be read."""
+    return _tool("nvdisasm")
+
+
+@cache
+def assembler() -> str | None:
+    """Return ptxas's path, or None: only PTX needs it."""
+    return _tool("ptxas")
+
+
+def _tool(name: str) -> str | None:
     for folder in (*wheel_folders(), *_triton_folders()):
-        tool = folder / "bin" / "nvdisasm"
+        tool = folder / "bin" / name
         if tool.is_file():
             return str(tool)
-    installed = toolkit() / "bin" / "nvdisasm"
-    return shutil.which("nvdisasm") or (str(installed) if installed.is_file() else None)
+    installed = toolkit() / "bin" / name
+    return shutil.which(name) or (str(installed) if installed.is_file() else None)
 
 
 _WHEELS = ("cu13", "cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")

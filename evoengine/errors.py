@@ -10,7 +10,7 @@ The message is one sentence that names what was wrong and what would be right. A
 it is data, recorded with an `Outcome` and a reason.
 """
 
-from evoengine.untrusted import one_line
+from evoengine.text import one_line
 
 
 class EvoengineError(Exception):
@@ -36,7 +36,7 @@ class MachineError(EvoengineError):
 class ToolDied(MachineError):
     """A compiler, or another program of a task, died by a signal that none of its limits explains.
 
-    In a worker it counts as the death of the worker (`evoengine.search.deaths`).
+    In a worker it counts as the death of the worker (`evoengine.sandbox.deaths`).
     """
 
     def __init__(self, message: str, how: str) -> None:

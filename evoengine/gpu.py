@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,12 @@ SUB_CORES = 4
 """partitions of an SM, each with a quarter of its registers (CUDA occupancy calculator: warp allocation granularity)"""
 SHARED_RESERVED = 1024
 """shared memory the driver keeps for itself in each block (CUDA C++ Programming Guide, sm_80 and later)"""
+PRODUCT_RATES: Mapping[str, float] = {"H": 1, "I": 2, "Q": 2, "O": 4, "B": 16}
+"""first letter of a tensor-core opcode (HMMA, IGMMA, QMMA, …) → operations a clock over those of halves summed in
+FP32: halves, bytes and FP8, FP4, bits (data sheets)"""
+SCALAR_HALVES = "HFMA2", "HADD2", "HMUL2"
+FASTER_THAN_FP32 = 4
+"""most operations a clock of packed halves or bytes without tensor cores, over those of FP32 (A100 white paper)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,35 @@ class Gpu:
     @property
     def shared_reserved(self) -> int:
         return SHARED_RESERVED if self.capability >= 80 else 0
+
+    @property
+    def is_geforce(self) -> bool:
+        """Return whether sums in FP32 halve the rate of the tensor cores (white papers of Turing, Ampere and Ada)."""
+        return "GeForce" in self.name
+
+    def peak_tflops(self, opcodes: Collection[str]) -> float:
+        """Return the peak of the fastest kind of arithmetic among a kernel's opcodes, at the data sheet's boost clock.
+
+        Opcodes may have modifiers; of those that are left out the fastest are assumed. Of a kernel whose opcodes are
+        unknown it is the peak of bytes.
+        """
+        products = [op for op in opcodes if "MMA" in op.partition(".")[0]]
+        if products or not opcodes:
+            return self.tensor_tflops * max(map(self.product_rate, products), default=self.product_rate("IMMA"))
+        packed = any(op.partition(".")[0] in (*SCALAR_HALVES, "IDP") for op in opcodes)
+        return self.fp32_tflops * (FASTER_THAN_FP32 if packed else 1)
+
+    def product_rate(self, opcode: str) -> float:
+        """Return the dense rate of a tensor-core opcode over that of halves that are summed in FP32."""
+        base, *modifiers = opcode.removeprefix("UTC").split(".")
+        if base.startswith("D"):
+            return self.fp32_tflops / self.tensor_tflops
+        rate = PRODUCT_RATES.get(base[0], max(PRODUCT_RATES.values())) * (2 if "SP" in modifiers else 1)
+        if "TF32" in modifiers:
+            return rate / 2
+        if base == "IMMA" and self.capability < 90 and not {"S8", "U8"} & set(modifiers):
+            rate *= 2  # integers of 4 bits
+        return rate * (2 if self.is_geforce and "F32" not in modifiers else 1)
 
     def variables(self) -> dict[str, int | float | str]:
         """Return the names that a space's expressions may use, as `gpu.NAME`, with their values."""

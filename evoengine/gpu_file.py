@@ -11,7 +11,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO, WARP, Gpu, known_gpus
-from evoengine.untrusted import parse_toml
+from evoengine.sandbox.untrusted import parse_toml
 
 MOST_BYTES = 65_536
 """size limit of the file; a board takes some 400"""

@@ -75,6 +75,16 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     return tuple(OBJECTIVES[name] for name in names)
 
 
+def known_objectives(objectives: Sequence[Objective], flops: float) -> tuple[Objective, ...]:
+    """Return the objectives of a problem; runs per second in place of TFLOPS where its operations are not known."""
+    return tuple(OBJECTIVES["speed"] if o.name == DEFAULT and not flops else o for o in objectives)
+
+
+def asked_objectives(text: str) -> str:
+    """Return the objectives of a run, as the ledger stores them, by the names that a user gives."""
+    return ",".join(DEFAULT if name == "speed" else name for name in text.split(","))
+
+
 def stored_objectives(text: str) -> tuple[Objective, ...]:
     """Return the objectives of a run as the ledger stores them."""
     return tuple(OBJECTIVES[name] for name in text.split(","))

@@ -13,7 +13,7 @@ _CARRIED = _PACKAGE / "_assets"
 
 
 def asset(name: str) -> Path:
-    """Return the folder "templates", "search_spaces" or "db/migrations"."""
+    """Return the folder "templates" or "search_spaces"."""
     return (_CARRIED if _CARRIED.is_dir() else _PACKAGE.parent) / name
 
 

@@ -185,12 +185,15 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no disassembler"""
+    """SASS opcode (HMMA, HMMA.TF32, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no
+    disassembler"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
     others: tuple[KernelResources, ...] = ()
     """resources of the kernels after the first, in stream order"""
+    launch: Launch | None = field(default=None, compare=False)
+    """the launch, where the source does not state it; None where it does, and where the binary was read back"""
 
     def of_kernel(self, entry: str) -> Binary:
         """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""
@@ -569,3 +572,22 @@ def listed(candidates: Sequence[Candidate]) -> str:
     lines = [f"\n  {candidate!r}" for candidate in candidates[:REPR_CANDIDATES]]
     more = len(candidates) - len(lines)
     return ("".join(lines) or "no candidate") + (f"\n  and {more} more" if more else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """The best candidates timed against each other: trials best first, each with its new figure.
+
+    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
+    """
+
+    order: tuple[int, ...]
+    tied: tuple[int, ...]
+    figures: Mapping[int, Measurement]
+    open: tuple[int, ...] = ()
+    lead: tuple[float, float, float] | None = None
+    """the winner's time over the second one's, from the same rounds, with the ends of its interval"""
+    sustained: Mapping[int, Measurement] = field(default_factory=dict)
+    """additional figures, of kernels run back to back"""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    """trial with a wrong output in a repetition → which, and how; it has no figure and no place"""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+
+from evoengine.text import DIGITS
 
 Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
+SAME_WITHIN = 0.02
+"""Predictions that exceed the fastest one by no more than this do not tell which kernel is the fastest. By times of an
+H100, the simplest of them is as fast in the mean; from 5 % on it is slower (benchmarks/notes/model-accuracy.md)."""
 
 
 def model_of(terms: Terms) -> str:
@@ -34,6 +40,13 @@ def range_us(terms: Terms) -> list[float] | None:
     return [terms["low_us"], terms["high_us"]] if "low_us" in terms else None
 
 
+def digits(us: float, ends: Sequence[float] | None) -> int:
+    """Return how many significant digits of a time mean something: of one with a range those above its error."""
+    if ends is None or ends[1] <= us:
+        return DIGITS
+    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / us - 1))))
+
+
 def bound(terms: Terms) -> str | None:
     """Return the pipe or memory that bounds a prediction, or `latency`."""
     return next((name.removeprefix("bound_") for name in terms if name.startswith("bound_")), None)
@@ -50,6 +63,6 @@ def peak_percent(terms: Terms, us: float) -> float | None:
     The larger of the shares of arithmetic and memory; for a prediction, the roofline's time over its own.
     """
     if "roofline_us" in terms:
-        return 100 * terms["roofline_us"] / us
+        return 100 * terms["roofline_us"] / us if terms["roofline_us"] else None  # 0 where the work is not known
     shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
     return max(shares, default=None)

@@ -24,6 +24,22 @@ def plain(text: object) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
+def printable(text: str, most: int = 200) -> str:
+    """Return text on one line of at most `most` characters, with control characters escaped."""
+    shown = plain(text[: most + 1])
+    return f"{shown[: most - 1]}…" if len(shown) > most else shown
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """Return text as `printable` does, but keep both the beginning and the end of a long one.
+
+    The remedy is at the end.
+    """
+    half = most // 2
+    shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+    return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"
+
+
 def plain_lines(text: object) -> str:
     """Return text as `plain` does, keeping line breaks; tabs become spaces."""
     return "\n".join(plain(line.expandtabs()) for line in str(text).split("\n"))
@@ -59,3 +75,9 @@ def number(value: float, digits: int = DIGITS) -> str:
     if digits < DIGITS and value:
         value = round(value, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Return a number with at most so many significant digits and DIGITS, without zeros behind its decimals."""
+    kept = float(f"{value:.{digits}g}")
+    return f"{kept:,.0f}" if abs(kept) >= 10 ** (DIGITS - 1) else f"{kept:.{DIGITS}g}"

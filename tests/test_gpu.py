@@ -44,3 +44,32 @@ def test_every_gpu_has_whole_limits():
         assert gpu.shared_per_block + gpu.shared_reserved <= gpu.shared_per_sm
         assert gpu.blocks_resident(128, 32, 16384) > 0
         assert gpu.variables()["gpu.capability"] in (75, 80, 86, 89, 90, 100, 120)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "opcodes", "tflops"),
+    [
+        ("h100", ["HGMMA", "FFMA"], 989),
+        ("h100", ["HGMMA.TF32"], 494),
+        ("h100", ["QGMMA", "HGMMA"], 1979),
+        ("h100", ["IGMMA"], 1979),
+        ("h100", ["HGMMA.SP"], 1979),
+        ("h100", ["DMMA"], 66.9),
+        ("h100", ["FFMA", "LDG"], 66.9),
+        ("h100", ["IMAD", "LDG"], 66.9),
+        ("a100", ["HMMA.TF32"], 156),
+        ("a100", ["IMMA.16832.S8.S8"], 624),
+        ("a100", ["IMMA.16864.S4.S4"], 1248),
+        ("a100", ["HFMA2"], 78),
+        ("rtx4090", ["HMMA.16816.F32"], 165.2),
+        ("rtx4090", ["HMMA.16816.F16"], 330.3),
+        ("rtx4090", ["HMMA"], 330.3),
+        ("rtx4090", ["QMMA.16832.F32.E4M3.E4M3"], 330.3),
+        ("rtx4090", ["IMMA.16832.S8.S8"], 660.6),
+        ("rtx4090", ["HMMA.1688.F32.TF32"], 82.6),
+        ("a6000", ["HMMA.16816.F16"], 154.8),
+        ("h100", [], 1979),
+    ],
+)
+def test_a_kernels_peak_is_that_of_its_fastest_kind_of_arithmetic_on_the_data_sheet(gpu, opcodes, tflops):
+    assert find_gpu(gpu).peak_tflops(opcodes) == pytest.approx(tflops, rel=0.005)

@@ -20,7 +20,6 @@ IN_WHEEL = {
     "evoengine": "evoengine",
     "templates": "evoengine/_assets/templates",
     "search_spaces": "evoengine/_assets/search_spaces",
-    "db/migrations": "evoengine/_assets/db/migrations",
 }
 """folder of a checkout → where a wheel has it"""
 IN_SDIST = (*IN_WHEEL, "tests", "benchmarks", "docs", "deploy", ".ci")
@@ -68,14 +67,14 @@ def test_a_wheel_has_nothing_outside_of_the_package(wheel):
     assert {top.split("-")[0] for top in tops} == {"evoengine"} and len(tops) == 2
 
 
-def test_an_installed_evoengine_reads_its_own_templates_spaces_and_migrations(wheel, tmp_path):
+def test_an_installed_evoengine_reads_its_own_templates_and_spaces(wheel, tmp_path):
     installed = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(installed)
     script = (
         "from evoengine.paths import asset, default_database\n"
         "from evoengine.ledger.store import open_ledger\n"
         "open_ledger('new.db', create=True).close()\n"
-        "for name in ('templates', 'search_spaces', 'db/migrations'):\n"
+        "for name in ('templates', 'search_spaces'):\n"
         "    print(asset(name), any(asset(name).rglob('*.*')))\n"
         "print(default_database())\n"
     )

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from evoengine.errors import UsageError
-from evoengine.host_compiler import cache_folder, prune
+from evoengine.sandbox.host_compiler import cache_folder, prune
 from evoengine.sass.cubin import whole_image
 from evoengine.sass.listing import disassemble
 from evoengine.stages.compile import CompileFailed

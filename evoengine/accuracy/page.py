@@ -15,10 +15,9 @@ from evoengine.sass.validation import CLASSES, ClassError
 SHOWN_WHOLE = 30
 """largest number of rows of a set of which the page lists each"""
 WORST = 12
-"""number of rows with the largest errors that the page lists"""
+"""number of rows with the largest errors that the page lists, of those that no constant was fitted on"""
 BOOTSTRAPS = 2000
-NINE_OF_TEN = 0.95
-"""one-sided quantile"""
+NINE_OF_TEN = 0.9
 LEAST = 3
 """smallest number of rows of a set for which a rank correlation is computed"""
 
@@ -93,12 +92,24 @@ def class_errors(rows: Iterable[Row]) -> dict[str, ClassError]:
     for name in CLASSES:
         if of_class := groups.get((name,)):
             n = len(of_class)
-            rms = math.sqrt(sum(row.log_ratio**2 for row in of_class) / n)
-            factor = math.exp(float(t.ppf(NINE_OF_TEN, n)) * rms)
+            factor = math.exp(_nine_of_ten([abs(row.log_ratio) for row in of_class]))
             mean_error = sum(abs(row.error) for row in of_class) / n
             data = "; ".join(f"{name} on {gpu}" for name, gpu in by(of_class, "set", "gpu"))
             found[name] = ClassError(name, n, mean_error, factor, data)
     return found
+
+
+def _nine_of_ten(errors: Sequence[float]) -> float:
+    """Return what the error of another row of the kind stays below with a probability of 0.9.
+
+    That is the error with the rank ceil(0.9 (n + 1)), whatever their distribution; where n is below that rank, the end
+    of the interval of normally distributed ones.
+    """
+    n = len(errors)
+    rank = math.ceil(NINE_OF_TEN * (n + 1))
+    if rank <= n:
+        return sorted(errors)[rank - 1]
+    return float(t.ppf((1 + NINE_OF_TEN) / 2, n)) * math.sqrt(sum(error**2 for error in errors) / n)
 
 
 def as_toml(errors: Mapping[str, ClassError]) -> str:
@@ -115,7 +126,8 @@ def as_toml(errors: Mapping[str, ClassError]) -> str:
 def page(rows: Sequence[Row], remarks: Sequence[str] = ()) -> str:
     """Return Markdown: errors by class and by set, the worst rows, and small sets row by row."""
     parts = ["## By class of kernel", *_by_class(rows), "", "## By set", *_by_set(rows), "", "## Largest errors"]
-    parts += [*_table(sorted(rows, key=lambda row: -abs(row.log_ratio))[:WORST], with_set=True), ""]
+    judged = [row for row in rows if not row.fitted] or rows
+    parts += [*_table(sorted(judged, key=lambda row: -abs(row.log_ratio))[:WORST], with_set=True), ""]
     for (name, gpu), of_set in by(rows, "set", "gpu").items():
         if len(of_set) <= SHOWN_WHOLE:
             parts += [f"## {name} on {gpu}", *_table(of_set, with_set=False), ""]

@@ -37,6 +37,20 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="With --export: write this trial instead of the best one. It must be correct.",
 )
+@click.option(
+    "--package",
+    "packaged",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the best kernel as a package to this new folder; --as says which.",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["wheel", "hf-kernel", "cpp"]),
+    help="With --package: a wheel for pip, a repository for the Hugging Face Hub's kernels library, or C++ with CMake.",
+)
+@click.option("--name", help="With --package: its name.  [default: from problem and GPU]")
 @click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")
 @click.option(
     "--fused-moe",
@@ -56,6 +70,9 @@ def best(
     top: int | None,
     folder: Path | None,
     trial: int | None,
+    packaged: Path | None,
+    form: str | None,
+    name: str | None,
     pareto: bool,
     fused_moe: Path | None,
     db: str | None,
@@ -75,7 +92,7 @@ def best(
     if server:
         from evoengine.cli import remote
 
-        refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, fused_moe=fused_moe, db=db)
+        refuse_beside(server, kernel=kernel, trial=trial, package=packaged, pareto=pareto, fused_moe=fused_moe, db=db)
         remote.best(server, gpu, problem, top, folder, as_json)
         return
     if fused_moe is not None:
@@ -83,6 +100,12 @@ def best(
             example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
             raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
         _write_fused_moe(fused_moe, gpu, db)
+        return
+    if packaged or form or name:
+        if not packaged or not form or folder or trial or top or pareto or as_json:
+            example = hint("best", package="out/", **{"as": form or "wheel"}, db=db)
+            raise UsageError(f"--package, --as and --name go with --problem, --gpu and --kernel alone, as in {example}")
+        _write_package(packaged, form, problem, gpu, name, kernel, db)
         return
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
@@ -121,6 +144,22 @@ def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, d
         written = export(
             folder, found.problem, found.gpu, kernel=kernel, pareto=pareto, db=db, echo=live.say, on_stage=live.stage
         )
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _write_package(
+    folder: Path, form: str, problem: str | None, gpu: str | None, name: str | None, kernel: Path | None, db: str | None
+) -> None:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import package
+
+    with LiveProgress() as live:
+        written = package(
+            folder, form, problem, gpu, name=name, kernel=kernel, db=db, echo=live.say, on_stage=live.stage
+        )
+    say_which(db)
     for path in written:
         say(f"wrote {path}")
 

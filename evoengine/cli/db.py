@@ -67,15 +67,15 @@ def upgrade(db: str | None) -> None:
     """
     from evoengine.cli.output import say
     from evoengine.ledger.database import parse_url, schema_of
-    from evoengine.ledger.schema import known_revisions
     from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.upgrade import REVISIONS
     from evoengine.paths import chosen_database
 
     before = schema_of(parse_url(chosen_database(db)))
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         place = ledger.place
-    newest = known_revisions()[-1]
+    newest = REVISIONS[-1]
     say(f"{place} has schema {newest}" if before == newest else f"{place}: from schema {before} to {newest}")
 
 

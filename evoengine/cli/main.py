@@ -14,8 +14,8 @@ from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
 from evoengine.cli.process import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.machine import is_machine_fault, machine_error
-from evoengine.untrusted import one_line
+from evoengine.sandbox.machine import is_machine_fault, machine_error
+from evoengine.text import one_line
 
 COMMANDS = {
     "new": "Create a folder for a kernel of your own, or import one.",
@@ -23,6 +23,7 @@ COMMANDS = {
     "gpus": "List the supported GPUs with their limits and peaks, and the families that fit them.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "run": "Run a Python script with Triton kernels on a virtual GPU.",
+    "cubins": "List the kernels in a binary: a cubin, a fatbin, an object or a library.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List the trials in the ledger and their outcomes.",
     "runs": "List the runs in the ledger, or remove some.",
@@ -32,7 +33,7 @@ COMMANDS = {
     "measure": "Time candidates of a search without a GPU on a GPU, best estimate first.",
     "profile": "Show what limits one candidate, by Nsight Compute or by the performance model.",
     "accuracy": "Compare predicted with measured times.",
-    "verify": "Gate one configuration, or a Triton kernel.",
+    "verify": "Gate one configuration, a Triton kernel, or a kernel of a binary.",
     "export": "Write a run to a T4 file, the common format of auto-tuners.",
     "import": "Import a run from a T4 file or a Kernel Tuner cache file.",
     "cluster": "Write the files of a Ray cluster, or inspect one.",

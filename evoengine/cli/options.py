@@ -222,6 +222,24 @@ kernel_option = click.option(
     help="Folder of a kernel of your own, as created by evoengine new. Its kernel, template and reference are "
     "executed: use only folders that you trust.",
 )
+triton_option = click.option(
+    "--triton",
+    metavar="FILE::KERNEL",
+    help="Triton kernel of your own with its autotuner's list, on a virtual GPU (docs/virtual-gpu.md). FILE is "
+    "executed: use only files that you trust.",
+)
+call_option = click.option(
+    "--call",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
+    "sizes, with defaults.",
+)
+reference_option = click.option(
+    "--reference",
+    metavar="FUNCTION",
+    help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
+    "kernel writes. Of verify with --cubin: FILE.py::FUNCTION, which takes tensors of launch.json by their names.",
+)
 db_option = click.option(
     "--db",
     metavar="URL",

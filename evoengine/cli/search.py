@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ from evoengine.cli.options import (
     RECORDED,
     OneOf,
     TextType,
+    call_option,
     cluster_option,
     db_option,
     gpu_file_option,
@@ -19,10 +22,12 @@ from evoengine.cli.options import (
     kernel_option,
     log_json_option,
     problem_option,
+    reference_option,
     refuse_beside,
     server_option,
     space_option,
     templates_option,
+    triton_option,
 )
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import AUTO
@@ -31,6 +36,7 @@ from evoengine.search import samplers
 
 if TYPE_CHECKING:
     from evoengine.cli.progress import EventLog, LiveProgress
+    from evoengine.search.first_build import FirstBuild
     from evoengine.tuning.search import SearchOptions, SearchResult
 
     Live = EventLog | LiveProgress
@@ -51,6 +57,9 @@ class DeviceType(TextType):
 @gpu_file_option
 @problem_option
 @kernel_option
+@triton_option
+@call_option
+@reference_option
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Search only this family. Can be repeated.")
 @click.option("--trials", type=click.IntRange(min=1), help="Number of trials.  [default: 60]")
 @click.option(
@@ -80,6 +89,12 @@ class DeviceType(TextType):
     "Pareto front.  [default: tflops]",
 )
 @space_option
+@click.option(
+    "--write-space",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the search space to FILE, to be edited and given back by --space, and search nothing.",
+)
 @templates_option
 @db_option
 @click.option(
@@ -132,6 +147,7 @@ def search(
     gpus: tuple[str, ...],
     server: str | None,
     job: int | None,
+    write_space: Path | None,
     **options: Any,
 ) -> int:
     """Search for the fastest correct kernel of a problem on a GPU.
@@ -144,31 +160,54 @@ def search(
     for the same kernel in the same environment are reused.
     """
     if server or job:
-        here_alone = {"log_json": log_json, "detach": detach, "resume": options.pop("resume") is not None}
+        resume = options.pop("resume") is not None
+        here_alone = {"log_json": log_json, "write_space": write_space is not None, "detach": detach, "resume": resume}
         return _elsewhere(server, job, gpus, here_alone, as_json, options)
     from evoengine.cli.progress import LiveProgress
 
     if log_json:
         from evoengine.cli.progress import EventLog
-    with EventLog() if log_json else LiveProgress() as live:
+    here = not (options["cluster"] or write_space or options["device"].startswith(RECORDED))
+    with EventLog() if log_json else LiveProgress() as live, _begun_build(here) as begun:
         from evoengine.cli.conclusion import print_summary
         from evoengine.cli.process import stop_on_signal
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
 
         asked = [SearchOptions(gpu=gpu, **options) for gpu in dict.fromkeys(gpus or (AUTO,))]
+        if write_space:
+            return _write_space(asked[0], write_space, live)
         if detach:
             return _detach(asked, live)
         if len(asked) > 1:
             several = prepare_all(asked, live.say, live.stage)
             stop_on_signal(several.stop)
             return _conclude_all(asked, several.run_all(live.update, live.trial), live, as_json)
-        prepared = prepare(asked[0], live.say, live.stage)
+        prepared = prepare(asked[0], live.say, live.stage, begun)
         stop_on_signal(prepared.stop)
         result = prepared.run(live.update, live.trial)
     code = print_summary(result, as_json, asked[0].db, _following(asked[0], result), live.say)
     live.end(result.run, result.progress.ended, code)
     return code
+
+
+@contextmanager
+def _begun_build(here: bool) -> Iterator[FirstBuild | None]:
+    """Begin to build the executor, for which a machine's first search waits, before the slow imports of a search."""
+    if not here:
+        yield None
+        return
+    from evoengine.search.first_build import FirstBuild
+
+    with closing(FirstBuild()) as begun:
+        yield begun
+
+
+def _write_space(asked: SearchOptions, file: Path, live: Live) -> int:
+    from evoengine.tuning.search import write_space
+
+    live.say(f"wrote a space of {write_space(asked, file):,} configurations to {file}")
+    return 0
 
 
 def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
@@ -211,7 +250,21 @@ def _elsewhere(
         raise UsageError(f"--job {job} is one of a service; --server names it")
     if len(gpus) > 1:
         raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
-    own = ("gpu_file", "kernel", "space", "templates", "db", "jobs", "cluster", "timeout", "clock", "remeasure")
+    own = (
+        "gpu_file",
+        "kernel",
+        "triton",
+        "call",
+        "reference",
+        "space",
+        "templates",
+        "db",
+        "jobs",
+        "cluster",
+        "timeout",
+        "clock",
+        "remeasure",
+    )
     refuse_beside(server, **here_alone, **{name: options[name] for name in own})
     if job is not None:
         return remote.come_back(server, job, as_json)

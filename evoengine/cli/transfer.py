@@ -71,7 +71,7 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.optuna.study import optuna_storage, rebuild
     from evoengine.ledger.store import open_ledger
-    from evoengine.untrusted import printable
+    from evoengine.text import printable
 
     with LiveProgress() as live:
         live.stage("reading the file")
@@ -115,7 +115,7 @@ def _own(file: Path) -> Found | None:
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import load, occurring
-    from evoengine.untrusted import printable
+    from evoengine.text import printable
 
     try:
         whole = from_t4(load(file))
@@ -141,8 +141,8 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
+    from evoengine.text import printable
     from evoengine.tuning.recorded import echo_estimated_alone
-    from evoengine.untrusted import printable
 
     space, now = read_recorded(file), datetime.now(UTC)
     echo_estimated_alone(space, echo)

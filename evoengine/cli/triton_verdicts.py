@@ -26,7 +26,8 @@ def verify_triton(
     if call is None:
         raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
     require_triton()
-    from evoengine.virtual.verify import as_answer, verify
+    from evoengine.views.triton_kernels import as_answer
+    from evoengine.virtual.verify import verify
 
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     key = choose_gpu(gpu, None).gpu.key

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from evoengine.cli.options import (
     OneOf,
+    call_option,
     db_option,
     gpu_file_option,
     gpu_option,
@@ -20,13 +21,15 @@ from evoengine.cli.options import (
     kernel_option,
     problem_option,
     reading,
+    reference_option,
     space_option,
     templates_option,
+    triton_option,
 )
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.records import Config
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 
 @click.command()
@@ -53,28 +56,32 @@ from evoengine.untrusted import parse_json, read_limited_text
 @click.option(
     "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
 )
-@click.option(
-    "--triton",
-    metavar="FILE::KERNEL",
-    help="In place of --config: gate every configuration of a Triton kernel, on a virtual GPU. FILE is executed: use "
-    "only files that you trust.",
-)
-@click.option(
-    "--call",
-    metavar="FUNCTION",
-    help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
-    "sizes, with defaults.",
-)
-@click.option(
-    "--reference",
-    metavar="FUNCTION",
-    help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
-    "kernel writes.",
-)
+@triton_option
+@call_option
+@reference_option
 @click.option(
     "--exact",
     is_flag=True,
     help="With --triton: also compare the configurations bit by bit in Triton's exact algebra (FpSan, Triton 3.9).",
+)
+@click.option(
+    "--cubin",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="In place of --config: execute a kernel out of a cubin, a fatbin, an object, a library or PTX, on a virtual "
+    "GPU. FILE is parsed and not loaded.",
+)
+@click.option("--entry", metavar="NAME", help="With --cubin: the kernel, by the name that evoengine cubins lists.")
+@click.option(
+    "--launch",
+    metavar="FILE.json",
+    type=click.Path(path_type=Path),
+    help="With --cubin: tensors, grid, block and arguments, as docs/virtual-gpu.md describes.",
+)
+@click.option(
+    "--sample",
+    is_flag=True,
+    help="With --cubin: of a launch that would take over a minute, execute blocks for some ten seconds only.",
 )
 @click.option(
     "--seed",
@@ -99,22 +106,39 @@ def verify(
     call: str | None,
     reference: str | None,
     exact: bool,
+    cubin: Path | None,
+    entry: str | None,
+    launch: Path | None,
+    sample: bool,
     seed: int | None,
     db: str | None,
     as_json: bool,
 ) -> int:
-    """Gate one configuration, or all of a Triton kernel. The exit code is 0 if it is correct and 1 if it is not.
+    """Gate one configuration, all of a Triton kernel, or a kernel of a binary.
+
+    The exit code is 0 if it is correct and 1 if it is not.
 
     On the CPU both judges judge a configuration to the end: the executor of machine code and the emulator of CUDA text.
-    A Triton kernel is judged by the executor (docs/virtual-gpu.md).
+    Other kernels are judged by the executor (docs/virtual-gpu.md).
     """
+    if cubin is not None:
+        _require_none_given(context, "cubin", "entry", "launch", "reference", "sample", "gpu", "seed", "as_json")
+        from evoengine.cli.cubin_verdicts import verify_cubin
+
+        return verify_cubin(cubin, entry, launch, reference, sample, gpu, seed, as_json)
+    for name, given_for_cubin in (("entry", entry), ("launch", launch), ("sample", sample)):
+        if given_for_cubin:
+            raise UsageError(f"--{name} is for --cubin FILE, which is not given")
     if triton is not None:
         _require_none_given(context, "triton", "gpu", "call", "reference", "exact", "seed", "as_json")
         from evoengine.cli.triton_verdicts import verify_triton
 
         return verify_triton(triton, call, reference, exact, gpu, seed, as_json)
     if text is None:
-        raise UsageError("verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION")
+        raise UsageError(
+            "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION, or --cubin FILE with --entry NAME "
+            "and --launch FILE.json"
+        )
     for name, given_for_triton in (("call", call), ("reference", reference), ("exact", exact)):
         if given_for_triton:
             raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
@@ -156,11 +180,11 @@ def verify(
 
 
 def _require_none_given(context: click.Context, *allowed: str) -> None:
-    """Raise UsageError for an option that says nothing about a Triton kernel."""
+    """Raise UsageError for an option beside the first of those allowed that says nothing about its kernel."""
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT
         if given and parameter.name not in allowed:
-            raise UsageError(f"{parameter.opts[0]} is not for --triton; leave one of them out")
+            raise UsageError(f"{parameter.opts[0]} is not for --{allowed[0]}; leave one of them out")
 
 
 MOST_BYTES = 1 << 20

@@ -90,7 +90,7 @@ class BlockTrace:
 
 
 # Of a device's output: a block, and behind it each page with its contents. BlockHeader and PageHeader of
-# emulator/runtime/pooled.cpp, and write_trace in sass/core/functional.cpp.
+# cuda_emulator/runtime/pooled.cpp, and write_trace in sass/core/functional.cpp.
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
 
@@ -115,7 +115,7 @@ def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[Block
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of SplitMix64, as in emulator/runtime/pooled.cpp and sass/core/sparse.cpp.
+    """Apply the finaliser of SplitMix64, as in cuda_emulator/runtime/pooled.cpp and sass/core/sparse.cpp.
 
     See Steele, Lea, Flood, "Fast splittable pseudorandom number generators".
     """

@@ -16,8 +16,8 @@ from evoengine.formats.folder import NewFolder, read_json, read_text
 from evoengine.formats.literals import NotLiteral, expression_of
 from evoengine.formats.naive_kernels import naive_kernel
 from evoengine.formats.tuned_kernel import STUB
+from evoengine.sandbox.untrusted import parse_json
 from evoengine.space.expression import Expression
-from evoengine.untrusted import parse_json
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MAX_WORKLOADS = 64

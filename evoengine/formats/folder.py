@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.workloads.folder import PROBLEM, SPACE
 from evoengine.workloads.folder_reader import require_name
 

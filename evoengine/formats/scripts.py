@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import MachineError, UsageError
-from evoengine.kept_process import Held, KeptProcess
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.kept_process import Held, KeptProcess
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0

@@ -19,7 +19,7 @@ from evoengine.ledger import chains
 from evoengine.ledger.chains import insert_new
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.ranking import update_standing
-from evoengine.ledger.rows import to_measurement
+from evoengine.ledger.rows import OF_SOURCE, to_measurement
 from evoengine.ledger.runs import RUNNING
 from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
@@ -127,6 +127,8 @@ def take_over(session: Session, key: str, original: int, trial: int, *, timed: b
         row.reason = None
     row.taken_from, row.gate_version = was.taken_from or original, was.gate_version
     row.binary_id, row.occupancy = was.binary_id, was.occupancy
+    for name in OF_SOURCE:  # a launch may be known only from the binary
+        setattr(row, name, getattr(was, name))
     row.device = next((v.device for v in reversed(kept_verdicts) if v.device != EXECUTOR), None)
     row.finished_at = now
     session.flush()

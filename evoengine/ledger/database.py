@@ -30,11 +30,12 @@ from evoengine.hints import hint, nearest_folder
 from evoengine.ledger.check import READ_ERRORS, check_small, find_damage
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.optuna import schema as optuna_schema
-from evoengine.ledger.schema import LOCK_KEY, known_revisions, upgrade
+from evoengine.ledger.schema import LOCK_KEY, upgrade
 from evoengine.ledger.tables import VERSION_TABLE
-from evoengine.machine import require_files
+from evoengine.ledger.upgrade import REVISIONS
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import chosen_database, default_database
+from evoengine.sandbox.machine import require_files
 
 
 class Unavailable(UsageError):
@@ -193,7 +194,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
         raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
-    outdated = contents.revision != known_revisions()[-1]
+    outdated = contents.revision != REVISIONS[-1]
     if outdated and not writable:
         raise UsageError(
             f"{display_url(url)} is of an older evoengine (schema {contents.revision}) and cannot be written here: "
@@ -448,7 +449,7 @@ def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Cont
 def _refuse_foreign(url: URL, contents: Contents) -> None:
     tables, revision = contents.tables, contents.revision
     if revision is not None:
-        if revision not in known_revisions():
+        if revision not in REVISIONS:
             raise UsageError(
                 f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"

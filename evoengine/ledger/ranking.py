@@ -8,6 +8,10 @@ The finalists of the last finals keep the places that they won there, and whatev
 them. Finals of an imported run decide between trials of that run alone: nobody timed its finalists against what this
 ledger had. What counts among the trials of one run is stored beside what counts among all.
 
+Predictions that are closer to one another than SAME_WITHIN do not tell which kernel is faster. Of those as close to the
+fastest prediction the simplest is the first: the kernel with the fewest registers, as in finals, and of equal ones that
+with the least shared memory.
+
 `standings` follows from candidates, verdicts and measurements. Every write of one of these calls `update_standing` or
 `rebuild` in the same transaction; `evoengine db check` computes all of it again and compares.
 """
@@ -16,10 +20,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
@@ -29,6 +34,7 @@ from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
+    BinaryRow,
     CandidateRow,
     MeasurementRow,
     RankingRow,
@@ -38,7 +44,7 @@ from evoengine.ledger.tables import (
 )
 from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
-from evoengine.terms import FORMULA, model_of
+from evoengine.terms import FORMULA, SAME_WITHIN, model_of
 
 FETCHED = 64
 """standings that are read together"""
@@ -324,8 +330,9 @@ def read_order(
 
     `run` and `kernel` narrow them.
 
-    All are of the ranking with the last figure of the most trusted kind. Behind predictions come estimates by formula,
-    of what the model could not read, in an order of their own.
+    All are of the ranking with the last figure of the most trusted kind. Of predictions within SAME_WITHIN of the
+    fastest, the simplest is the first. Behind predictions come estimates by formula, of what the model could not read,
+    in an order of their own.
     """
     rankings = [r for r in _held_rankings(session, problem, gpu, run) if kernel in (None, r.kernel)]
     if not rankings:
@@ -338,8 +345,11 @@ def read_order(
         classes.append([r.id for r in formula])
     firsts: dict[str, int] = {}
     for ranking in classes:
-        for trial, source in _in_order(session, ranking, run) if len(firsts) < top else ():
-            firsts.setdefault(source, trial)
+        order = _in_order(session, ranking, run)
+        if ranking == [first.id] and first.precedence == PREDICTED:
+            order = _simplest_ahead(order)
+        for placed in order if len(firsts) < top else ():
+            firsts.setdefault(placed.source, placed.trial)
             if len(firsts) == top:
                 break
     return list(firsts.values())
@@ -362,17 +372,48 @@ def _newest(session: Session, rankings: Sequence[RankingRow], run: int | None) -
     return max(rankings, key=lambda r: session.scalars(last.where(StandingRow.ranking_id == r.id)).one())
 
 
-def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the trials of rankings with their sources, best first.
+_HOLDS = (
+    func.coalesce(BinaryRow.registers, sys.maxsize),
+    func.coalesce(BinaryRow.shared_bytes + CandidateRow.shared_bytes, sys.maxsize),
+)
+
+
+class _Placed(NamedTuple):
+    """A trial of a ranking that is read."""
+
+    trial: int
+    source: str
+    us: float
+    holds: tuple[int, int]
+    """registers of a thread and bytes of shared memory of a block; no less than any other where no binary is known"""
+
+
+def _simplest_ahead(order: Iterator[_Placed]) -> Iterator[_Placed]:
+    """Yield the trials of `order`, ahead of all the simplest of the first FETCHED within SAME_WITHIN of the fastest."""
+    near: list[_Placed] = []
+    behind = next(order, None)
+    while behind and len(near) < FETCHED and behind.us <= (1 + SAME_WITHIN) * (near or [behind])[0].us:
+        near.append(behind)
+        behind = next(order, None)
+    simplest = min(near, key=lambda placed: placed.holds, default=None)
+    yield from sorted(near, key=lambda placed: placed is not simplest)
+    if behind:
+        yield behind
+    yield from order
+
+
+def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Iterator[_Placed]:
+    """Yield the trials of rankings, fastest first.
 
     Raises Damaged where a row is not what was written, or its standing does not follow from it.
     """
     s = StandingRow
     order = (s.counted_us, s.place) if run is None else (s.run_counted_us, s.run_place)
     wanted = (
-        select(*order, s.us, s.candidate_id, func.coalesce(RunRow.kernel, ""), *_FIGURE)
+        select(*order, s.us, s.candidate_id, *_HOLDS, func.coalesce(RunRow.kernel, ""), *_FIGURE)
         .join(RunRow, RunRow.id == s.run_id)
         .outerjoin(CandidateRow, CandidateRow.id == s.candidate_id)
+        .outerjoin(BinaryRow, BinaryRow.id == CandidateRow.binary_id)
         .outerjoin(MeasurementRow, MeasurementRow.id == s.figure_id)
         .order_by(*order, s.us, s.candidate_id)
     )
@@ -383,13 +424,13 @@ def _in_order(session: Session, rankings: Sequence[int], run: int | None) -> Ite
         for ranking in rankings
     ]
     try:
-        for _, _, us, trial, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
+        for _, _, us, trial, registers, shared, *columns in heapq.merge(*read, key=lambda row: tuple(row[:4])):
             if None in (columns[1], columns[1 + _candidates.width]):
                 raise Damaged(s.__tablename__, trial, "figure_id")
             figure = _read_figure(columns)
             if figure.measurement.compared_us != us:
                 raise Damaged(s.__tablename__, trial, "us")
-            yield trial, figure.source
+            yield _Placed(trial, figure.source, us, (registers, shared))
     finally:
         for result in read:
             result.close()

@@ -53,7 +53,7 @@ from evoengine.records import (
     precedence,
 )
 
-_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
+_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
     "source_sha256",

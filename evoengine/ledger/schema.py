@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, Index, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 from sqlalchemy.orm import Session
@@ -13,34 +12,12 @@ from evoengine.ledger import service_tables, tables
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
-from evoengine.paths import asset
-
-if TYPE_CHECKING:
-    # slow to import, and a database whose schema is this evoengine's does without
-    from alembic.config import Config as AlembicConfig
+from evoengine.ledger.upgrade import REVISIONS, migrate
 
 TABLES = (tables, service_tables)
 """the modules whose tables make up the schema"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
-
-
-def alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    from alembic.config import Config as AlembicConfig
-
-    config = AlembicConfig(attributes={"connection": connection})
-    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-@cache
-def known_revisions() -> list[str]:
-    """Return the revisions, oldest first, by the names of the scripts, which begin with them.
-
-    Reading the scripts themselves takes longer than what most commands do.
-    """
-    return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
 
 
 def expected_tables(held: Set[str]) -> list[Table]:
@@ -99,17 +76,9 @@ def _create(connection: Connection) -> None:
     revision = Column("version_num", String(32), nullable=False)
     versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
     versions.create(connection)
-    connection.execute(versions.insert().values(version_num=known_revisions()[-1]))
+    connection.execute(versions.insert().values(version_num=REVISIONS[-1]))
     tables.Base.metadata.create_all(connection, checkfirst=False)
     create_views(connection)
-
-
-def migrate(connection: Connection, revision: str = "head") -> None:
-    """Run the migrations that the database has not had, up to that one; views are none of their business."""
-    # slow to import
-    from alembic import command
-
-    command.upgrade(alembic_config(connection), revision)
 
 
 # ── views ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

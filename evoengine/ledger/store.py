@@ -55,7 +55,6 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
-from evoengine.ledger.schema import known_revisions
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -72,6 +71,7 @@ from evoengine.ledger.targets import Targets
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
+from evoengine.ledger.upgrade import REVISIONS
 from evoengine.objectives import DEFAULT, Objective
 from evoengine.paths import chosen_database
 from evoengine.records import (
@@ -124,9 +124,9 @@ def open_unchecked(database: str | None) -> Ledger:
     """Open a ledger that may be damaged. Raises UsageError on one of another schema."""
     url = parse_url(chosen_database(database))
     revision = schema_of(url)
-    if revision != known_revisions()[-1]:
+    if revision != REVISIONS[-1]:
         raise UsageError(
-            f"{display_url(url)} has schema {revision}, and this evoengine checks {known_revisions()[-1]}: "
+            f"{display_url(url)} has schema {revision}, and this evoengine checks {REVISIONS[-1]}: "
             f"{hint('db', 'upgrade', db=db_of(url))} brings it there"
         )
     return Ledger(url, make_engine(url))
@@ -469,10 +469,15 @@ class Ledger:
 
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
-        """Store the binary of a candidate; one that is there already for the same source and compiler is kept."""
+        """Store the binary of a candidate; one that is there already for the same source and compiler is kept.
+
+        Where the binary states the launch, `source` has it, and the candidate's own is replaced.
+        """
         with self.database.write_connection() as connection:
-            made = get_or_create_binary(connection, source, binary)
-            update_row(connection, CandidateRow, trial, {"binary_id": made})
+            values: dict[str, object] = {"binary_id": get_or_create_binary(connection, source, binary)}
+            if binary.launch is not None:
+                values |= get_or_create_source(connection, source)
+            update_row(connection, CandidateRow, trial, values)
 
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:

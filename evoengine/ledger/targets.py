@@ -48,6 +48,15 @@ class Targets:
             raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self._ledger.db)} {what}")
         return found[0], found[1]
 
+    def problems_of(self, workload: str, gpu: str) -> list[str]:
+        """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
+        of_both = RunRow.gpu == gpu, RunRow.problem.startswith(f"{workload}:", autoescape=True)
+        latest_first = func.max(RunRow.id).desc()
+        with self._ledger.database.reading() as session:
+            return [
+                *session.scalars(select(RunRow.problem).where(*of_both).group_by(RunRow.problem).order_by(latest_first))
+            ]
+
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
         """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
         found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))

@@ -41,24 +41,45 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     unchanged. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
     require_writable(folder)
-    target = Path(os.path.realpath(folder))
     files = with_checksums(contents)
+    _write_whole(folder, files, "--export takes a folder that can be made")
+    return [folder / name for name in files]
+
+
+def require_new(folder: Path) -> None:
+    """Raise UsageError if `folder` contains anything, is not a folder, or cannot be made."""
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise UsageError(f"cannot write to {folder}: it is not empty; --package takes a folder that is new or empty")
+    require_writable(folder)
+
+
+def write_new(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write files by their paths within a new or empty folder, all or none of them; return their paths.
+
+    Raises UsageError if `folder` contains anything, or cannot be written.
+    """
+    require_new(folder)
+    _write_whole(folder, contents, "--package takes a folder that can be made")
+    return [folder / name for name in contents]
+
+
+def _write_whole(folder: Path, files: Mapping[str, bytes], remedy: str) -> None:
+    """Write files by their paths within a folder, all or none of them."""
+    target = Path(os.path.realpath(folder))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
         part = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
         try:
             for name, data in files.items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
                 (part / name).write_bytes(data)
             part.chmod(0o777 & ~_umask())
             _swap_into_place(part, target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be made"
-        ) from error
-    return [folder / name for name in files]
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; {remedy}") from error
 
 
 def with_checksums(contents: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -35,9 +35,10 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.stages.figures import above_roofline
+from evoengine.sandbox.untrusted import LARGEST_TEXT, require_text
 from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
-from evoengine.untrusted import LARGEST_TEXT, printable, require_text
+from evoengine.text import printable
+from evoengine.timing.figures import above_roofline
 from evoengine.workloads.base import Target
 
 _Rule = tuple[Callable[[Any], bool], str]
@@ -142,7 +143,9 @@ def mark_suspect(history: RunHistory, target: Target) -> RunHistory:
 
 
 def _with_suspicion(record: CandidateHistory, target: Target) -> CandidateHistory:
-    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target))) for taken, f in record.figures]
+    binary = record.candidate.binary
+    mix = binary.mix if binary else {}
+    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target, mix))) for taken, f in record.figures]
     ranked_by = most_trusted([figure for _, figure in figures])
     c = replace(record.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))
     if ranked_by and ranked_by.suspect and c.outcome and c.outcome.ranked:
@@ -150,10 +153,11 @@ def _with_suspicion(record: CandidateHistory, target: Target) -> CandidateHistor
     return replace(record, candidate=c, figures=figures)
 
 
-def _suspicion(figure: Measurement, target: Target) -> str | None:
+def _suspicion(figure: Measurement, target: Target, mix: Mapping[str, int]) -> str | None:
     least_us = min(figure.median_us, figure.compared_us)
     tflops = max(target.flops / least_us / 1e6, figure.tflops or 0.0)
-    return above_roofline(tflops, target.min_dram_bytes / least_us / 1e3, target.gpu)
+    gbs = target.min_dram_bytes / least_us / 1e3
+    return above_roofline(tflops, gbs, target.gpu, mix, figure.terms if figure.kind is Kind.MEASURED else {})
 
 
 # ── one value ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from evoengine import __version__
 from evoengine.devices.base import ConstantParameter, Parameter, ScratchParameter, TensorParameter
 from evoengine.records import Binary, Candidate, Measurement, Source, Verdict
-from evoengine.terms import range_us
+from evoengine.terms import digits, range_us
+from evoengine.text import rounded
 from evoengine.workloads.base import Target
 
 LONGEST = 400
@@ -112,16 +113,18 @@ def _figure(figure: Measurement | None) -> Iterator[str]:
     if figure is None:
         yield "None was taken."
         return
-    speed = f", {figure.tflops:,.4g} TFLOPS" if figure.tflops is not None else ""
-    yield f"{figure.compared_us:,.4g} µs{speed}: **{figure.kind}**, {_KINDS[str(figure.kind)]}."
+    ends = range_us(figure.terms)
+    shown = digits(figure.compared_us, ends)
+    speed = f", {rounded(figure.tflops, shown)} TFLOPS" if figure.tflops is not None else ""
+    yield f"{rounded(figure.compared_us, shown)} µs{speed}: **{figure.kind}**, {_KINDS[str(figure.kind)]}."
     yield ""
     yield f"- by: {code(figure.device)}"
     if figure.policy:
         yield f"- how: {code(figure.policy)}, {len(figure.samples_us)} samples"
     if figure.vs_baseline is not None:
         yield f"- {figure.vs_baseline:.3g} times as fast as the fastest baseline of its run"
-    if ends := range_us(figure.terms):
-        yield f"- the model's range: {ends[0]:,.4g} to {ends[1]:,.4g} µs"
+    if ends:
+        yield f"- the model's range: {rounded(ends[0], shown)} to {rounded(ends[1], shown)} µs"
     if figure.suspect:
         yield f"- suspect: {code(figure.suspect)}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from evoengine.errors import MachineError
-from evoengine.host_compiler import (
+from evoengine.sandbox.host_compiler import (
     building,
     cache_folder,
     compiler_kind,
@@ -24,7 +24,7 @@ from evoengine.host_compiler import (
     prune,
     run_compiler,
 )  # fmt: skip
-from evoengine.machine import machine_error
+from evoengine.sandbox.machine import machine_error
 
 CORE = Path(__file__).with_name("core")
 KEPT = 16

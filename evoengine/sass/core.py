@@ -19,7 +19,7 @@ from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
 from evoengine.sass.structures import SassLaunch
 
-_PRODUCT = re.compile(r"\b[DHI]MMA\.[\w.]+")
+_PRODUCT = re.compile(r"\b[DHIQ]G?MMA\.[\w.]+")
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096
@@ -51,7 +51,7 @@ class Program:
         self.entry = entry
         self.unknown = self._unknown()
         self.products = frozenset(_PRODUCT.findall(listing))
-        """opcodes of mma.sync in the listing, with modifiers"""
+        """opcodes of tensor cores in the listing, with modifiers"""
 
     def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
         """Return what reads or overwrites registers too early on some path, and pairs of units of unknown latency.

@@ -28,6 +28,8 @@ _BARRIERS_IN_FLAGS, _MOST_BARRIERS = (
     20,
     0x7F,
 )  # SHF_BARRIERS, where an older ptxas says how many named barriers there are
+_CODE, _BANK = ".text.", ".nv.constant"
+"""what the names of sections with machine code, and of constant banks, begin with"""
 _LONG = 4  # the format of an attribute whose value follows
 _ADDRESS = 2  # R_CUDA_64, the kind of relocation that puts a symbol's whole address
 
@@ -94,51 +96,63 @@ def whole_image(image: bytes) -> bytes:
 
 def kernel_names(cubin: bytes) -> list[str]:
     """Return the names of the kernels in a cubin; the machine code of each is in a section `.text.NAME`."""
-    return [s.name.removeprefix(".text.") for s in elf.sections(cubin) if s.name.startswith(".text.")]
+    return [s.name.removeprefix(_CODE) for s in elf.sections(cubin) if s.name.startswith(_CODE)]
+
+
+def read_kernels(cubin: bytes) -> list[Kernel]:
+    """Read all kernels of a cubin, in their order; functions that only kernels call are none."""
+    read = _Reader(cubin)
+    return [read.kernel(name) for name in read.names if f"{_BANK}{PARAMETER_BANK}.{name}" in read.by_name]
 
 
 def read_kernel(cubin: bytes, entry: str) -> Kernel:
     """Read the kernel `entry` of a cubin. Raises UsageError where the cubin is damaged or has no such kernel."""
-    sections = elf.sections(cubin)
-    by_name = {section.name: section for section in sections}
-    if f".text.{entry}" not in by_name:
-        names = [name.removeprefix(".text.") for name in by_name if name.startswith(".text.")]
-        raise UsageError(f"the binary has no kernel {entry}: it has {', '.join(names) or 'none'}")
-    symbols = elf.symbols(sections)
-    own = _attributes(by_name.get(f".nv.info.{entry}"))
-    of_entry = _of_symbol(_attributes(by_name.get(".nv.info")), symbols, entry)
-    arch = _arch(cubin)
-    banks = _banks(by_name, entry)
-    if PARAMETER_BANK not in banks:
-        raise UsageError(f"the binary is no cubin: kernel {entry} has no section .nv.constant0.{entry}")
-    return Kernel(
-        entry=entry,
-        arch=arch,
-        registers=of_entry.get(_REGISTERS, 0),
-        shared_bytes=_shared_bytes(by_name.get(f".nv.shared.{entry}"), arch),
-        local_bytes=_bounded(max(of_entry.get(_FRAME_SIZE, 0), of_entry.get(_MIN_STACK_SIZE, 0)), "a stack frame"),
-        parameters_at=(base := _parameters_at(own)),
-        parameters=_parameters(own, base, len(banks[PARAMETER_BANK])),
-        banks=banks,
-        constants=_constants(sections, symbols, len(banks.get(CONSTANT_BANK, b""))),
-        globals=tuple(_segments(sections)),
-        pointers=tuple(_pointers(sections, symbols, entry, banks)),
-        cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
-        barriers=_barriers(own, by_name[f".text.{entry}"]),
-        mbarriers=next((_number(value) for value in own.get(_MBARRIERS, ())), None),
-        max_threads=_max_threads(own),
-    )
+    read = _Reader(cubin)
+    if entry not in read.names:
+        raise UsageError(f"the binary has no kernel {entry}: it has {', '.join(read.names) or 'none'}")
+    return read.kernel(entry)
+
+
+class _Reader:
+    """The sections and symbols of one cubin."""
+
+    def __init__(self, cubin: bytes) -> None:
+        self._arch, self._sections = elf.header(cubin).arch, elf.sections(cubin)
+        self._symbols = elf.symbols(self._sections)
+        self.by_name = {section.name: section for section in self._sections}
+        self.names = [name.removeprefix(_CODE) for name in self.by_name if name.startswith(_CODE)]
+        self._of_symbols = _of_symbols(_attributes(self.by_name.get(".nv.info")), self._symbols)
+
+    def kernel(self, entry: str) -> Kernel:
+        own = _attributes(self.by_name.get(f".nv.info.{entry}"))
+        of_entry = self._of_symbols.get(entry, {})
+        if _REGISTERS not in of_entry:
+            raise UsageError(f"the binary is no cubin: it does not say how many registers kernel {entry} takes")
+        banks = _banks(self.by_name, entry)
+        if PARAMETER_BANK not in banks:
+            raise UsageError(f"the binary is no cubin: kernel {entry} has no section {_BANK}{PARAMETER_BANK}.{entry}")
+        return Kernel(
+            entry=entry,
+            arch=self._arch,
+            registers=of_entry[_REGISTERS],
+            shared_bytes=_shared_bytes(self.by_name.get(f".nv.shared.{entry}"), self._arch),
+            local_bytes=_bounded(max(of_entry.get(_FRAME_SIZE, 0), of_entry.get(_MIN_STACK_SIZE, 0)), "a stack frame"),
+            parameters_at=(base := _parameters_at(own)),
+            parameters=_parameters(own, base, len(banks[PARAMETER_BANK])),
+            banks=banks,
+            constants=_constants(self._sections, self._symbols, len(banks.get(CONSTANT_BANK, b""))),
+            globals=tuple(_segments(self._sections)),
+            pointers=tuple(_pointers(self._sections, self._symbols, entry, banks)),
+            cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
+            barriers=_barriers(own, self.by_name[f"{_CODE}{entry}"]),
+            mbarriers=next((_number(value) for value in own.get(_MBARRIERS, ())), None),
+            max_threads=_max_threads(own),
+        )
 
 
 def _barriers(attributes: Mapping[int, list[bytes]], code: Section) -> int:
     declared = next((value[0] for value in attributes.get(_BARRIERS, ()) if value), None)
     return code.flags >> _BARRIERS_IN_FLAGS & _MOST_BARRIERS if declared is None else declared
-
-
-def _arch(cubin: bytes) -> int:
-    """Return the compute capability: the lowest byte of the flags, or the next one from ABI version 8 on."""
-    head = elf.header(cubin)
-    return head.flags >> (8 if head.abi >= 8 else 0) & 0xFF
 
 
 def _attributes(section: Section | None) -> dict[int, list[bytes]]:
@@ -177,16 +191,14 @@ def _three(value: bytes) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _of_symbol(attributes: Mapping[int, list[bytes]], symbols: list[Symbol], entry: str) -> dict[int, int]:
-    """Return the attributes of the symbol `entry`, of those that name a symbol, as in `.nv.info`."""
-    found = {}
+def _of_symbols(attributes: Mapping[int, list[bytes]], symbols: list[Symbol]) -> dict[str, dict[int, int]]:
+    """Return symbol → the attributes that name it, of those in `.nv.info` that name one."""
+    found: dict[str, dict[int, int]] = {}
     for code in (_REGISTERS, _FRAME_SIZE, _MIN_STACK_SIZE):
         for value in attributes.get(code, ()):
             symbol, number = _words(value, 2)
-            if symbol < len(symbols) and symbols[symbol].name == entry:
-                found[code] = number
-    if _REGISTERS not in found:
-        raise UsageError(f"the binary is no cubin: it does not say how many registers kernel {entry} takes")
+            if symbol < len(symbols):
+                found.setdefault(symbols[symbol].name, {})[code] = number
     return found
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from evoengine.errors import UsageError
 
-NOBITS = 8
-"""the kind of a section that has a size and no contents in the file"""
+NOBITS = frozenset((8, *(0x70000000 + n for n in (0x7, 0x9, 0xA, 0x15))))
+"""kinds of sections that have a size and no contents in the file; the latter are CUDA's, of relocatable objects"""
 
 _MAGIC = b"\x7fELF\x02\x01"
-_HEADER = struct.Struct("<8xB39xI2xHHHHH")  # byte 8: the ABI's version; from byte 48: flags, then sizes and counts
+_HEADER = struct.Struct("<8xB9xH28xI2xHHHHH")  # byte 8: the ABI's version, 18: machine; from 48: flags, sizes, counts
 _TABLES = struct.Struct("<32xQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -25,6 +25,7 @@ _REL, _REL_KIND = struct.Struct("<QII"), 9
 
 class Header(NamedTuple):
     abi: int
+    machine: int
     flags: int
     program_count: int
     program_bytes: int
@@ -34,6 +35,11 @@ class Header(NamedTuple):
     """index of the section that holds the names of sections"""
     programs_at: int
     sections_at: int
+
+    @property
+    def arch(self) -> int:
+        """Return a cubin's compute capability: the flags' lowest byte, or the next one from ABI version 8 on."""
+        return self.flags >> (8 if self.abi >= 8 else 0) & 0xFF
 
 
 class Section(NamedTuple):
@@ -64,27 +70,40 @@ class Relocation(NamedTuple):
     """None where it is stored in the place that is relocated"""
 
 
-def header(image: bytes) -> Header:
+def header(image: bytes | memoryview) -> Header:
     """Read the file header. Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
-    if not image.startswith(_MAGIC):
+    if bytes(image[: len(_MAGIC)]) != _MAGIC:
         raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}")
-    abi, flags, program_bytes, programs, section_bytes, count, names = _unpack(_HEADER, image, 0, "header")
+    abi, machine, flags, program_bytes, programs, section_bytes, count, names = _unpack(_HEADER, image, 0, "header")
     programs_at, sections_at = _unpack(_TABLES, image, 0, "header")
-    return Header(abi, flags, programs, program_bytes, count, section_bytes, names, programs_at, sections_at)
+    return Header(abi, machine, flags, programs, program_bytes, count, section_bytes, names, programs_at, sections_at)
 
 
 def sections(image: bytes) -> list[Section]:
+    rows, names = _table(image)
+    held = (b"" if row[1] in NOBITS else _contents(image, row) for row in rows)
+    return [
+        Section(_name(names, row[0]), row[1], row[2], row[5], row[6], row[7], data)
+        for row, data in zip(rows, held, strict=True)
+    ]
+
+
+def named(image: memoryview, name: str) -> Iterator[memoryview]:
+    """Yield the contents of the sections of a name, and read no others: libraries have gigabytes."""
+    rows, names = _table(image)
+    for row in rows:
+        if row[1] not in NOBITS and _name(names, row[0]) == name:
+            yield image[row[4] : _end(image, row)]
+
+
+def _table(image: bytes | memoryview) -> tuple[list[tuple[int, ...]], bytes]:
+    """Return the headers of sections and the sections' names."""
     head = header(image)
     starts = (head.sections_at + i * head.section_bytes for i in range(head.section_count))
     rows = [_unpack(_SECTION, image, start, "sections") for start in starts]
     if head.names >= len(rows):
         raise UsageError(f"the binary is no cubin: its names are in section {head.names} of {len(rows)}")
-    names = _contents(image, rows[head.names])
-    held = (b"" if row[1] == NOBITS else _contents(image, row) for row in rows)
-    return [
-        Section(_name(names, row[0]), row[1], row[2], row[5], row[6], row[7], data)
-        for row, data in zip(rows, held, strict=True)
-    ]
+    return rows, _contents(image, rows[head.names])
 
 
 def symbols(found: list[Section]) -> list[Symbol]:
@@ -109,17 +128,22 @@ def relocations(found: list[Section], name: str) -> Iterator[Relocation]:
                 yield Relocation(offset, kind, symbol, None)
 
 
-def _unpack(layout: struct.Struct, image: bytes, at: int, what: str) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, image: bytes | memoryview, at: int, what: str) -> tuple[int, ...]:
     if at + layout.size > len(image):
         raise UsageError(f"the binary is cut off: it ends at byte {len(image)}, within its {what}")
     return layout.unpack_from(image, at)
 
 
-def _contents(image: bytes, row: tuple[int, ...]) -> bytes:
-    offset, size = row[4], row[5]
-    if offset + size > len(image):
-        raise UsageError(f"the binary is cut off: a section ends at byte {offset + size} of {len(image)}")
-    return image[offset : offset + size]
+def _contents(image: bytes | memoryview, row: tuple[int, ...]) -> bytes:
+    return bytes(image[row[4] : _end(image, row)])
+
+
+def _end(image: bytes | memoryview, row: tuple[int, ...]) -> int:
+    """Return where a section's contents end."""
+    end = row[4] + row[5]
+    if end > len(image):
+        raise UsageError(f"the binary is cut off: a section ends at byte {end} of {len(image)}")
+    return end
 
 
 def _whole_rows(data: bytes, layout: struct.Struct) -> bytes:

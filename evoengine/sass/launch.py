@@ -44,7 +44,7 @@ _DRIVER_VALUES = struct.Struct("<3I3IQQI")
 _CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
-SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
+SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0xFF0000000000, 0xFE0000000000, 0xFD0000000000
 
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
@@ -66,6 +66,8 @@ class DrawnArgument:
     """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
     output: bool = False
     contents: np.ndarray | None = None
+    address: int | None = None
+    """as of HostMemory"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class HostMemory:
 
     name: str
     data: np.ndarray
+    address: int | None = None
+    """where the launch finds it, as tables of pointers say that name it; None: at a drawn address"""
 
     @property
     def bytes(self) -> int:
@@ -215,9 +219,14 @@ def require_arch(kernel: Kernel) -> None:
     require_arch_of(kernel.arch)
 
 
+def is_executable(arch: int) -> bool:
+    """Return whether the executor knows how machine code of the compute capability `arch`, 90 for 9.0, is launched."""
+    return 75 <= arch <= 90
+
+
 def require_arch_of(arch: int) -> None:
     """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
-    if not 75 <= arch <= 90:
+    if not is_executable(arch):
         raise UsageError(f"machine code of sm_{arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
@@ -263,6 +272,7 @@ class Memory:
     def __init__(self, launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]], seed: int) -> None:
         """Place what these launches need in drawn order with drawn gaps, so that none follows upon another."""
         sizes: dict[str, int] = {}
+        fixed: dict[str, int] = {}
         sparse = False
         self._held: dict[str, np.ndarray] = {}
         for kernel, arguments in launches:
@@ -270,9 +280,12 @@ class Memory:
                 if sizes.setdefault(item.name, item.size) != item.size:
                     raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
                 sparse |= isinstance(item.of, Sparse)
+                if isinstance(item.of, HostMemory | DrawnArgument) and item.of.address is not None:
+                    fixed[item.name] = item.of.address
                 if item.writable and item.name not in self._held:
                     self._held[item.name] = _first_contents(item.of)
-        self._addresses = _place(sizes, seed, _SPARSE_GAP if sparse else _LARGEST_GAP)
+        drawn = {name: size for name, size in sizes.items() if name not in fixed}
+        self._addresses = {**_place(drawn, seed, _SPARSE_GAP if sparse else _LARGEST_GAP), **fixed}
         self._written: dict[str, np.ndarray] = {}
 
     def watch(self, names: Iterable[str]) -> Mapping[str, np.ndarray]:

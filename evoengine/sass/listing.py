@@ -16,9 +16,9 @@ from pathlib import Path
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
-from evoengine.host_compiler import building, cache_folder, prune
-from evoengine.machine import require_own_end
 from evoengine.records import Binary
+from evoengine.sandbox.host_compiler import building, cache_folder, prune
+from evoengine.sandbox.machine import require_own_end
 from evoengine.sass import elf
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
@@ -39,7 +39,9 @@ _NEXT_SECTION = "\n//--"
 _FRAME_OR_ADDRESS = re.compile(
     r'^(?:\s*//## File "(?P<file>[^"\n]*)", line (?P<line>\d+)|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)', re.MULTILINE
 )
-_OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)([\w.]*)", re.MULTILINE)
+_OF_PRODUCTS = ("SP", "TF32")
+"""modifiers by which products of the same opcode differ in their rate"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,14 @@ def listing_of(binary: Binary) -> str:
 
 
 def instruction_mix(listing: str) -> dict[str, int]:
-    """Return how often each opcode (without modifiers) occurs in a listing."""
-    return dict(sorted(Counter(_OPCODE.findall(listing)).items()))
+    """Return how often each opcode occurs in a listing: `FFMA`, `HMMA`, and `HMMA.TF32`, `HMMA.SP` of such products."""
+    return dict(sorted(Counter(_named(*found) for found in _OPCODE.findall(listing)).items()))
+
+
+def _named(opcode: str, modifiers: str) -> str:
+    if not opcode.endswith("MMA"):
+        return opcode
+    return ".".join((opcode, *(name for name in _OF_PRODUCTS if name in modifiers.split("."))))
 
 
 def instructions(listing: str, entry: str) -> list[ListedInstruction]:

@@ -122,13 +122,8 @@ def predict(
 
 
 def _peak_flops(program: Program, chip: Chip) -> float:
-    """Return the data sheet's FLOP/s of the fastest kind of product that the kernel has.
-
-    GeForce sums in FP16 twice as fast as in FP32; bytes are multiplied twice as fast as halves that are summed in FP16.
-    """
-    fp16 = chip.rates["hmma_interval"] / chip.rates["hmma_fp16_interval"]
-    kinds = (2 * fp16 if op.startswith("IMMA") else fp16 if ".F16" in op else 1.0 for op in program.products)
-    return chip.peak_flops * max(kinds, default=1.0)
+    """Return the data sheet's FLOP/s of the fastest kind of product that the kernel has, at least that of halves."""
+    return chip.peak_flops * max([1.0, *map(chip.gpu.product_rate, program.products)])
 
 
 def blocks_resident(launch: Launch, chip: Chip) -> int:

@@ -12,13 +12,13 @@ from concurrent.futures import Future, wait
 from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Answer, WorkerPool, Workers
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Answer, WorkerPool, Workers
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
+from evoengine.stages.render import Template, fill
 from evoengine.stages.tasks import COMPILE_SECONDS
-from evoengine.stages.template import Template, fill
 from evoengine.stages.toolchain import compiler_version
 
 RENDER_LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)

@@ -16,6 +16,8 @@ from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import sampler_values
 from evoengine.records import Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source
+from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
@@ -30,8 +32,6 @@ from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
-from evoengine.search.workers import WorkerPool, Workers
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 

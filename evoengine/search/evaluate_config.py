@@ -7,10 +7,10 @@ from pathlib import Path
 
 from evoengine.ledger.rows import last_verdicts
 from evoengine.records import Binary, Candidate, Config, Judged, Outcome, Rejection
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.evaluators import Evaluator, end_of
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill
 from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from evoengine.records import (
     Baseline,
     CompiledCandidate,
     Config,
+    Finals,
     Judged,
     Measurement,
     Outcome,
@@ -29,14 +30,16 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
+from evoengine.sandbox.worker_process import TaskArguments, WorkerLimits
+from evoengine.sandbox.workers import Deferred, WorkerPool, Workers
+from evoengine.sass.launch import is_executable
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import TaskArguments, WorkerLimits
-from evoengine.search.workers import Deferred, WorkerPool, Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
-from evoengine.stages.final_result import Finals
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
+
+Argument = TypeVar("Argument")
 
 QUEUE_DEPTH = 4
 """candidates in flight in addition to one per compile worker: enough that the GPU need not wait, few enough that
@@ -166,7 +169,9 @@ class Evaluator(ABC):
         self, target: Target, job: Job, known: tuple[Verdict, ...], workers: Workers
     ) -> Future[Judged | Rejection]:
         """Run those cases of the gate, without a GPU, that the verdicts `known` of a candidate leave open."""
-        arguments = (target.workload, job.contender, job.plans, job.seed, known)
+        return self._finish((target.workload, job.contender, job.plans, job.seed, known), workers)
+
+    def _finish(self, arguments: TaskArguments, workers: Workers) -> Future[Judged | Rejection]:
         return workers.submit(
             self._tasks.finish_task,
             *arguments,
@@ -200,7 +205,7 @@ class CpuEvaluator(Evaluator):
     """Gates by executor and emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, target: Target, build: FirstBuild | None = None) -> None:
-        """Create an evaluator that submits nothing to the workers before `build` has ended.
+        """Create an evaluator that submits nothing to the workers before `build` has built what judges it.
 
         None if nothing needs to be built.
         """
@@ -213,12 +218,8 @@ class CpuEvaluator(Evaluator):
     def submit(self, job: Job, workers: Workers | None, whole: bool = True) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
 
-        def whole_after_build() -> bool:
-            if self._build:
-                self._build.wait()
-            return whole
-
-        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(whole_after_build))
+        after_build = Deferred(lambda: self._after_build(whole, whole))
+        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, after_build)
         return workers.submit(
             tasks.estimate_task,
             *arguments,
@@ -226,6 +227,19 @@ class CpuEvaluator(Evaluator):
             returns=Evaluation,
             retry=without_executor(arguments),
         )
+
+    def finish(
+        self, target: Target, job: Job, known: tuple[Verdict, ...], workers: Workers
+    ) -> Future[Judged | Rejection]:
+        after_build = Deferred(lambda: self._after_build(known, both=True))
+        arguments = (target.workload, job.contender, job.plans, job.seed, after_build)
+        return self._finish(arguments, workers)
+
+    def _after_build(self, argument: Argument, both: bool) -> Argument:
+        """Wait until the executor is built, and the emulator if it may be needed, and return the argument."""
+        if self._build:
+            self._build.wait(both or not is_executable(self._target.gpu.capability))
+        return argument
 
     def close(self) -> None:
         """End the build, for which the workers' threads may wait; the workers are the compilers'."""

@@ -23,21 +23,21 @@ from evoengine.records import (
     GATE_VERSION,
     Candidate,
     CompiledCandidate,
+    Finals,
     Judged,
     Kind,
     Outcome,
     Rejection,
     Verdict,
 )
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.evaluators import CpuEvaluator, Evaluator, Job, make_plans, seed_for
 from evoengine.search.first_build import build_judges
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool, Workers
 from evoengine.space.space import SearchSpace
-from evoengine.stages.final_result import Finals
-from evoengine.stages.statistics import SAME_WITHIN
+from evoengine.timing.statistics import SAME_WITHIN
 from evoengine.workloads.base import Target
 
 FINALISTS = 8

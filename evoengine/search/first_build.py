@@ -5,16 +5,17 @@ A search that is killed meanwhile leaves no running compiler.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass import build as executor
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
-from evoengine.stages.tasks import build_judges_task
+from evoengine.stages.tasks import build_emulator_task, build_executor_task
 
 LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)
 """A build takes ten seconds on two cores, or waits for another process that builds. It needs none of the workers'
@@ -22,32 +23,46 @@ imports; by its niceness it yields to the search but precedes the workers, which
 
 
 class FirstBuild:
-    """A build, in the background, of the executor of machine code and, if asked for, the emulator, where missing."""
+    """A build in the background of the executor of machine code and, where it is added, the emulator, where missing.
 
-    def __init__(self, emulated: bool) -> None:
+    The executor comes first: its build takes two cores, and the first candidates need nothing else.
+    """
+
+    def __init__(self) -> None:
+        """Begin to build the executor where this machine has none."""
         self._workers: WorkerPool | None = None
-        self._built: Future[str | Rejection] | None = None
         self._failed: MachineError | None = None
+        self._emulator: Future[str | Rejection] | None = None
+        self._executor = self._begin(executor.is_built, build_executor_task)
+
+    def add_emulator(self) -> None:
+        """Build the emulator too, once the executor is built."""
+        self._emulator = self._emulator or self._begin(emulator.is_built, build_emulator_task)
+
+    def _begin(self, is_built: Callable[[], bool], build: Callable[[], str]) -> Future[str | Rejection] | None:
         try:
-            if executor.is_built() and (not emulated or emulator.is_built()):
-                return
-            self._workers = WorkerPool(1, LIMITS)
-            self._built = self._workers.submit(build_judges_task, emulated, on_crash=Outcome.CRASHED, returns=str)
+            if self._failed or is_built():
+                return None
+            self._workers = self._workers or WorkerPool(1, LIMITS)
+            return self._workers.submit(build, on_crash=Outcome.CRASHED, returns=str)
         except MachineError as error:  # raised by `wait`: a search on a GPU needs no compiler here
             self._failed = error
+            return None
 
     @property
     def is_running(self) -> bool:
-        return self._built is not None and not self._built.done()
+        return any(build and not build.done() for build in (self._executor, self._emulator))
 
-    def wait(self) -> None:
-        """Wait for the end of the build; raises MachineError where it failed or could not begin."""
+    def wait(self, both: bool) -> None:
+        """Wait until the executor is built and, with `both`, the emulator where it was added.
+
+        Raises MachineError where one of them failed or could not begin.
+        """
         if self._failed:
             raise self._failed
-        if self._built is None:
-            return
-        if isinstance(found := self._built.result(), Rejection):
-            raise MachineError(f"what judges without a GPU cannot be built: {found.reason}")
+        for build in (self._executor, self._emulator if both else None):
+            if build and isinstance(found := build.result(), Rejection):
+                raise MachineError(f"what judges without a GPU cannot be built: {found.reason}")
 
     def close(self) -> None:
         """End the build if it is still running."""
@@ -57,8 +72,9 @@ class FirstBuild:
 
 def build_judges() -> None:
     """Build executor and emulator where this machine has not; raises MachineError where they cannot be."""
-    build = FirstBuild(emulated=True)
+    build = FirstBuild()
+    build.add_emulator()
     try:
-        build.wait()
+        build.wait(both=True)
     finally:
         build.close()

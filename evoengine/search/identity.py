@@ -31,7 +31,7 @@ TEMPLATES = (".j2", ".cu", ".cuh", ".h", ".hpp", ".json", ".py", ".toml")
 KERNEL_TEXTS = (".j2", ".cu", ".cuh", ".h", ".hpp")
 INCLUDED_TEXTS = (".j2", ".cuh", ".h", ".hpp")
 """suffixes in folders below a kernel's own, where a `.cu` may be an export"""
-NOT_IDENTIFYING = ("space", "description", "op_type", "tags")
+NOT_IDENTIFYING = ("space", "description", "op_type", "tags", "file", "sizes")
 """keys of a definition that change neither what is computed nor how it is judged"""
 
 
@@ -66,7 +66,10 @@ def kernel_identity(workload: AnyWorkload) -> str | None:
 
 def templates_digest(setting: Setting) -> str:
     """Return a digest of the templates that the search renders, with their includes."""
-    folders = [setting.templates, *filter(None, [setting.target.workload.templates()])]
+    workload = setting.target.workload
+    if workload.host is not None:
+        return digest(workload.host.text)
+    folders = [setting.templates, *filter(None, [workload.templates()])]
     return digest([digest_of_files(f, (p for p in f.rglob("*") if p.suffix in TEMPLATES)) for f in folders])
 
 
@@ -75,7 +78,8 @@ def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, 
 
     `predicted` states whether times come from machine code.
     """
-    libraries = {name: version(name) for name in LIBRARIES}
+    triton = ("triton",) if setting.target.workload.host else ()
+    libraries = {name: version(name) for name in (*LIBRARIES, *triton)}
     return {
         "device": [device.name, device.arch],
         "driver": device.driver,

@@ -7,18 +7,17 @@ states which stage it reached; any stage may end it with a Rejection.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
+from evoengine.sandbox.workers import Workers
 from evoengine.search.evaluators import Evaluator, Job, make_plans
-from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
-from evoengine.stages.render import Fill, render
+from evoengine.stages.render import Fill, fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.tasks import Evaluation
-from evoengine.stages.template import fill
 from evoengine.workloads.base import Target
 
 
@@ -75,10 +74,11 @@ class Pipeline:
 
     def compiled(self, candidate: Rendered, binary: Binary) -> Compiled:
         """Return the candidate with the binary that a compiler made of its source."""
-        launch = candidate.source.launch
+        launch = binary.launch or candidate.source.launch
         shared = binary.shared_bytes + launch.shared_bytes
         occupancy = self.target.gpu.occupancy(launch.threads, binary.registers, shared)
-        return Compiled(candidate.trial, candidate.config, candidate.source, binary, occupancy)
+        source = replace(candidate.source, launch=launch)
+        return Compiled(candidate.trial, candidate.config, source, binary, occupancy)
 
     def screen_binary(self, candidate: Compiled) -> Rejection | None:
         """Reject a binary that is not worth running."""

@@ -19,9 +19,9 @@ import ray
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, lock_device
 from evoengine.errors import EvoengineError
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Task, WorkerPool
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Task, WorkerPool
 from evoengine.stages.tasks import JUDGING
 
 
@@ -97,7 +97,8 @@ class NodeWorker:
             self._lock.enter_context(lock_device(device, print))
             limits = replace(limits, environment={**limits.environment, "CUDA_VISIBLE_DEVICES": device.uuid})
         else:
-            self._build = FirstBuild(emulated=True)
+            self._build = FirstBuild()
+            self._build.add_emulator()
         self._pool = WorkerPool(1, limits)
         self._ready = ActorInfo(ray.get_runtime_context().get_node_id(), platform.node(), __version__, device)
         return self._pool
@@ -108,7 +109,7 @@ class NodeWorker:
         try:
             pool = self._start()
             if self._build and task.function in JUDGING:
-                self._build.wait()
+                self._build.wait(both=True)
             before = pool.seconds_busy, pool.seconds_starting
             answer = self._answer(pool, task, args)
         except EvoengineError as error:

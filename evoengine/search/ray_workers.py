@@ -22,10 +22,10 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.records import CompiledCandidate, Rejection
-from evoengine.search.deaths import EXCLUSIVE_DEATHS, Death
+from evoengine.sandbox.deaths import EXCLUSIVE_DEATHS, Death
+from evoengine.sandbox.worker_process import TaskArguments, WorkerLimits
+from evoengine.sandbox.workers import Answer, Attempt, Deferred, Task, Workers
 from evoengine.search.ray_node import ActorInfo, NodeWorker, TaskResult
-from evoengine.search.worker_process import TaskArguments, WorkerLimits
-from evoengine.search.workers import Answer, Attempt, Deferred, Task, Workers
 
 RETRIES = 1 + EXCLUSIVE_DEATHS
 """of a task whose actor was lost. The first loss does not count as a death: with a node all of its actors are lost, and

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, Candidate, Outcome, Rejection
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.targets import stored_gpu
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
 from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 

@@ -22,8 +22,9 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Kind, Outcome, Value
+from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
 from evoengine.space.definition import Knob, domain_error
-from evoengine.untrusted import parse_json, printable, read_limited, unpack_limited
+from evoengine.text import printable
 
 LARGEST_FILE = 1 << 30
 """bytes of a recorded space or a T4 file, packed or not"""

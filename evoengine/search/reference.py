@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING, TypeVar
 
 from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
 from evoengine.records import Outcome, Rejection
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
-from evoengine.workloads.base import Target
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
+from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
+from evoengine.workloads.triton_kernel import TritonWorkload, define
+from evoengine.workloads.triton_space import proposed_space
+
+if TYPE_CHECKING:
+    from evoengine.virtual.host import Examined
+
+Answer = TypeVar("Answer")
 
 REFERENCE_SECONDS = 60.0
 """time limit of the reference on all of the gate's small sizes, each twice"""
 
 
 def require_reference(target: Target, echo: Callable[[str], None], seconds: float = REFERENCE_SECONDS) -> None:
-    """Run the reference of a folder's workload as the gate will; other workloads have none.
+    """Run the reference of a user's own kernel as the gate will; other workloads have none.
 
     Raises UsageError if it raises, hangs, ends its process, or returns other outputs than problem.json states.
     """
     workload, problem = target.workload, target.problem
-    if not isinstance(workload, FolderWorkload) or not isinstance(problem, FolderProblem):
+    if isinstance(workload, FolderWorkload) and isinstance(problem, FolderProblem):
+        of = f"the reference of {workload.name} gives no outputs"
+        found = _in_worker(partial(_check, workload, problem), tuple, of, seconds, _load)
+    elif workload.host is not None:
+        host, sizes = workload.host, {name: int(size) for name, size in problem.variables().items()}
+        of = f"{host.call} and the reference of {workload.name} cannot be run"
+        found = _in_worker(partial(_check_host, host, sizes, target.gpu), tuple, of, seconds, _load_triton)
+    else:
         return
-    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=_load))
+    for remark in found:
+        echo(remark)
+
+
+def examine_triton(host: Host, gpu: Gpu, seconds: float = REFERENCE_SECONDS) -> TritonWorkload:
+    """Execute a user's file in a worker process, and return the workload with a proposed space.
+
+    Raises UsageError where the file raises, hangs or ends its process, or lacks what `host` names.
+    """
+    from evoengine.virtual import require_triton
+
+    require_triton()
+    found = _in_worker(partial(_examine, host, gpu), object, f"{host.file} cannot be executed", seconds, _load_triton)
+    return define(host, found.sizes, proposed_space(host.kernel, found.settings))
+
+
+def _in_worker(
+    task: Callable[[], Answer], returns: type, failed: str, seconds: float, warm_up: Callable[[], None]
+) -> Answer:
+    """Return a task's answer from a process that may die. Raises UsageError, beginning with `failed`, where it does."""
+    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=warm_up))
     try:
-        found = pool.submit(_check, workload, problem, on_crash=Outcome.CRASHED, returns=tuple).result()
+        found = pool.submit(task, on_crash=Outcome.CRASHED, returns=returns).result()
     finally:
         pool.close()
     if isinstance(found, Rejection):
-        raise UsageError(f"the reference of {workload.name} gives no outputs: {found.reason}")
-    for remark in found:
-        echo(remark)
+        raise UsageError(f"{failed}: {found.reason}")
+    return found
 
 
 def _load() -> None:
@@ -42,7 +78,23 @@ def _load() -> None:
     import_module("evoengine.workloads.folder_check")
 
 
+def _load_triton() -> None:
+    import_module("evoengine.virtual.host")
+
+
 def _check(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
     from evoengine.workloads.folder_check import check_reference
 
     return check_reference(workload, problem)
+
+
+def _examine(host: Host, gpu: Gpu) -> Examined:
+    from evoengine.virtual.host import examine
+
+    return examine(host, gpu)
+
+
+def _check_host(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
+    from evoengine.virtual.host import check
+
+    return check(host, sizes, gpu)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finishing import FINALISTS, Finisher, record_finals, submit_finals
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target

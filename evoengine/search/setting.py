@@ -7,8 +7,7 @@ from pathlib import Path
 
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.space.space import SearchSpace
-from evoengine.stages.render import Fill
-from evoengine.stages.template import fill
+from evoengine.stages.render import Fill, fill
 from evoengine.workloads.base import Target
 
 

@@ -13,7 +13,7 @@ from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.terms import clock
-from evoengine.workloads import find_workload, workloads
+from evoengine.workloads import find_workload, workload_from_definition, workloads
 from evoengine.workloads.base import AnyWorkload, Target
 
 
@@ -48,9 +48,7 @@ def _workload(problem: str, definition: str | None) -> AnyWorkload:
     """Return the workload that a run's definition states, else the one that is known by the name."""
     name = problem.partition(":")[0]
     if definition is not None:
-        from evoengine.workloads.folder import workload_from_text
-
-        return workload_from_text(name, definition)
+        return workload_from_definition(name, definition)
     if name not in workloads():
         raise UsageError(f"the workload {name} of {problem} is not known here; name its folder with --kernel")
     return find_workload(name)

@@ -6,7 +6,7 @@ Nothing here may start a thread or CUDA, which a fork does not survive.
 import os
 from importlib import import_module
 
-from evoengine.search.worker_process import ONE_THREAD
+from evoengine.sandbox.worker_process import ONE_THREAD
 
 os.environ.update(ONE_THREAD)  # before the libraries read it
 for module in ("compile", "gate", "predict"):

@@ -24,11 +24,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
-from evoengine.kept_process import Held, KeptProcess
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import CandidateRow, MeasurementRow, RunRow, VerdictRow
-from evoengine.machine import how_ended
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
+from evoengine.sandbox.kept_process import Held, KeptProcess
+from evoengine.sandbox.machine import how_ended
 from evoengine.search.neighbours import nearest_first
 from evoengine.search.targets import stored_gpu
 from evoengine.service.limits import Lane, Threads, busy

@@ -31,6 +31,7 @@ from evoengine.ledger.service_tables import CacheRow
 from evoengine.ledger.tables import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
+from evoengine.sandbox.untrusted import parse_json
 from evoengine.service.access import require, require_own
 from evoengine.service.answers import Answered, Question
 from evoengine.service.executors import server_json
@@ -40,7 +41,6 @@ from evoengine.service.requests import JobRequest, RetuneRequest, checked, retun
 from evoengine.service.state import State, state_of
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
-from evoengine.untrusted import parse_json
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
 from evoengine.views.encoding import SCHEMA, AnswerView, jsonable

@@ -22,7 +22,8 @@ import httpx2
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.publish.folder import CHECKSUMS, checksums
-from evoengine.untrusted import parse_json, printable
+from evoengine.sandbox.untrusted import parse_json
+from evoengine.text import printable
 
 TIMEOUT = 30.0
 """seconds for an answer to begin"""

@@ -15,7 +15,7 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.hints import did_you_mean
 from evoengine.service.jobs import TooMany
 from evoengine.service.requests import JobRequest
-from evoengine.untrusted import one_line
+from evoengine.text import one_line
 
 RETRY_SECONDS = 10
 """asked of who meets a fault of the machine, or has too many jobs"""

@@ -32,8 +32,8 @@ from evoengine.ledger.runs import this_host
 from evoengine.ledger.service_tables import ExecutorRow, JobRow
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import HeartbeatRow
-from evoengine.machine import how_ended
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
+from evoengine.sandbox.machine import how_ended
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Fenced, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings
 from evoengine.views.service import ServerGpuView, ServerView

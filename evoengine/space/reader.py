@@ -13,9 +13,9 @@ from typing import Any
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.records import Value
+from evoengine.sandbox.untrusted import parse_toml, read_limited_text
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
-from evoengine.untrusted import parse_toml, read_limited_text
 
 _MAX_KNOBS = 256
 _MAX_VALUES = 32767

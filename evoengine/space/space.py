@@ -16,7 +16,7 @@ from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
 from evoengine.space.reader import parse_definition, read_definition
 from evoengine.space.rows import Enumeration, Enumerator, columns_by_setting
-from evoengine.untrusted import printable
+from evoengine.text import printable
 
 
 class HasVariables(Protocol):

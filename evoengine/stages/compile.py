@@ -13,12 +13,15 @@ from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
-from evoengine.machine import memory_for
 from evoengine.records import Binary, KernelResources, Launch, Source
+from evoengine.sandbox.machine import memory_for
+from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, whole_image
-from evoengine.sass.listing import disassemble, instruction_mix
-from evoengine.stages.c_headers import C_HEADERS
+from evoengine.sass.listing import disassemble, instruction_mix, line_table
+from evoengine.sass.source_lines import names_an_instruction, with_source_lines
+from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
+from evoengine.workloads.triton_kernel import is_triton
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
@@ -50,8 +53,10 @@ def compile_source(source: Source, arch: str) -> Binary:
     """Compile a source for `arch` (sm_90a, sm_80, …).
 
     Raises CompileFailed with the first error; MachineError without NVRTC, or if not even an empty kernel compiles. A
-    source that fails while an empty kernel compiles is tried once more.
+    source that fails while an empty kernel compiles is tried once more. A Triton kernel is compiled by Triton.
     """
+    if is_triton(source.text):
+        return _compile_triton(source, arch)
     try:
         return _compile(source, arch)
     except _NotInText as failure:
@@ -59,6 +64,15 @@ def compile_source(source: Source, arch: str) -> Binary:
         if "memory" in str(failure):
             raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is what it may take)") from None
     return _compile(source, arch)
+
+
+def _compile_triton(source: Source, arch: str) -> Binary:
+    from evoengine.virtual.host import Refused, compile_text
+
+    try:
+        return compile_text(source, arch)
+    except Refused as error:
+        raise CompileFailed(str(error)) from None
 
 
 def compile_with_lines(source: Source, arch: str) -> bytes:
@@ -184,3 +198,35 @@ def require_entry(cubin: bytes, entry: str) -> None:
     mangled = any(name.startswith("_Z") and entry in name for name in kernels)
     remedy = f'declare it extern "C" __global__ void {entry}(…)' + (", so that C++ keeps its name" if mangled else "")
     raise CompileFailed(f"the binary has no kernel named {entry}: {found}; {remedy}")
+
+
+# Lines of the source text for addresses of machine code.
+#
+# A candidate's binary has no line table: it would treble its size in the ledger. Where a message names addresses, the
+# source is compiled again with `-lineinfo`, which changes no instruction, and nvdisasm prints the lines.
+
+_KERNEL = re.compile(r"^kernel (\w+),")
+
+
+def name_source_lines(message: str, source: Source, binary: Binary) -> str:
+    """Return an executor's message with `(FILE:LINE)` behind each instruction's address, as in `at 0x2180 (a.cu:18)`.
+
+    Of a function that was inlined the line of its call is named too. The message is returned as it is where it names no
+    instruction, or where the source does not compile to the same machine code again.
+    """
+    if not names_an_instruction(message):
+        return message
+    kernel = _KERNEL.match(message)
+    entry = kernel[1] if kernel else source.entry
+    try:
+        cubin = compile_with_lines(source, binary.arch)
+        if _code(cubin, entry) != _code(binary.cubin, entry):
+            return message
+        lines = line_table(cubin, entry)
+    except (CompileFailed, MachineError, UsageError):
+        return message
+    return with_source_lines(message, lines, f"{source.entry}.cu")
+
+
+def _code(cubin: bytes, entry: str) -> bytes | None:
+    return next((s.data for s in elf.sections(cubin) if s.name == f".text.{entry}"), None)

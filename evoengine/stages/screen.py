@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch, Source
+from evoengine.sass.listing import section
 from evoengine.sass.main_loop import why_slow
-from evoengine.sass.register_pool import why_stuck
 from evoengine.space.family import MAX_BLOCK_Z, MAX_GRID_YZ, MAX_THREADS
 
 TENSOR_OPCODES = ("HMMA", "HGMMA")
@@ -45,7 +45,8 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     for entry, launch in source.launch.kernels(source.entry):
         if why := _screen_resources(binary.of_kernel(entry), launch, gpu):
             return why if entry == source.entry else f"kernel {entry}: {why}"
-    needed, held = int(cost.get("tensor_instructions", 0)), sum(binary.mix.get(name, 0) for name in TENSOR_OPCODES)
+    needed = int(cost.get("tensor_instructions", 0))
+    held = sum(count for opcode, count in binary.mix.items() if opcode.partition(".")[0] in TENSOR_OPCODES)
     if binary.mix and held < needed:
         return (
             f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose "
@@ -76,3 +77,27 @@ def _screen_resources(binary: Binary, launch: Launch, gpu: Gpu) -> str | None:
         each = f"{binary.registers} × {launch.threads} threads"
         return f"{total} registers per block ({each}); {gpu.key} has {gpu.registers_per_sm}"
     return None
+
+
+# Detect by the listing that warpgroups wait for ever for registers: setmaxnreg requests more than their block has.
+
+WARPGROUP = 128
+"""threads"""
+_ASKED = re.compile(r"USETMAXREG\.(?P<way>DEALLOC|TRY_ALLOC)\.CTAPOOL (?:UP\w+, )?(?P<count>0x[0-9a-f]+)")
+
+
+def why_stuck(binary: Binary, source: Source, producers: int) -> str | None:
+    """Return why a block would wait for registers for ever, or None."""
+    asked = list(_ASKED.finditer(section(binary.listing, source.entry)))
+    counts = {way: [int(m["count"], 16) for m in asked if m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
+    warpgroups, launched = source.launch.threads // WARPGROUP, -(-binary.registers // 8) * 8
+    if not counts["TRY_ALLOC"] or not 0 < producers < warpgroups:
+        return None
+    kept, taken = max(counts["DEALLOC"], default=launched), max(counts["TRY_ALLOC"])
+    wanted, there = producers * kept + (warpgroups - producers) * taken, warpgroups * launched
+    if wanted <= there:
+        return None
+    return (
+        f"setmaxnreg asks for {wanted} registers in all, {kept} for each of {producers} and {taken} for each of "
+        f"{warpgroups - producers} warpgroups, of {there} that {warpgroups} are launched with: the block waits for ever"
+    )

@@ -14,6 +14,7 @@ from evoengine.records import (
     Baseline,
     Binary,
     CompiledCandidate,
+    Finals,
     Judged,
     Measurement,
     Outcome,
@@ -23,7 +24,6 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
@@ -53,19 +53,18 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
-def build_judges_task(emulated: bool) -> str:
-    """Build the executor of machine code, and the emulator beside it where asked; return the executor's path."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from evoengine.devices.emulator.build import build_runtime
+def build_executor_task() -> str:
+    """Build the executor of machine code; return its path."""
     from evoengine.sass.build import build
 
-    with ThreadPoolExecutor(1) as beside:
-        runtime = beside.submit(build_runtime) if emulated else None
-        executor = build()
-        if runtime:
-            runtime.result()
-    return str(executor)
+    return str(build())
+
+
+def build_emulator_task() -> str:
+    """Build the emulator; return its path."""
+    from evoengine.cuda_emulator.build import build_runtime
+
+    return str(build_runtime())
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,10 +85,10 @@ def estimate_task(
     judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
     figure.
     """
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(target.workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(target.workload, contender, plans, seed, failed)
         judged = judges.judge_short()
         if not judged.correct:
             return Evaluation(judged.verdicts, None)
@@ -116,10 +115,10 @@ def finish_task(
     failed: str | None = None,
 ) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open; without any, every case by both judges."""
-    from evoengine.stages.gate import CannotJudge, Judges
+    from evoengine.stages.gate import CannotJudge, judges_of
 
-    judges = Judges(workload, contender, plans, seed, failed)
     try:
+        judges = judges_of(workload, contender, plans, seed, failed)
         return judges.judge_rest(known) if known else judges.judge_whole()
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
@@ -143,7 +142,7 @@ JUDGING = (estimate_task, finish_task, predict_task)
 
 def load_cuda() -> None:
     """Import everything that a runner needs before its first task, without creating a CUDA context."""
-    import_module("evoengine.stages.measure")
+    import_module("evoengine.timing.measure")
 
 
 def measure_task(
@@ -158,7 +157,7 @@ def measure_task(
 
     A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
     """
-    from evoengine.stages.measure import measure
+    from evoengine.timing.measure import measure
 
     found = measure(target, contender, plan, seed, incumbent, baseline)
     if isinstance(found, Rejection):
@@ -172,7 +171,7 @@ def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list
 
     A Rejection names one that crashed or hung, or none where none can be timed.
     """
-    from evoengine.stages.measure import BaselineFailed, NoBaseline, baselines
+    from evoengine.timing.measure import BaselineFailed, NoBaseline, baselines
 
     try:
         return baselines(target, seed, failed)
@@ -185,7 +184,7 @@ def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list
 def finals_task(
     target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline
 ) -> Finals | Rejection:
-    from evoengine.stages.measure import finals
+    from evoengine.timing.measure import finals
 
     try:
         return finals(target, contenders, seed, baseline)

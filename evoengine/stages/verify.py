@@ -10,7 +10,8 @@ such sums scatter by 1 / √n only and show what each error alone leaves open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
@@ -19,19 +20,25 @@ import numpy as np
 import torch
 
 from evoengine.devices.base import (
+    Argument,
     Arguments,
+    ConstantArgument,
+    ConstantParameter,
+    KernelCall,
     KernelFailure,
     Parameter,
     RunRounds,
+    ScratchArgument,
     ScratchParameter,
     TensorArgument,
     TensorParameter,
     Tensors,
+    VisitKind,
 )
-from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
-from evoengine.stages.arguments import make_arguments, make_round, read_outputs
-from evoengine.stages.coverage import CoverageLog
-from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
+from evoengine.records import GATE_VERSION, CaseResult, Coverage, Launch, Outcome, Plan, Verdict
+from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Inputs, Outputs, Problem, Tolerance, taken
+from evoengine.workloads.coverage import COUNTED, Cell
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 MANY_ROWS = 32
 """rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
@@ -47,7 +54,7 @@ BIAS_SIGMAS = 4.0
 """one case in 16,000 is as far off by chance alone"""
 
 
-class Judged(Protocol):
+class CaseIdentity(Protocol):
     """The fields of a case, small or at full size, that its result states."""
 
     @property
@@ -321,6 +328,142 @@ def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) ->
     return Bound(name, abs(float(rows.sum())) / size, eps * BIAS_ALLOWED + BIAS_SIGMAS * scatter / size)
 
 
-def failed(case: Judged, seed: int, reason: str) -> CaseResult:
+def failed(case: CaseIdentity, seed: int, reason: str) -> CaseResult:
     """Return the result of a case that has no outputs to compare."""
     return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason, case.part)
+
+
+# Create a kernel's arguments from host memory, tensors as bit patterns, outputs poisoned, and read outputs back.
+
+POISON = 0xFF
+"""bytes of NaN in every floating-point type, of -1 in signed integers"""
+
+
+def make_arguments(parameters: Sequence[Parameter], inputs: Inputs) -> tuple[Argument, ...]:
+    """Return all parameters with contents: inputs by name, outputs filled with POISON, scratch memory by its size."""
+    return tuple(_argument(p, inputs) for p in parameters)
+
+
+def make_round(workload: AnyWorkload, launch: Launch, arguments: Sequence[Argument]) -> list[KernelCall]:
+    """Return the kernels of a launch in stream order, each with those of a candidate's arguments that it takes."""
+    return [
+        KernelCall(entry, geometry, taken(workload, entry, arguments))
+        for entry, geometry in launch.kernels(workload.entry)
+    ]
+
+
+def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
+    if isinstance(parameter, ConstantParameter):
+        return ConstantArgument(parameter.name, as_bytes(inputs[parameter.name]))
+    if isinstance(parameter, ScratchParameter):
+        return ScratchArgument(parameter.name, parameter.bytes, parameter.zeroed)
+    if not isinstance(parameter, TensorParameter):
+        return parameter
+    data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
+    bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
+    return TensorArgument(parameter.name, data.view(bits).reshape(parameter.shape), parameter.output)
+
+
+_NUMPY = {
+    "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
+}  # fmt: skip # a table
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's contents, uint8 [bytes], wherever it lies."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def read_outputs(parameters: Sequence[Parameter], after: Tensors) -> Outputs:
+    """Return the outputs after a launch as torch tensors."""
+    outputs = [p for p in parameters if isinstance(p, TensorParameter) and p.output]
+    return {p.name: _tensor(p, after[p.name]) for p in outputs}
+
+
+def _tensor(parameter: TensorParameter, data: np.ndarray) -> torch.Tensor:
+    flat = torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8).copy())
+    return flat.view(TORCH_DTYPES[parameter.dtype]).reshape(parameter.shape)
+
+
+# Measure which cells of a configuration the gate's cases visit.
+
+
+class CoverageLog:
+    """Collects the cells that the cases of one plan visit, all of one problem and configuration."""
+
+    def __init__(self, workload: AnyWorkload) -> None:
+        self._workload, self._tensors = workload, workload.tensors()
+        self._cells: frozenset[Cell] = frozenset()
+        self._visited: set[Cell] = set()
+        self._votes: frozenset[Cell] = frozenset()
+        self._counted = False
+
+    def add(self, case: AnyCase, launch: Launch, visits: np.ndarray, drawn: Drawn) -> None:
+        """Add a case that was launched, by the device's count of visits and the inputs that it got."""
+        if case.whole is None:
+            return
+        self._cells = self._cells or self._workload.cells(case.whole, case.config)
+        self._counted |= bool(len(visits)) or not any(cell.kind in COUNTED for cell in self._cells)
+        if not any(cell.kind == "votes" for cell in self._cells - self._votes):
+            self._see_votes(visits)
+        self._visited |= self._workload.visited(case, launch, visits)
+        self._visited |= self._tensors.shown(case, drawn)
+
+    def _see_votes(self, visits: np.ndarray) -> None:
+        """Take every vote that some warp made for two cells, true and false, where the workload knows of none."""
+        sites = dict(_votes_by_site(visits))
+        self._votes |= {Cell("votes", f"at {site}, {sign}") for site in sites for sign in ("true", "false")}
+        self._cells |= self._votes
+        for site, at in sites.items():
+            if at["true"].any():
+                self._visited.add(Cell("votes", f"at {site}, true"))
+            if (at["count"] > at["true"]).any():
+                self._visited.add(Cell("votes", f"at {site}, false"))
+
+    def result(self) -> Coverage | None:
+        """Return the coverage.
+
+        None for a workload without cells, and where some need a count that the device does not keep.
+        """
+        return coverage_of(self._cells, self._visited) if self._counted and self._cells else None
+
+
+def _votes_by_site(visits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    votes = visits[visits["kind"] == VisitKind.VOTE]
+    for site in np.unique(votes["site"]):
+        yield int(site), votes[votes["site"] == site]
+
+
+def coverage_of(cells: frozenset[Cell], visited: set[Cell]) -> Coverage:
+    """Return how many cells of each kind there are and were visited, and the names of all others."""
+    missing = sorted(cells - visited)
+    counts, left = Counter(cell.kind for cell in cells), Counter(cell.kind for cell in missing)
+    kinds = sorted(counts)
+    return Coverage(
+        {kind: counts[kind] for kind in kinds},
+        {kind: counts[kind] - left[kind] for kind in kinds},
+        tuple(map(str, missing)),
+    )
+
+
+def joined(first: Coverage | None, second: Coverage | None) -> Coverage | None:
+    """Return the coverage of two plans of one configuration together, each with all of its missing cells."""
+    if first is None or second is None:
+        return first or second
+    both = set(first.missing) & set(second.missing)
+    left = Counter(cell.partition(": ")[0] for cell in both)
+    missing = tuple(cell for cell in first.missing if cell in both)
+    return Coverage(first.cells, {kind: count - left[kind] for kind, count in first.cells.items()}, missing)
+
+
+def without_missing(coverage: Coverage | None, cells: Set[Cell]) -> Coverage | None:
+    """Return the coverage without those of its missing cells that are among `cells`."""
+    if coverage is None:
+        return None
+    names = set(map(str, cells)) & set(coverage.missing)
+    counts = Counter(name.partition(": ")[0] for name in names)
+    return Coverage(
+        {kind: count - counts[kind] for kind, count in coverage.cells.items()},
+        coverage.visited,
+        tuple(cell for cell in coverage.missing if cell not in names),
+    )

@@ -54,7 +54,7 @@ def _disassembler() -> Finding:
 
 
 def _host_compiler() -> Finding:
-    from evoengine.host_compiler import find_compiler
+    from evoengine.sandbox.host_compiler import find_compiler
 
     try:
         return Finding("C++ compiler", True, find_compiler())

@@ -13,8 +13,8 @@ from evoengine.ledger.maintenance import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
-from evoengine.publish.export import export as write
-from evoengine.publish.folder import require_writable, with_checksums
+from evoengine.publish.folder import require_new, require_writable, with_checksums, write_folder, write_new
+from evoengine.publish.packages import package_files, require_form
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
@@ -51,6 +51,33 @@ def export(
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
 
 
+def package(
+    folder: Path | str,
+    form: str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    name: str | None = None,
+    kernel: Path | str | None = None,
+    db: str | os.PathLike[str] | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> list[Path]:
+    """Write the best kernel as a package into a new `folder`, after both judges passed it; return the files.
+
+    `form` is "wheel" or "hf-kernel", the layout of the Hugging Face Hub's `kernels` library. Raises NothingFound where
+    there is no kernel or a judge refutes it, UsageError for a form or name that is none.
+    """
+    given = {"folder": folder, "form": form, "problem": problem, "gpu": gpu, "name": name, "kernel": kernel, "db": db}
+    db = checked(package, given)["db"]
+    require_form(form, name)
+    require_new(Path(folder))
+    with open_ledger(db, create=False) as ledger:
+        first = find_best(ledger, problem, gpu, 1, False, kernel).candidates[0]
+        files = _exported(ledger, first.trial, echo, on_stage)
+    return write_new(Path(folder), package_files(form, files, name))
+
+
 def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
@@ -65,6 +92,13 @@ def export_trial(
 
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
+    files = _exported(ledger, trial, echo, on_stage)
+    on_stage("writing the files")
+    return write_folder(folder, files)
+
+
+def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[str, bytes]:
+    """Return the files of an export, without their checksums, once both judges passed the trial."""
     on_stage("reading the ledger")
     require_proven(ledger, trial)
     winner = with_machine_code(ledger, trial)
@@ -82,8 +116,7 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
     on_stage("finishing the gate")
     winner = _judged(winner, _judge(ledger, winner), echo)
     beside = trace_files(winner, target, echo)
-    on_stage("writing the files")
-    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
+    return export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:

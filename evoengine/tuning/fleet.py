@@ -16,9 +16,9 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
 from evoengine.ledger.runs import Device
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Workers
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Workers
 from evoengine.tuning.boards import Choice, choose_gpu
 from evoengine.tuning.ray_cluster import GPU, GPU_ACTOR, import_ray, living_nodes
 from evoengine.tuning.setup import Echo, choose_device, ledger_device, silent

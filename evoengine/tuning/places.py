@@ -10,10 +10,10 @@ from typing import Protocol
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Workers
 from evoengine.search.evaluators import single_worker
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Workers
 from evoengine.tuning.boards import Choice, choose_gpu
 from evoengine.tuning.setup import Echo, begin_build, choose_device, default_jobs, ledger_device, lock_gpu
 
@@ -45,6 +45,10 @@ class Place(Protocol):
 
 
 class ThisMachine:
+    def __init__(self, begun: FirstBuild | None = None) -> None:
+        """Create the place of a search whose build of the judges has `begun`, if it has."""
+        self._begun = begun
+
     def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
         return choose_gpu(requested, file, find)
 
@@ -52,7 +56,7 @@ class ThisMachine:
         return choose_device(requested, gpu, echo)
 
     def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
-        return begin_build(emulated, echo)
+        return begin_build(emulated, echo, self._begun)
 
     def default_jobs(self, timed: bool) -> int:
         return default_jobs(timed)

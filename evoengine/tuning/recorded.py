@@ -15,14 +15,15 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
 from evoengine.records import Candidate, Kind
+from evoengine.sandbox.untrusted import read_limited
 from evoengine.search import samplers
 from evoengine.search.progress import Progress
 from evoengine.search.recorded import LARGEST_FILE, RecordedSpace, read_recorded
 from evoengine.search.replay import RECORDED, REPLAY_OBJECTIVE, Replay, device_of, problem_of
+from evoengine.text import printable
 from evoengine.tuning.resume import SearchRequest, begin
 from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, complete_from_run, finisher
 from evoengine.tuning.setup import Echo, recording_failure, silent
-from evoengine.untrusted import printable, read_limited
 
 
 class RecordedSearch:

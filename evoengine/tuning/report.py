@@ -15,6 +15,8 @@ from evoengine.publish.report.page import Facts, page, require_writable, write_p
 from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
 from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.terms import digits, range_us
+from evoengine.text import rounded
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads import stored_problem
 
@@ -94,9 +96,10 @@ def _facts(overview: Overview) -> Facts:
     facts = [("best", "no trial is correct and has a figure" if best is None else f"trial {best.trial}")]
     if best is not None:
         m = best.ranked_by
-        rate = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+        shown = digits(m.compared_us, range_us(m.terms))
+        rate = f"{rounded(m.tflops, shown)} TFLOPS, " if m.tflops is not None else ""
         how = f", {m.policy}" if m.policy else ""
-        facts.append((f"its {m.kind} figure", f"{rate}{m.compared_us:,.4g} µs ({m.device}{how})"))
+        facts.append((f"its {m.kind} figure", f"{rate}{rounded(m.compared_us, shown)} µs ({m.device}{how})"))
         if m.vs_baseline is not None:
             facts.append(("against the fastest baseline", f"{m.vs_baseline:.2f}×"))
     some = "" if overview.total <= MOST_TRIALS else f"; charts of trials show the last {MOST_TRIALS:,}"

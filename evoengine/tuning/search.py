@@ -19,8 +19,10 @@ from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
-from evoengine.objectives import Objective, parse_objectives
+from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
+from evoengine.publish.atomic_file import write_atomically
 from evoengine.records import Candidate, Kind, listed
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.search import samplers
@@ -32,9 +34,8 @@ from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
 from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.stages.render import Fill, inert_knobs
-from evoengine.tuning.boards import Choice, custom_definition, find_stored_gpu, require_same_board
+from evoengine.tuning.boards import Choice, choose_gpu, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine
 from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
@@ -42,13 +43,15 @@ from evoengine.tuning.setup import (
     first_of_each_family,
     make_target,
     prepare_space,
+    read_space,
     recording_failure,
     require_compilers,
     require_seed,
     silent,
     why_no_predictions,
 )
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import Host, Target
+from evoengine.workloads.triton_kernel import is_definition, read_host
 
 DEFAULT_TRIALS = 60
 
@@ -65,6 +68,12 @@ class SearchOptions:
     """a TOML file with a GPU that gpus.toml does not have"""
     kernel: Path | None = None
     """a folder with the user's own kernel"""
+    triton: str | None = None
+    """FILE::KERNEL, a Triton kernel of the user's in a Python file"""
+    call: str | None = None
+    """with `triton`: the function of the file that launches the kernel on tensors of its own"""
+    reference: str | None = None
+    """with `triton`: the function of the file that returns what the kernel should write"""
     families: tuple[str, ...] = ()
     trials: int | None = None
     """60 where it is None, or as many as the resumed run was to do"""
@@ -108,10 +117,35 @@ class SearchOptions:
             raise UsageError(f"--timeout is {self.timeout}; it takes seconds, and --cluster with it")
         if self.cluster is not None and self.device.startswith(RECORDED):
             raise UsageError("--cluster and --device recorded:FILE are two places for a search; give one")
+        self._require_triton_alone()
         require_seed(self.seed)
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}; it must be at least 1")
+
+    def _require_triton_alone(self) -> None:
+        if self.triton is None:
+            for name in ("call", "reference"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
+            return
+        if self.call is None:
+            raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+        for name in ("kernel", "templates", "families"):
+            if getattr(self, name):
+                raise UsageError(
+                    f"--{'family' if name == 'families' else name} is not for --triton; leave one of them out"
+                )
+        if self.device == "cuda" or self.device.startswith(RECORDED):
+            raise UsageError(
+                f"--device {self.device} is not for --triton: a Triton kernel is gated on the virtual GPU, and ranked "
+                "by its predicted time"
+            )
+
+    @property
+    def host(self) -> Host | None:
+        """Return the user's Triton kernel with its functions. Raises UsageError where there is no such file."""
+        return read_host(self.triton, self.call, self.reference) if self.triton and self.call else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -131,6 +165,19 @@ class SearchResult:
         return f"SearchResult(run {self.run}, {self.progress.ended}: {listed(self.best)})"
 
 
+def write_space(options: SearchOptions, file: Path) -> int:
+    """Write the space that a search with these options would use, and return the number of its configurations.
+
+    Raises UsageError as a search does, and where the file is there already.
+    """
+    if file.exists():
+        raise UsageError(f"{file} is there already; --write-space takes the name of a new file")
+    gpu = choose_gpu(options.gpu, options.gpu_file, partial(find_stored_gpu, options.db)).gpu
+    space = read_space(options.space, make_target(options.problem, gpu, options.kernel, options.host), options.families)
+    write_atomically(file, (space.text,))
+    return len(space)
+
+
 def complete_from_run(options: SearchOptions) -> SearchOptions:
     """Return the options with missing values taken from the run to continue.
 
@@ -139,8 +186,9 @@ def complete_from_run(options: SearchOptions) -> SearchOptions:
     assert options.resume is not None  # callers check this
     with open_ledger(options.db, create=False) as ledger:
         run = named_run(ledger, options.resume)
-    if run.definition is not None and options.kernel is None:
-        raise UsageError(f"run {run.id} searched a kernel of your own: name its folder with --kernel")
+    if run.definition is not None and options.kernel is None and options.triton is None:
+        named = "file with --triton and --call" if is_definition(run.definition) else "folder with --kernel"
+        raise UsageError(f"run {run.id} searched a kernel of your own: name its {named}")
     if run.problem.startswith(RECORDED) and not options.device.startswith(RECORDED):
         raise UsageError(f"run {run.id} replayed a recorded file: name it with --device {RECORDED}FILE")
     conditions = run.conditions or {}
@@ -152,7 +200,7 @@ def complete_from_run(options: SearchOptions) -> SearchOptions:
         gpu=run.gpu if options.gpu == AUTO and options.gpu_file is None else options.gpu,
         families=options.families or tuple(conditions.get("families", ())),
         sampler=options.sampler or run.sampler,
-        objective=options.objective or run.objectives,
+        objective=options.objective or asked_objectives(run.objectives),
         clock=options.clock or conditions.get("clock"),
         trials=options.trials or run.trials,
         minutes=options.minutes or (run.seconds / 60 if run.seconds else None),
@@ -178,9 +226,10 @@ class Search:
         if len(objectives) > 1:
             require_several(objective, sampler)
         self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_stored_gpu, options.db))
-        target = make_target(options.problem, self._choice.gpu, options.kernel)
+        target = make_target(options.problem, self._choice.gpu, options.kernel, options.host)
         target = replace(target, clock=Clock.parse(options.clock) if options.clock else DEFAULT_CLOCK)
-        self._timing = place.choose_device(options.device, target.gpu, echo)
+        device = options.device if options.host is None else "emulator"
+        self._timing = place.choose_device(device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
@@ -189,8 +238,9 @@ class Search:
         self._renderer = Renderer()
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)
+            objectives = known_objectives(objectives, target.flops)
             self._setting = _setting(options, target, objectives, self._timing is not None, jobs, self._renderer)
-            if options.kernel:
+            if options.kernel or options.triton:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
@@ -393,7 +443,8 @@ def _announce(
     gpu, named = target.gpu, choice.gpu
     if choice.why:
         echo(choice.why)
-    echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem} · {target.flops / 1e9:,.4g} GFLOP")
+    work = f" · {target.flops / 1e9:,.4g} GFLOP" if target.flops else ""
+    echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem}{work}")
     if timing:
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
         echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")

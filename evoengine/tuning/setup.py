@@ -14,14 +14,15 @@ from evoengine.devices.driver import GpuDevice, find_driver, lock_device, suppor
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import Gpu
-from evoengine.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.ledger.runs import Device
-from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
+from evoengine.sandbox.host_compiler import cache_folder, find_compiler, remove_abandoned
+from evoengine.sandbox.machine import machine_error
 from evoengine.search.first_build import FirstBuild
+from evoengine.search.reference import examine_triton
 from evoengine.search.targets import stored_gpu, stored_target
-from evoengine.space.space import SearchSpace, load_space
+from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import Fill, render
 from evoengine.stages.toolchain import (
@@ -34,7 +35,7 @@ from evoengine.stages.toolchain import (
     torch_cuda,
 )
 from evoengine.workloads import default_workload, parse_problem, register
-from evoengine.workloads.base import AnyWorkload, Target
+from evoengine.workloads.base import AnyWorkload, Host, Target
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -61,24 +62,42 @@ def require_name(workload: AnyWorkload, problem: str) -> None:
     """Raise UsageError where the problem names another workload; one without a name fits any."""
     name, colon, _ = problem.partition(":")
     if colon and name != workload.name:
-        raise UsageError(f"the problem {problem} is of {name}, and the kernel in the folder is {workload.name}")
+        raise UsageError(f"the problem {problem} is of {name}, and the kernel is {workload.name}")
 
 
-def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
+def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None, host: Host | None = None) -> Target:
     """Return the target of a search.
 
-    The problem is given as text, or it is the example of the workload in the folder `kernel`, or of the default
-    workload. A folder's workload is registered under its name. Raises UsageError.
+    The problem is given as text, or it is the example of the workload in the folder `kernel`, of the Triton kernel of
+    `host`, or of the default workload. A user's own is registered under its name. Raises UsageError.
     """
     if problem == "":
         raise UsageError("the problem is an empty text; evoengine problems lists those that can be named")
-    if kernel is None:
+    workload: AnyWorkload
+    if host is not None:
+        workload = examine_triton(host, gpu)
+        register(workload)
+    elif kernel is not None:
+        workload = register_kernel(kernel)
+    else:
         workload, parsed = parse_problem(problem or default_workload().example)
         return Target(workload, parsed, gpu)
-    workload = register_kernel(kernel)
     if problem is not None:
         require_name(workload, problem)
     return Target(workload, workload.parse(problem or workload.example), gpu)
+
+
+def read_space(space_file: Path | None, target: Target, families: Sequence[str] = ()) -> SearchSpace:
+    """Return the space in the file, or the workload's own, bound to the target. Raises UsageError."""
+    workload = target.workload
+    text = None if space_file else workload.space_text()
+    if text is not None:
+        return space_from_text(text, f"{workload.name}.toml", target.problem, target.gpu)
+    own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+    space = load_space(space_file or own, target.problem, target.gpu, families)
+    if space.kernel != workload.name:
+        raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
+    return space
 
 
 def prepare_space(
@@ -90,11 +109,7 @@ def prepare_space(
     families: Sequence[str] = (),
 ) -> tuple[SearchSpace, Path]:
     """Return the bound space and the folder of templates. One configuration of every family is rendered as a check."""
-    workload = target.workload
-    own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
-    space = load_space(space_file or own, target.problem, target.gpu, families)
-    if space.kernel != workload.name:
-        raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
+    space = read_space(space_file, target, families)
     folder = templates or asset("templates")
     if not folder.is_dir():
         raise UsageError(
@@ -156,9 +171,11 @@ def require_seed(seed: int | None) -> None:
         raise UsageError(f"--seed is {seed}; it must be from 0 to {(1 << 32) - 1}")
 
 
-def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
-    """Start building the judges that this machine lacks."""
-    build = FirstBuild(emulated)
+def begin_build(emulated: bool, echo: Echo, begun: FirstBuild | None = None) -> FirstBuild:
+    """Start building the judges that this machine lacks, or go on with a build that has `begun`."""
+    build = begun or FirstBuild()
+    if emulated:
+        build.add_emulator()
     if build.is_running:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
     return build
@@ -170,7 +187,7 @@ def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
 
     try:
         if build:
-            build.wait()
+            build.wait(both=False)
     except MachineError as error:
         return str(error)
     return why_no_model(gpu)

@@ -10,9 +10,11 @@ from typing import Never
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
+from evoengine.search.first_build import FirstBuild
 from evoengine.search.replay import RECORDED
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.fleet_search import FleetSearch
+from evoengine.tuning.places import ThisMachine
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
@@ -24,6 +26,9 @@ def tune(
     *,
     gpu_file: Path | str | None = None,
     kernel: Path | str | None = None,
+    triton: str | None = None,
+    call: str | None = None,
+    reference: str | None = None,
     families: Sequence[str] = (),
     trials: int | None = None,
     minutes: float | None = None,
@@ -55,14 +60,19 @@ def tune(
     return prepare(SearchOptions(**checked(SearchOptions, options)), echo).run()
 
 
-def prepare(options: SearchOptions, echo: Echo, on_stage: Echo = silent) -> Search | RecordedSearch | FleetSearch:
-    """Return a search that is ready to start, of kernels or of a recorded file. `on_stage` receives the current stage.
+def prepare(
+    options: SearchOptions, echo: Echo, on_stage: Echo = silent, begun: FirstBuild | None = None
+) -> Search | RecordedSearch | FleetSearch:
+    """Return a search that is ready to start, of kernels or of a recorded file.
 
+    `on_stage` receives the current stage. `begun` is a build of the judges that the caller has begun, and closes.
     Raises UsageError, MachineError.
     """
     if options.cluster is not None:
         return FleetSearch([options], echo, on_stage)
-    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo, on_stage)
+    if options.device.startswith(RECORDED):
+        return RecordedSearch(options, echo, on_stage)
+    return Search(options, echo, on_stage, ThisMachine(begun))
 
 
 def prepare_all(options: Sequence[SearchOptions], echo: Echo, on_stage: Echo = silent) -> FleetSearch:

@@ -10,8 +10,8 @@ from rich.console import Group
 from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
 from evoengine.sass.validation import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
-from evoengine.text import plain
-from evoengine.views.candidate_tables import BY_FORMULA, describe
+from evoengine.text import number, plain
+from evoengine.views.candidate_tables import BY_FORMULA, describe, digits_of
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
@@ -87,8 +87,11 @@ def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
 def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
     """Yield rows for the figure and how it was taken."""
     peak = peak_percent(m.terms, m.compared_us)
-    of_peak = "" if peak is None else f", {peak:.1f}% of peak"
-    yield "figure", f"{_tflops(m)}{m.median_us:,.1f} µs{of_peak}, {m.kind} ({m.device})"
+    if range_us(m.terms):
+        of_peak, found = "" if peak is None else f", {peak:.0f}% of peak", _predicted(m)
+    else:
+        of_peak, found = "" if peak is None else f", {peak:.1f}% of peak", f"{_tflops(m)}{m.median_us:,.1f} µs"
+    yield "figure", f"{found}{of_peak}, {m.kind} ({m.device})"
     if m.suspect:
         yield from _named("suspect", m.suspect)
     if m.normalised_us:
@@ -115,7 +118,8 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
         return
     ends, pipe_that_bounds, shares = range_us(m.terms), bound(m.terms), utilisation(m.terms)
     if ends:
-        yield "range", f"{ends[0]:,.1f} to {ends[1]:,.1f} µs"
+        low, high = (number(end, digits_of(m)) for end in ends)
+        yield "range", f"{low} to {high} µs"
     if at := clock(m.terms):
         yield "clock", f"{at}, {m.terms['clock_ghz']:.3f} GHz: {m.terms['clocks']:,.0f} clocks"
     if pipe_that_bounds:
@@ -144,6 +148,12 @@ def _sustained(m: Measurement) -> str:
     """Return `498.1 TFLOPS, 310.2 µs at 1,410 MHz, 690 W, run back to back`."""
     at = [f"{m.terms[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("watts", "W")) if name in m.terms]
     return f"{_tflops(m)}{m.median_us:,.1f} µs{' at ' if at else ''}{', '.join(at)}, run back to back"
+
+
+def _predicted(m: Measurement) -> str:
+    """Return rate and time with as many digits as the prediction's error allows."""
+    tflops = "" if m.tflops is None else f"{number(m.tflops, digits_of(m))} TFLOPS, "
+    return f"{tflops}{number(m.compared_us, digits_of(m))} µs"
 
 
 def _tflops(m: Measurement) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
-from evoengine.terms import peak_percent, range_us
-from evoengine.text import DIGITS, number, plain
+from evoengine.terms import SAME_WITHIN, digits, peak_percent, range_us
+from evoengine.text import number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
 TIED = "= is tied with the first: the model's error is larger than what lies between them"
+SIMPLEST = "#{} is not the fastest predicted: of what lies within {:.0%} of that it takes the fewest registers"
 FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 NOTHING = "–"
 FAMILY = "family"
@@ -42,11 +43,8 @@ def short(value: Value) -> str:
 
 
 def digits_of(m: Measurement) -> int:
-    """Return how many significant digits of a figure mean something: of a prediction those above its error."""
-    ends = range_us(m.terms)
-    if ends is None or ends[1] <= m.compared_us:
-        return DIGITS
-    return min(DIGITS, max(2, 1 + math.ceil(-math.log10(ends[1] / m.compared_us - 1))))
+    """Return how many significant digits of a figure mean something."""
+    return digits(m.compared_us, range_us(m.terms))
 
 
 def figure(candidate: Candidate) -> str:
@@ -58,10 +56,9 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     mark = kind_mark(candidate)
-    digits = digits_of(m)
     if m.tflops is not None:
-        return f"{number(m.tflops, digits)} TFLOPS{mark}"
-    return f"{number(m.compared_us, digits)} µs{mark}"
+        return f"{number(m.tflops, digits_of(m))} TFLOPS{mark}"
+    return f"{number(m.compared_us, digits_of(m))} µs{mark}"
 
 
 def kind_mark(candidate: Bred) -> str:
@@ -111,7 +108,16 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         ]
         for rank, c in ranked.items()
     ]
-    return Group(Table(columns, rows), *knobs.said_once(), *([TIED] if tied else []), *_marks(ranked.values()))
+    said = [*([TIED] if tied else []), *_why_first(list(ranked.values())), *_marks(ranked.values())]
+    return Group(Table(columns, rows), *knobs.said_once(), *said)
+
+
+def _why_first(ranked: Sequence[Candidate]) -> Iterator[str]:
+    """Yield a sentence where the first of a ranking is predicted slower than the second."""
+    for first, second in pairwise(ranked[:2]):
+        predicted = all(range_us(c.ranked_by.terms) for c in (first, second))
+        if predicted and first.ranked_by.compared_us > second.ranked_by.compared_us:
+            yield SIMPLEST.format(first.trial, SAME_WITHIN)
 
 
 def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -119,13 +125,14 @@ def sent_ranking(found: Sequence[Mapping[str, Any]]) -> Table:
     columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
     columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
     columns += [Column("configuration", folds=True, least=20)]
+    tied = {found[0].get("trial"), *(found[0].get("tied_with") or ())} if found and found[0].get("tied_with") else ()
     rows = [
         [
-            str(rank),
+            f"{rank}{'=' * (known.get('trial') in tied)}",
             str(known.get("trial")),
             str(known.get("problem")),
-            _sent_number(known.get("tflops")),
-            _sent_number(known.get("median_us")),
+            _sent_number(known, "tflops"),
+            _sent_number(known, "median_us"),
             str(known.get("tflops_kind")),
             _sent_text(known.get("registers")),
             config_line(known.get("config") or {}),
@@ -141,16 +148,22 @@ def sent_figure(known: Mapping[str, Any] | None) -> str:
         return NOTHING
     mark = MARK.get(str(known["tflops_kind"]), "")
     if isinstance(known["tflops"], int | float):
-        return f"{number(known['tflops'])} TFLOPS{mark}"
-    return f"{number(known['median_us'])} µs{mark}"
+        return f"{_sent_number(known, 'tflops')} TFLOPS{mark}"
+    return f"{_sent_number(known, 'median_us')} µs{mark}"
 
 
 def _sent_text(value: object) -> str:
     return NOTHING if value is None else str(value)
 
 
-def _sent_number(value: object) -> str:
-    return number(value) if isinstance(value, int | float) else NOTHING
+def _sent_number(known: Mapping[str, Any], name: str) -> str:
+    """Return a number of a trial's JSON with as many digits as its prediction's range allows."""
+    value, us, ends = known.get(name), known.get("median_us"), known.get("range_us")
+    if not isinstance(value, int | float):
+        return NOTHING
+    if isinstance(us, int | float) and us > 0 and isinstance(ends, list) and len(ends) == 2:
+        return number(value, digits(us, ends))
+    return number(value)
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
@@ -351,10 +364,10 @@ def figure_cells(c: Bred) -> list[Cell]:
     m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)
-    peak, digits = peak_percent(m.terms, m.compared_us), digits_of(m)
+    peak, shown = peak_percent(m.terms, m.compared_us), digits_of(m)
     return [
-        number(m.compared_us, digits) + mark,
-        "" if m.tflops is None else number(m.tflops, digits) + mark,
+        number(m.compared_us, shown) + mark,
+        "" if m.tflops is None else number(m.tflops, shown) + mark,
         "" if peak is None else f"{peak:.0f}%",
         "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
     ]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from evoengine.devices.base import ScalarArgument, TensorMapArgument
-from evoengine.sass.launch import DrawnArgument, HostMemory, Part, PointerArgument
+from evoengine.devices.base import ConstantArgument, ScalarArgument, TensorMapArgument
+from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part, PointerArgument, StructArgument
 
 WHOLE_BYTES = 1 << 20
 """up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped"""
@@ -48,7 +48,7 @@ class Arguments:
     """Parameters in the order of a kernel's, and the storages that they point to."""
 
     def __init__(self) -> None:
-        self.parameters: list[Part] = []
+        self.parameters: list[AnyArgument | ConstantArgument] = []
         self.given: dict[str, Any] = {}
         """what the program passed, by the names of the function's parameters"""
         self._storages: dict[int, HostMemory] = {}
@@ -60,12 +60,11 @@ class Arguments:
 
     def for_model(self) -> list[DrawnArgument]:
         """Return the storages' contents for a prediction, which leaves the tensors as they are."""
-        return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: _held(s.bytes)]) for s in self.mapped]
+        return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: _held(s.bytes)], s.address) for s in self.mapped]
 
     def key(self) -> tuple[object, ...]:
         """Return what a prediction depends on, but for the contents of tensors."""
-        parts = ((p.name, p.value.tobytes()) if isinstance(p, ScalarArgument) else p for p in self.parameters)
-        return (*parts, *((s.name, s.bytes) for s in self.mapped))
+        return (*map(_hashable, self.parameters), *((s.name, s.bytes) for s in self.mapped))
 
     def add(self, name: str, kind: Any, value: Any) -> None:
         """Append the parameters that an argument of Triton's type `kind` becomes. Raises BadArgument."""
@@ -95,14 +94,18 @@ class Arguments:
                 f"argument {name} is a tensor on {tensor.device}; a virtual GPU takes those on the CPU: "
                 "leave device=... out, or use triton.runtime.driver.active.get_active_torch_device()"
             )
-        storage = tensor.untyped_storage()
-        if not storage.nbytes():
+        if not tensor.untyped_storage().nbytes():
             return "", 0
+        return self.hold(name, tensor).name, int(tensor.storage_offset()) * tensor.element_size()
+
+    def hold(self, name: str, tensor: torch.Tensor, in_place: bool = False) -> HostMemory:
+        """Return the tensor's storage, now in the launch's memory, with `in_place` at its own address."""
+        storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in self._storages:
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            self._storages[key] = HostMemory(name, data)
-        return self._storages[key].name, int(tensor.storage_offset()) * tensor.element_size()
+            self._storages[key] = HostMemory(name, data, key if in_place else None)
+        return self._storages[key]
 
     def _add_descriptor(self, name: str, given: Descriptor) -> None:
         value, meta = given
@@ -133,6 +136,16 @@ class Arguments:
             name, storage, dtype, tuple(reversed(shape)), tuple(n * size for n in reversed(strides[:-1])),
             tuple(reversed(meta["block_size"])), _SWIZZLES[meta["swizzle"]], offset,
         )  # fmt: skip
+
+
+def _hashable(part: AnyArgument | ConstantArgument) -> object:
+    if isinstance(part, ScalarArgument):
+        return part.name, part.value.tobytes()
+    if isinstance(part, ConstantArgument):
+        return part.name, part.data.tobytes()
+    if isinstance(part, StructArgument):
+        return part.name, part.bytes, *((offset, _hashable(inner)) for offset, inner in part.parts)
+    return part
 
 
 def _held(size: int) -> int:

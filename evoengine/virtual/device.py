@@ -20,6 +20,7 @@ from evoengine.sass import core
 from evoengine.sass.chip import Chip, find_chip
 from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
+from evoengine.sass.grid import WHOLE_LIMIT
 from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
 from evoengine.sass.listing import disassemble, line_table
 from evoengine.sass.predict import Prediction, Unpredictable, predict
@@ -145,11 +146,19 @@ class VirtualGpu:
             hazards, _ = loaded.program.hazards(loaded.kernel.arch, loaded.kernel.registers)
             if hazards:
                 raise VirtualGpuError(hazards[0])
-            try:
-                self._predictions[key] = predict(loaded.program, launch, self.chip)
-            except Unpredictable as error:
-                self._predictions[key] = str(error)
+            self._predictions[key] = self._prediction(loaded, launch)
         return self._predictions[key]
+
+    def _prediction(self, loaded: LoadedKernel, launch: Launch) -> Prediction | str:
+        try:
+            found = predict(loaded.program, launch, self.chip)
+        except Unpredictable as error:
+            return str(error)
+        if found.counts["instructions"] > WHOLE_LIMIT:
+            return (
+                f"a block executes more than {WHOLE_LIMIT:,} warp instructions, behind which the model does not count"
+            )
+        return found
 
     def _execute(
         self, use: Use, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, prediction: Prediction | str
@@ -157,7 +166,7 @@ class VirtualGpu:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
         launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
         seconds = seconds_to_execute(prediction, geometry)
-        blocks = self._sampled(geometry, seconds)
+        blocks = self.sampled(geometry, seconds)
         before = [storage.data.copy() for storage in arguments.mapped]
         try:
             run_watched(loaded, launch, blocks, seconds)
@@ -169,7 +178,7 @@ class VirtualGpu:
             run_watched(loaded, launch, blocks, seconds, Races.NONE)
         return blocks
 
-    def _sampled(self, geometry: Geometry, seconds: float) -> Sequence[int]:
+    def sampled(self, geometry: Geometry, seconds: float) -> Sequence[int]:
         """Return the blocks to execute, none for all. Raises VirtualGpuError for a launch that would take hours."""
         if self.sample and seconds > SAMPLED_FROM:
             total = math.prod(geometry.grid)

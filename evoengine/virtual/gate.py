@@ -9,9 +9,9 @@ attempt left them, so that the function goes on as if nothing had happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ import torch
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
+from evoengine.records import Outcome
 from evoengine.sass.chip import Chip
 from evoengine.sass.launch import Geometry, Memory, prepare
 from evoengine.sass.predict import Prediction
-from evoengine.stages.verify import by_own_error
+from evoengine.stages.verify import Bound, by_own_error
 from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import (
     LoadedKernel,
@@ -32,10 +33,11 @@ from evoengine.virtual.device import (
     run_watched,
     seconds_to_execute,
 )
-from evoengine.virtual.triton_file import TritonKernel
 from evoengine.workloads.base import Tolerance
-from evoengine.workloads.folder_reference import all_in_float64
-from evoengine.workloads.folder_tensors import LARGE, SHAPED
+from evoengine.workloads.folder_tensors import LARGE, SHAPED, all_in_float64
+
+if TYPE_CHECKING:
+    from evoengine.virtual.triton_file import Program
 
 AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
 DRAWS = (NORMAL, BIG, *SHAPED)
@@ -44,7 +46,6 @@ LONG_SECONDS = 2.0
 """estimated time of an attempt from which on only the first of these is drawn"""
 
 Outputs = Mapping[str, torch.Tensor]
-Reference = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,17 @@ class Attempt:
     draw: str
     reason: str | None = None
     """why it is wrong, where it is"""
-    share: float | None = None
-    """the largest error over the allowed one; None where there is no reference"""
+    outcome: Outcome | None = None
+    """how it ended, where it is wrong"""
+    bound: Bound | None = None
+    """the error that is nearest to what is allowed of it; None where there is no reference"""
     difference: float | None = None
     """the largest difference from the first configuration's outputs; None for that one itself"""
+
+    @property
+    def share(self) -> float | None:
+        """Return the largest error over the allowed one; None where there is no reference."""
+        return None if self.bound is None else share_of(self.bound)
 
 
 @dataclass(slots=True)
@@ -99,16 +107,18 @@ class ConfigVerdict:
 class Wrong(Exception):
     """An attempt whose results are wrong; the message states why."""
 
+    def __init__(self, message: str, outcome: Outcome = Outcome.INCORRECT) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
 
 class GatingGpu(VirtualGpu):
     """A virtual GPU that repeats the launches of one kernel with other values and judges each."""
 
-    def __init__(
-        self, gpu: Gpu, chip: Chip, kernel: TritonKernel, reference: Reference | None, names: Sequence[str], seed: int
-    ) -> None:
-        """`names` are those of the kernel's parameters that the reference takes."""
+    def __init__(self, gpu: Gpu, chip: Chip, program: Program, seed: int) -> None:
         super().__init__(gpu, chip)
-        self.kernel, self._reference, self._names, self._seed = kernel, reference, names, seed
+        self._function = program.kernel.function
+        self._reference, self._names, self._seed = program.reference, program.names, seed
         self._first: dict[object, Outputs] = {}
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
@@ -118,7 +128,7 @@ class GatingGpu(VirtualGpu):
         """of the kernel, in this call of the function"""
 
     def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
-        if loaded.function is not self.kernel.function:
+        if loaded.function is not self._function:
             super().launch(loaded, geometry, arguments, options)
             return
         if self.exact:
@@ -146,11 +156,11 @@ class GatingGpu(VirtualGpu):
         given = {name: _copied(value) for name, value in arguments.given.items()}
         try:
             outputs, stored = self._outputs(loaded, geometry, arguments)
-            share, difference = self._judge(draw, given, outputs, stored)
+            bound, difference = self._judge(draw, given, outputs, stored)
         except Wrong as wrong:
-            self.verdict.attempts.append(Attempt(self.sizes, draw, str(wrong)))
+            self.verdict.attempts.append(Attempt(self.sizes, draw, str(wrong), wrong.outcome))
             raise VirtualGpuError(str(wrong)) from None
-        self.verdict.attempts.append(Attempt(self.sizes, draw, None, share, difference))
+        self.verdict.attempts.append(Attempt(self.sizes, draw, bound=bound, difference=difference))
 
     def _compare_bits(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
         """Execute once, and note where the results are not those of the first configuration, bit by bit."""
@@ -168,7 +178,8 @@ class GatingGpu(VirtualGpu):
         try:
             stored = self._run(loaded, geometry, arguments)
         except (KernelFailure, UsageError) as failure:
-            raise Wrong(explained(failure, loaded)) from None
+            outcome = failure.outcome if isinstance(failure, KernelFailure) else Outcome.CRASHED
+            raise Wrong(explained(failure, loaded), outcome) from None
         tensors = _tensors(arguments)
         found = {name: mask for name, tensor in tensors.items() if (mask := _mask(tensor, stored)).any()}
         return {name: tensors[name].detach().clone() for name in found}, found
@@ -187,6 +198,11 @@ class GatingGpu(VirtualGpu):
             .astype(bool)
             for storage in arguments.mapped
         }
+
+    def require_reference(self, arguments: Arguments) -> None:
+        """Call the reference with the arguments of a launch. Raises UsageError where it raises."""
+        if self._reference is not None:
+            self._expected(arguments.given)
 
     def seed_of(self, case: int) -> int:
         """Return the seed of a case, the same for every configuration."""
@@ -223,32 +239,32 @@ class GatingGpu(VirtualGpu):
 
     def _judge(
         self, draw: str, given: Mapping[str, Any], outputs: Outputs, stored: Mapping[str, torch.Tensor]
-    ) -> tuple[float | None, float | None]:
-        """Return the share of the allowed error, and the difference from the first configuration. Raises Wrong."""
+    ) -> tuple[Bound | None, float | None]:
+        """Return the worst error, and the difference from the first configuration. Raises Wrong."""
         if not outputs:
             raise Wrong("it writes to none of its tensors")
-        share = None if self._reference is None else self._compared(given, outputs)
+        bound = None if self._reference is None else self._compared(given, outputs)
         key = (self.sizes, self.launches, draw)
         first = self._first.setdefault(key, outputs)
         if self._reference is None:
             for name, output in outputs.items():
                 if output.is_floating_point() and output[stored[name]].isnan().any():
                     raise Wrong(f"{int(output[stored[name]].isnan().sum())} elements of {name} are NaN")
-        return share, None if first is outputs else _difference(first, outputs)
+        return bound, None if first is outputs else _difference(first, outputs)
 
-    def _compared(self, given: Mapping[str, Any], outputs: Outputs) -> float:
+    def _compared(self, given: Mapping[str, Any], outputs: Outputs) -> Bound:
         exact, own = self._expected_exactly(given), self._expected(given)
         nudged = self._expected_exactly(given, torch.Generator().manual_seed(self._seed))
         if len(exact) != len(outputs):
             raise UsageError(
                 f"the reference returns {len(exact)} tensors; the kernel writes {len(outputs)}: {', '.join(outputs)}"
             )
-        shares = []
+        bounds = []
         for (name, output), right, *rough in zip(outputs.items(), exact, own, nudged, strict=True):
             if output.shape != right.shape:
                 raise UsageError(f"the reference returns {name} in the shape {_shape(right)}; it is {_shape(output)}")
-            shares.append(_share(name if len(outputs) > 1 else "", output, right, rough))
-        return max(shares)
+            bounds.append(_worst(name if len(outputs) > 1 else "", output, right, rough))
+        return max(bounds, key=share_of)
 
     def _expected_exactly(
         self, given: Mapping[str, Any], generator: torch.Generator | None = None
@@ -324,8 +340,13 @@ def _values(draw: str, given: torch.Tensor, generator: torch.Generator) -> torch
     return values.abs() if positive else values
 
 
-def _share(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[torch.Tensor]) -> float:
-    """Return the largest error over the allowed one. Raises Wrong where it is larger.
+def share_of(bound: Bound) -> float:
+    """Return an error over what is allowed of it; 0 where nothing is allowed, and there is none."""
+    return bound.error / bound.allowed if bound.allowed else 0.0
+
+
+def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[torch.Tensor]) -> Bound:
+    """Return the error that is nearest to what is allowed of it. Raises Wrong where it is larger.
 
     `rough` are other computations of the outputs, whose largest error counts as that of the kernel's own dtypes. One in
     these dtypes alone may be right by chance, for a sum that nearly cancels for one.
@@ -341,7 +362,7 @@ def _share(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[t
     for bound in found:
         if not bound.error <= bound.allowed:
             raise Wrong(f"{bound.name} {bound.error:.2e} where {bound.allowed:.2e} is allowed")
-    return max((bound.error / bound.allowed for bound in found if bound.allowed), default=0.0)
+    return max(found, key=share_of)
 
 
 def _difference(first: Outputs, outputs: Outputs) -> float:

@@ -47,6 +47,16 @@ def uninstall() -> None:
         triton.knobs.runtime.add_stages_inspection_hook = None
 
 
+@contextmanager
+def installed(device: VirtualGpu) -> Iterator[None]:
+    """Make the virtual GPU Triton's active driver for a while."""
+    install(device)
+    try:
+        yield
+    finally:
+        uninstall()
+
+
 def correct_lines(
     backend: Any = None, stages: Any = None, options: Any = None, language: Any = None, capability: Any = None
 ) -> tuple[str, str] | None:

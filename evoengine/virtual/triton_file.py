@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,22 +18,31 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
+from evoengine.records import Value
+from evoengine.workloads.base import Host
+from evoengine.workloads.triton_kernel import FIELDS
+
+USUAL = FIELDS[:2]
+"""those that are always varied"""
+DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None}
 
 
-def load(path: Path) -> ModuleType:
-    """Import the file, which executes it. Raises UsageError where it is none, or raises."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}; --triton takes FILE::KERNEL")
+def load(file: str, text: str) -> ModuleType:
+    """Execute the text as the module in `file`, which may have changed since. Raises UsageError where it raises."""
+    path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file; --triton takes FILE::KERNEL")
+    assert spec is not None  # the suffix is .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # Triton reads a kernel's text by way of `inspect`; without a time of change the entry is not read again
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, file, "exec"), module.__dict__)
     except Exception as error:
-        raise UsageError(f"{path} cannot be imported: {said(error, path)}") from None
+        raise UsageError(f"{file} cannot be imported: {said(error, path)}") from None
     return module
 
 
@@ -43,6 +53,22 @@ def said(error: BaseException, path: Path) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     where = f"line {lines[-1]}: " if lines else ""
     return f"{where}{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class Program:
+    """A user's file, executed: the kernel, the function that launches it, and the reference."""
+
+    def __init__(self, host: Host) -> None:
+        """Execute the file. Raises UsageError where it raises, or lacks what `host` names."""
+        module = load(host.file, host.text)
+        self.host, self.path = host, Path(host.file)
+        self.kernel = TritonKernel(module, host.kernel)
+        self.function = function_of(module, host.call, "--call")
+        self.reference = function_of(module, host.reference, "--reference") if host.reference else None
+        self.names = require_names(self.reference, self.kernel) if self.reference else ()
+        """of the kernel's parameters that the reference takes"""
+        self.sizes = sizes_of(self.function, host.call)
+        """the function's integer parameters with their defaults"""
 
 
 class TritonKernel:
@@ -70,6 +96,55 @@ class TritonKernel:
     def configs(self) -> list[Config | None]:
         """Return the configurations of its autotuner; a None where it has no autotuner."""
         return list(self._tuner.configs) if self._tuner else [None]
+
+    @property
+    def settings(self) -> list[dict[str, Value]]:
+        """Return the configurations of its autotuner as knobs and values: the kernel's own parameters, then fields.
+
+        A value that is no number or text is named by its text. Raises UsageError without an autotuner, and where the
+        configurations have different parameters.
+        """
+        if self._tuner is None:
+            raise UsageError(
+                f"kernel {self.name} has no @triton.autotune, so nothing of it can be varied: add one with a list of "
+                "triton.Config, and leave their parameters out where the kernel is launched"
+            )
+        configs: list[Config] = self._tuner.configs
+        names = tuple(configs[0].kwargs)
+        if unlike := next((config for config in configs if set(config.kwargs) != set(names)), None):
+            raise UsageError(
+                f"the autotuner's list of kernel {self.name} has a configuration of {', '.join(names) or 'nothing'} "
+                f"and one of {', '.join(unlike.kwargs) or 'nothing'}: give all of them the same parameters"
+            )
+        if clash := next((name for name in names if name in FIELDS or name == "family"), None):
+            raise UsageError(f"kernel {self.name} has the parameter {clash}, which cannot be a knob; rename it")
+        plain = {name: self._is_plain(name) for name in names}
+        fields = [name for name in FIELDS if name in USUAL or any(getattr(c, name) != DEFAULTS[name] for c in configs)]
+        return [
+            {name: c.kwargs[name] if plain[name] else str(c.kwargs[name]) for name in names}
+            | {name: getattr(c, name) or DEFAULTS[name] or 0 for name in fields}
+            for c in configs
+        ]
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether all values of a parameter are of one type that a knob may have."""
+        assert self._tuner is not None
+        types = {type(config.kwargs[name]) for config in self._tuner.configs}
+        return len(types) == 1 and types <= {bool, int, float, str}
+
+    def config_of(self, settings: Mapping[str, Value]) -> Config:
+        """Return the configuration that `settings`, of the names in the property, mean."""
+        assert self._tuner is not None  # it has settings
+        first = self._tuner.configs[0]
+        kwargs = {name: self._value(name, settings[name]) for name in first.kwargs}
+        fields = {name: settings.get(name) or DEFAULTS[name] for name in FIELDS}
+        return Config(kwargs, pre_hook=first.pre_hook, **fields)
+
+    def _value(self, name: str, value: Value) -> object:
+        assert self._tuner is not None
+        if self._is_plain(name):
+            return value
+        return next(c.kwargs[name] for c in self._tuner.configs if str(c.kwargs[name]) == value)
 
     @contextmanager
     def only(self, config: Config | None) -> Iterator[None]:

@@ -46,6 +46,14 @@ def find_workload(name: str) -> AnyWorkload:
     return known[name]
 
 
+def workload_from_definition(name: str, text: str) -> AnyWorkload:
+    """Return the user's own kernel that a ledger's run defines by this text. Raises UsageError where it is at fault."""
+    from evoengine.workloads.folder import FolderWorkload
+    from evoengine.workloads.triton_kernel import TritonWorkload, is_definition
+
+    return TritonWorkload(text) if is_definition(text) else FolderWorkload(name, text)
+
+
 def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
     """Parse `WORKLOAD:…`; without a name before the colon, a problem of the default workload.
 

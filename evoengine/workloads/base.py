@@ -223,6 +223,23 @@ class WrittenPart:
     """the expected outputs in float64, where they are known"""
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A user's Python file that launches a Triton kernel by a function of its own.
+
+    Grid, arguments and reference are known only by running it, which is done in worker processes.
+    """
+
+    file: str
+    """its path, as messages and line tables name it"""
+    text: str
+    kernel: str
+    call: str
+    """the function that launches the kernel on tensors of its own; its integer parameters are sizes"""
+    reference: str | None
+    """the function that takes parameters of the kernel by name and returns what it writes"""
+
+
 class Workload(ABC, Generic[P]):
     """A kernel that can be tuned, without its tensors. Instances are picklable and immutable."""
 
@@ -240,7 +257,9 @@ class Workload(ABC, Generic[P]):
     baseline_label: str = "baseline"
     """the usual name of the baselines"""
     definition_text: str | None = None
-    """the problem.json of a user's own kernel, which ledgers store"""
+    """the definition of a user's own kernel as JSON, which ledgers store"""
+    host: Host | None = None
+    """the program that launches candidates, where only that knows their launches and arguments"""
 
     @abstractmethod
     def parse(self, text: str) -> P:
@@ -311,8 +330,16 @@ class Workload(ABC, Generic[P]):
         """Return a file to ship beside an exported kernel that calls it; None for the common loader."""
         return None
 
+    def source_text(self, problem: P, config: Config, gpu: Gpu) -> str | None:
+        """Return the text of a candidate that is not made from a template; None where it is."""
+        return None
+
     def space_file(self) -> Path | None:
         """Return the default search space; None for `search_spaces/NAME.toml`."""
+        return None
+
+    def space_text(self) -> str | None:
+        """Return the default search space where it is in no file."""
         return None
 
     def templates(self) -> Path | None:

@@ -18,16 +18,19 @@ from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, Sc
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
-from evoengine.untrusted import parse_json, read_limited_text
+from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.folder_cases import gate_cases
-from evoengine.workloads.folder_coverage import cells, visited
-from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
-from evoengine.workloads.folder_extents import Problems
-from evoengine.workloads.folder_full_size import FolderFullCase, full_plan
+from evoengine.workloads.folder_cases import FolderFullCase, Problems, cells, full_plan, gate_cases, visited
+from evoengine.workloads.folder_definition import (
+    LARGEST_AXIS,
+    FolderProblem,
+    Item,
+    require_launches,
+    scratch_parameter,
+    shape_of,
+)
 from evoengine.workloads.folder_reader import parse_definition
-from evoengine.workloads.folder_space import require_launches, scratch_parameter
 from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"

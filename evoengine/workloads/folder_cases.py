@@ -5,25 +5,27 @@ They are its own, or small problems set against the configuration's knobs, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import prod
 
+from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
-from evoengine.records import Config
+from evoengine.records import Config, Launch
+from evoengine.space.expression import Expression
 from evoengine.workloads.base import Case
-from evoengine.workloads.folder_definition import Definition, FolderProblem
-from evoengine.workloads.folder_extents import MOST_WORK as MOST_LONG_WORK
-from evoengine.workloads.folder_extents import (
-    Problems,
-    cost,
-    cut_until,
-    free_axes,
-    own_extents,
-    part_of,
-    with_equalities,
-    work,
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.folder_definition import (
+    Definition,
+    FolderProblem,
+    Rules,
+    launched_threads,
+    size_rules,
+    tiles,
+    whole,
 )
-from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
 MOST_SIZES = 8
 """number of small problems of different sizes"""
@@ -204,3 +206,317 @@ def _allowed(
         if (found := attempt({**given, **rounded})) is not None:
             return found
     return None
+
+
+# Cells of a user's own kernel, from its grid and its problem, since nothing else is known of it.
+
+_ENDS = {-1: "1 short of a tile's end", 0: "whole tiles", 1: "1 behind a tile's end"}
+
+
+def cells(definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems) -> frozenset[Cell]:
+    """Return the cells of each free axis, and those of the draws.
+
+    An axis has its own length, one element, and lengths about the ends of each tile into which the grid cuts it, where
+    the problem's and the space's constraints admit such lengths.
+    """
+    rules = size_rules(definition, config)
+    found = {Cell("extents", axis) for axis in free_axes(definition)}
+    found |= {Cell("values", pattern) for pattern in ("normal", *patterns(definition, problem)) if not definition.cases}
+    for axis, sizes in tiles(definition, free_axes(definition), config).items():
+        for what, lengths in _lengths(sizes):
+            if any(
+                smallest_with(definition, problem, axis, length, rules, problem_of) is not None for length in lengths
+            ):
+                found.add(Cell("sizes", f"{axis}, {what}"))
+    return frozenset(found)
+
+
+def visited(definition: Definition, case: Case[FolderProblem]) -> frozenset[Cell]:
+    """Return the cells that a case visits by its sizes."""
+    if case.whole is None:
+        return frozenset()
+    found = set()
+    for axis, sizes in tiles(definition, free_axes(definition), case.config).items():
+        length, own = case.problem.axes[axis], case.whole.axes[axis]
+        if length == own or (case.part is not None and case.part.startswith(f"{axis} ")):
+            found.add(Cell("extents", axis))
+        found |= {Cell("sizes", f"{axis}, {what}") for what in _visited(length, sizes)}
+    return frozenset(found)
+
+
+def _lengths(sizes: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Yield what a length may be against tiles, with lengths that are so."""
+    yield "one alone", [1]
+    for tile in sizes:
+        for away, end in _ENDS.items():
+            if abs(away) < tile:
+                yield f"{end} of {tile}", [turn * tile + away for turn in (1, 2, 3) if turn * tile + away > 0]
+
+
+def _visited(length: int, sizes: list[int]) -> Iterator[str]:
+    if length == 1:
+        yield "one alone"
+    for tile in sizes:
+        for away, end in _ENDS.items():
+            if abs(away) < tile and length > away and (length - away) % tile == 0:
+                yield f"{end} of {tile}"
+
+
+# A folder's problem at its own lengths: one axis at a time, shortened where that takes too long.
+
+Problems = Callable[[Mapping[str, int]], FolderProblem]
+"""the problem with these values of the var axes; raises UsageError where there is none"""
+SMALL = (3, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""lengths of the other axes, in the order in which they are tried"""
+MOST_LONG_WORK = 1 << 24
+"""cost limit of a case with the problem's own lengths, by `cost`: some seconds in the emulator"""
+_THREAD = 8
+"""cost of a thread in elements"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A problem with the whole's own length along `axis`, and minimal others."""
+
+    axis: str
+    problem: FolderProblem
+    part: str | None
+    """the part of that length that it has, where all of it takes too long"""
+
+
+def free_axes(definition: Definition) -> list[str]:
+    """Return the axes that may have other lengths than the problem's: the kernel's text does not hold them."""
+    return [axis for axis in definition.var_axes if axis not in definition.compile_time]
+
+
+def elements(definition: Definition, problem: FolderProblem) -> int:
+    """Return how many elements inputs and outputs have."""
+    axes = problem.axes
+    shapes = [item.shape for item in (*definition.inputs, *definition.outputs) if item.shape is not None]
+    return sum(prod(whole(size, axes) for size in shape) for shape in shapes)
+
+
+def operations(definition: Definition, problem: FolderProblem) -> float:
+    """Return the operations that the folder states; 0 where it states none."""
+    return float(definition.flops.evaluate(problem.axes)) if definition.flops else 0.0
+
+
+def work(definition: Definition, problem: FolderProblem) -> float:
+    """Return what a case costs at least, about: elements and a quarter of the operations."""
+    return elements(definition, problem) + operations(definition, problem) / 4
+
+
+def cost(definition: Definition, problem: FolderProblem, config: Config) -> float:
+    """Return what a launch costs the emulator, about: the work, and each of the threads."""
+    return work(definition, problem) + _THREAD * launched_threads(definition, problem, config)
+
+
+def input_bytes(definition: Definition, problem: FolderProblem) -> int:
+    """Return the bytes of all input tensors."""
+    axes = problem.axes
+    return sum(
+        prod(whole(size, axes) for size in item.shape) * DTYPE_BYTES[item.dtype]
+        for item in definition.inputs
+        if item.shape is not None
+    )
+
+
+def own_extents(
+    definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
+) -> Iterator[Extent]:
+    """Yield for each free axis the smallest valid problem that has its own length there.
+
+    Where that is not affordable, it is the longest affordable one that leaves the same remainders.
+    """
+    for axis in free_axes(definition):
+        own = problem.axes[axis]
+        for length in (own, *shorter_lengths(own)):
+            found = smallest_with(definition, problem, axis, length, rules, problem_of)
+            if found is not None and cost(definition, found, config) <= MOST_LONG_WORK:
+                yield Extent(axis, found, None if length == own else f"{axis} {length:,} of {own:,}")
+                break
+
+
+def shorter_lengths(length: int) -> Iterator[int]:
+    """Yield lengths below this one, the longest first, that leave the same remainders modulo powers of two."""
+    step = 1 << (length.bit_length() - 1)
+    while step > 1:
+        if step + length % step < length:
+            yield step + length % step
+        step //= 2
+
+
+def smallest_with(
+    definition: Definition, problem: FolderProblem, axis: str, length: int, rules: Rules, problem_of: Problems
+) -> FolderProblem | None:
+    """Return the first valid problem with that length of the axis: others short, or as few as need be at their own."""
+    others = [other for other in free_axes(definition) if other != axis]
+    own = {name: problem.axes[name] for name in definition.var_axes}
+    for kept in range(len(others) + 1):
+        for at_own in combinations(others, kept):
+            for small in SMALL if kept < len(others) else SMALL[:1]:
+                short = {other: min(small, own[other]) for other in others if other not in at_own}
+                found = attempt({**own, **short, axis: length}, definition, short, rules, problem_of)
+                if found is not None and found.axes[axis] == length:
+                    return found
+    return None
+
+
+def attempt(
+    given: Mapping[str, int], definition: Definition, movable: Mapping[str, int], rules: Rules, problem_of: Problems
+) -> FolderProblem | None:
+    """Return the problem of these sizes, or None where it is invalid.
+
+    Movable axes that a constraint `axis == expression` fixes are set first.
+    """
+    try:
+        problem = problem_of(with_equalities(definition, given, movable))
+    except UsageError:
+        return None
+    return problem if rules(problem.axes) else None
+
+
+def with_equalities(definition: Definition, given: Mapping[str, int], movable: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes with the axes set that a constraint `axis == expression` fixes, as FlashInfer-Trace has them."""
+    sizes = dict(given)
+    for constraint in definition.constraints:
+        for axis, expression in _equal_sides(constraint):
+            if axis in movable:
+                with suppress(UsageError):
+                    sizes[axis] = whole(expression, definition.sizes(sizes))
+                break
+    return sizes
+
+
+def _equal_sides(constraint: Expression) -> list[tuple[str, Expression]]:
+    """Return each side of an `==` that may be an axis, with the other side."""
+    left, equals, right = (part.strip() for part in constraint.text.partition("=="))
+    try:
+        sides = [(left, Expression.parse(right, constraint.where)), (right, Expression.parse(left, constraint.where))]
+    except UsageError:  # a chain of comparisons
+        return []
+    return sides if equals else []
+
+
+def cut_until(
+    definition: Definition,
+    problem: FolderProblem,
+    fits: Callable[[FolderProblem], bool],
+    rules: Rules,
+    problem_of: Problems,
+    first: Collection[str] = (),
+) -> FolderProblem | None:
+    """Return the problem with axes shortened until it fits, keeping their remainders.
+
+    Axes of `first` are shortened before others, and the longest first. None where no shorter problem is valid.
+    """
+    found = problem
+    while not fits(found):
+        shorter = next(_shortened(definition, found, rules, problem_of, first), None)
+        if shorter is None:
+            return None
+        found = shorter
+    return found
+
+
+def _shortened(
+    definition: Definition, problem: FolderProblem, rules: Rules, problem_of: Problems, first: Collection[str]
+) -> Iterator[FolderProblem]:
+    """Yield the problem with one axis shortened, in the order of `cut_until`."""
+    given = {axis: problem.axes[axis] for axis in definition.var_axes}
+    for axis in sorted(free_axes(definition), key=lambda axis: (axis not in first, -given[axis])):
+        movable = {other: given[other] for other in free_axes(definition) if other != axis}
+        for length in shorter_lengths(given[axis]):
+            found = attempt({**given, axis: length}, definition, movable, rules, problem_of)
+            if found is not None and work(definition, found) < work(definition, problem):
+                yield found
+
+
+def part_of(definition: Definition, problem: FolderProblem, whole_problem: FolderProblem) -> str | None:
+    """Return which lengths a problem has of the whole one's, or None where it has all."""
+    lengths = [(axis, problem.axes[axis], whole_problem.axes[axis]) for axis in definition.var_axes]
+    return ", ".join(f"{axis} {own:,} of {all_of:,}" for axis, own, all_of in lengths if own < all_of) or None
+
+
+def small_problem(
+    definition: Definition, problem: FolderProblem, least: int, rules: Rules, problem_of: Problems
+) -> FolderProblem:
+    """Return a problem whose free axes are all short, `least` at least, or the problem itself where none is valid."""
+    free = free_axes(definition)
+    for length in sorted({size for size in SMALL if size >= least} | {least}):
+        short = {axis: min(length, problem.axes[axis]) for axis in free}
+        given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **short}
+        found = attempt(given, definition, short, rules, problem_of)
+        if found is not None:
+            return found
+    return problem
+
+
+# Cases at full size for a folder's kernel: blocks of the problem itself, each run by itself.
+#
+# Stores of blocks are compared with the reference of the whole problem, or of a few places along independent axes.
+# Where neither is affordable the problem is shortened.
+
+LaunchOf = Callable[[FolderProblem], Launch]
+
+MOST_ELEMENTS = 1 << 26
+"""of all tensors, such that the reference of a whole problem fits into a few gigabytes in float64"""
+MOST_OPERATIONS = 4e10
+"""of a whole problem, which a core executes in some seconds"""
+REAL_BYTES = 1 << 28
+"""limit of inputs that are drawn whole where they cannot be pooled"""
+LEAST = 5
+"""the length of short axes, more than the few sampled places"""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFullCase:
+    """Some blocks of a launch for `problem`, which is `whole` or a part of it.
+
+    `small` is a problem with few blocks, whose launch shows whether a block by itself writes anything at all.
+    """
+
+    name: str
+    problem: FolderProblem
+    whole: FolderProblem
+    config: Config = field(hash=False)
+    small: FolderProblem
+    small_launch: Launch
+    part: str | None = None
+
+
+def full_plan(
+    definition: Definition, problem: FolderProblem, config: Config, launch_of: LaunchOf, problem_of: Problems
+) -> list[tuple[FolderFullCase, Launch]]:
+    """Return the problem itself, and a part of it for a reference that takes too long.
+
+    A kernel with scratch memory has none: its blocks talk, so that one alone is nothing. Nor is there any for a problem
+    that a case launches whole.
+    """
+    if definition.scratch or judged_whole(definition, problem, config):
+        return []
+    rules = size_rules(definition, config)
+    small = small_problem(definition, problem, LEAST, rules, problem_of)
+    of_small = (small, launch_of(small))
+    plan = [(FolderFullCase("full grid", problem, problem, config, *of_small), launch_of(problem))]
+    if not affordable(definition, problem):
+        cut = cut_until(definition, problem, lambda p: affordable(definition, p), rules, problem_of)
+        if cut is not None:
+            part = part_of(definition, cut, problem)
+            plan.append((FolderFullCase("full grid in part", cut, problem, config, *of_small, part), launch_of(cut)))
+    return plan
+
+
+def affordable(definition: Definition, problem: FolderProblem) -> bool:
+    """Return whether the reference can be run on the whole problem."""
+    return (
+        elements(definition, problem) <= MOST_ELEMENTS
+        and operations(definition, problem) <= MOST_OPERATIONS
+        and input_bytes(definition, problem) <= REAL_BYTES
+    )
+
+
+def blocks_to_draw(case: FolderFullCase, definition: Definition, launch: Launch, least: int) -> int:
+    """Return how many blocks are drawn: more than `least` where they are small."""
+    of_each = cost(definition, case.problem, case.config) / prod(launch.grid)
+    return max(least, min(4 * least, int(MOST_LONG_WORK / 8 / of_each)))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case
 from evoengine.workloads.folder import FolderWorkload
-from evoengine.workloads.folder_definition import Definition, FolderProblem
-from evoengine.workloads.folder_extents import Extent, free_axes, own_extents, work
-from evoengine.workloads.folder_full_size import affordable
-from evoengine.workloads.folder_reference import NotDouble, run_as_is, run_in_float64
-from evoengine.workloads.folder_space import size_rules
+from evoengine.workloads.folder_cases import Extent, affordable, free_axes, own_extents, work
+from evoengine.workloads.folder_definition import Definition, FolderProblem, size_rules
+from evoengine.workloads.folder_tensors import NotDouble, run_as_is, run_in_float64
 
 MOST_WORK = float(1 << 26)
 """elements and a quarter of the operations, of all small sizes that are tried here"""

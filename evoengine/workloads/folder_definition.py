@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from typing import Any
 
+from evoengine.devices.base import ScratchParameter
 from evoengine.errors import UsageError
-from evoengine.records import Value
-from evoengine.space.expression import Expression, Undefined
+from evoengine.records import Config, Value
+from evoengine.sandbox.untrusted import parse_toml
+from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.workloads.base import Tolerance
 
 LARGEST_AXIS = 2**31 - 1
@@ -184,3 +189,192 @@ def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
         return bool(constraint.evaluate(values))
     except Undefined:
         return True
+
+
+# What the search space of a folder states about sizes: which a configuration supports, and its tiles.
+
+Rules = Callable[[Mapping[str, int]], bool]
+LARGEST_TILE = 1024
+
+
+@dataclass(frozen=True)
+class _Space:
+    constraints: tuple[Expression, ...]
+    lets: Mapping[str, Expression]
+    grids: Mapping[str, tuple[Expression, ...]]
+    """family, or "", → the grid's sizes"""
+    threads: Mapping[str, tuple[Expression, ...]]
+    kernels: frozenset[str]
+    """entries of the kernels after the first, of any family"""
+
+    @property
+    def grid(self) -> tuple[Expression, ...]:
+        return tuple(size for sizes in self.grids.values() for size in sizes)
+
+
+def size_rules(definition: Definition, config: Config) -> Rules:
+    """Return whether a configuration supports sizes, by those constraints in which `%` applies to an axis.
+
+    Other constraints may concern sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
+    """
+    space = _read(definition.space)
+    names = {axis.name for axis in definition.axes}
+    asked = [c for c in space.constraints if "%" in _spelled(c, space.lets) and _reads(c, space.lets) & names]
+
+    def allowed(sizes: Mapping[str, int]) -> bool:
+        scope = Scope({**sizes, **config}, space.lets, config)
+        return all(holds(constraint, scope) for constraint in asked)
+
+    return allowed
+
+
+def require_launches(definition: Definition) -> None:
+    """Raise UsageError unless problem.json and the space name the same kernels behind the first."""
+    if not definition.space:
+        return
+    launched = _read(definition.space).kernels
+    for entry in definition.then:
+        if entry not in launched:
+            raise UsageError(
+                f"problem.json has the kernel {entry}, and space.toml has no table [kernels.{entry}]; "
+                f"add one with threads, grid and shared"
+            )
+    for entry in sorted(launched - definition.then.keys()):
+        raise UsageError(
+            f"space.toml launches the kernel {entry}, and problem.json does not give its parameters; add "
+            f'"kernels": {{"{entry}": [...]}}'
+        )
+
+
+def scratch_parameter(
+    definition: Definition, scratch: Scratch, problem: FolderProblem, config: Config
+) -> ScratchParameter:
+    """Return scratch memory by its size, an expression of axes, knobs and the space's lets.
+
+    Without a configuration what needs a knob has one element. Raises UsageError where a size is no positive integer.
+    """
+    scope = Scope({**problem.axes, **config}, _read(definition.space).lets, config)
+    try:
+        shape = tuple(whole(size, scope) for size in scratch.shape)
+    except Undefined:
+        if config:
+            raise
+        shape = (1,)
+    return ScratchParameter(scratch.name, shape, scratch.dtype, scratch.zeroed)
+
+
+def launched_threads(definition: Definition, problem: FolderProblem, config: Config) -> int:
+    """Return the threads of all blocks of a launch; 0 where the space does not tell."""
+    space = _read(definition.space)
+    scope = Scope({**problem.axes, **config}, space.lets, config)
+    family = str(config.get("family")) if str(config.get("family")) in space.grids else ""
+    sizes = (*space.grids.get(family, ()), *space.threads.get(family, ()))
+    return prod(_size(size, scope) for size in sizes) if sizes else 0
+
+
+def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[str, list[int]]:
+    """Return the sizes by which the grid divides each axis, largest first.
+
+    `ceil_div(rows, tile_m)` states that tiles have tile_m rows. A let that reads no axis may be a tile of any of them.
+    """
+    space = _read(definition.space)
+    first = {axis.name: axis.value or 1 for axis in definition.axes}
+    scope = Scope({**first, **config}, space.lets, config)
+    found: dict[str, set[int]] = {axis: set() for axis in axes}
+    for expression in (*space.grid, *space.lets.values()):
+        for node in _divisions(expression.tree):
+            names = _reads(Expression("", "space.toml", node), space.lets)
+            tile = _divisor(node, scope)
+            for axis in found.keys() & names if 2 <= tile <= LARGEST_TILE else ():
+                found[axis].add(tile)
+    for let in space.lets.values():
+        tile = 0 if _reads(let, space.lets) & first.keys() else _size(let, scope)
+        for values in found.values() if 2 <= tile <= LARGEST_TILE else ():
+            values.add(tile)
+    return {axis: sorted(values, reverse=True) for axis, values in found.items()}
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> _Space:
+    """Return the constraints without a condition, the lets of every family and the grids.
+
+    Raises UsageError where the text is no space file; the exact fault is reported by the space's own reader.
+    """
+    try:
+        return _parsed(parse_toml(text) if text else {})
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(f"the search space of the folder cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _parsed(tables: Mapping[str, Any]) -> _Space:
+    launch = tables.get("launch", {})
+    rules = {"": launch, **{family: rule for family, rule in launch.items() if isinstance(rule, dict)}}
+
+    def parsed(value: object) -> Expression:
+        return Expression.parse(str(value), "space.toml")
+
+    def all_parsed(rule: Mapping[str, Any], key: str) -> tuple[Expression, ...]:
+        value = rule.get(key, ())
+        return tuple(map(parsed, value if isinstance(value, list | tuple) else (value,)))
+
+    return _Space(
+        tuple(parsed(entry["expr"]) for entry in tables.get("constraint", ()) if "when" not in entry),
+        {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
+        {family: all_parsed(rule, "grid") for family, rule in rules.items()},
+        {family: all_parsed(rule, "threads") for family, rule in rules.items()},
+        frozenset(_entries(tables.get("kernels", {}))),
+    )
+
+
+def _entries(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the tables that are launch rules: [kernels.ENTRY] or [kernels.FAMILY.ENTRY]."""
+    for name, rule in table.items():
+        if "grid" in rule or not all(isinstance(value, dict) for value in rule.values()):
+            yield name
+        else:
+            yield from _entries(rule)
+
+
+def _divisions(tree: ast.expr) -> Iterator[ast.expr]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.expr) and _parts(node))
+
+
+def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Return the dividend and the divisor of a division, or None."""
+    match node:
+        case ast.Call(func=ast.Name(id="ceil_div"), args=[left, right]):
+            return left, right
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return left, right
+    return None
+
+
+def _divisor(node: ast.expr, scope: Scope) -> int:
+    """Return the product of the divisors along a chain of divisions; 0 where one is no size.
+
+    ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128.
+    """
+    parts = _parts(node)
+    if parts is None:
+        return 1
+    return _size(Expression("", "space.toml", parts[1]), scope) * _divisor(parts[0], scope)
+
+
+def _size(expression: Expression, scope: Scope) -> int:
+    """Return the expression's value where it is an integer, else 0."""
+    try:
+        value = expression.evaluate(scope)
+    except UsageError:
+        return 0
+    return value if type(value) is int else 0
+
+
+def _reads(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
+    names = set(expression.names)
+    while more := {n for name in names & lets.keys() for n in lets[name].names} - names:
+        names |= more
+    return names
+
+
+def _spelled(expression: Expression, lets: Mapping[str, Expression]) -> str:
+    return expression.text + "".join(lets[name].text for name in _reads(expression, lets) & lets.keys())

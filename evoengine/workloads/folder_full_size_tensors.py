@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +21,32 @@ from evoengine.devices.base import (
     TensorParameter,
 )
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
+from evoengine.errors import UsageError
 from evoengine.records import Launch
-from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, Workload, WrittenPart, WrongBlock
+from evoengine.workloads.base import (
+    Case,
+    Drawn,
+    FullSize,
+    Inputs,
+    NothingWritten,
+    Outputs,
+    Workload,
+    WrittenPart,
+    WrongBlock,
+)
 from evoengine.workloads.blocks import DRAWN, chosen_blocks
-from evoengine.workloads.dtypes import TORCH_DTYPES
-from evoengine.workloads.folder_cover import BITS, Stored, check_cover, check_idle, stored_elements
-from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, shape_of
-from evoengine.workloads.folder_extents import elements, input_bytes, operations
-from evoengine.workloads.folder_full_size import REAL_BYTES, FolderFullCase, affordable, blocks_to_draw
-from evoengine.workloads.folder_slices import Places, independent_axes, indices, sliced
+from evoengine.workloads.folder_cases import (
+    REAL_BYTES,
+    FolderFullCase,
+    affordable,
+    blocks_to_draw,
+    elements,
+    input_bytes,
+    operations,
+)
+from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, shape_of, whole
 from evoengine.workloads.folder_tensors import FolderTensors
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 POOL_PAGES = 256
 _INPUT_LIMIT = 1 << 28
@@ -284,3 +302,203 @@ def _put(flat: torch.Tensor, exact: torch.Tensor, places: np.ndarray, bits: np.n
     far = (values.double() - exact[at].double()).abs() >= (flat[at].double() - exact[at].double()).abs()
     worse = far | values.isnan()
     flat[at[worse]] = values[worse]
+
+
+# Check whether the stores of some blocks can be those of a launch that covers its outputs.
+
+BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGMAS = 4.0
+"""standard deviations of the mean by which the blocks' shares of an output may fall short by chance"""
+_LEAST_FITTED = 8
+"""minimum number of blocks whose places determine those of others"""
+
+Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""stores of one block: output → the elements' places in it, ascending, and their bits"""
+
+
+def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
+    """Return the elements of each output that a block stored to: those that are no poison any more."""
+    found = {}
+    for p in asked.arguments:
+        if not isinstance(p, TensorParameter) or not p.output:
+            continue
+        bits = BITS[DTYPE_BYTES[p.dtype]]
+        places, values = [np.empty(0, np.int64)], [np.empty(0, bits)]
+        for offset, page in sorted(one.pages[p.name], key=lambda page: page[0]):
+            stored = page.view(bits)
+            own = np.flatnonzero(stored != np.iinfo(bits).max)
+            places.append(own + offset // stored.itemsize)
+            values.append(stored[own])
+        found[p.name] = np.concatenate(places), np.concatenate(values)
+    return found
+
+
+def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
+    """Raise WrongBlock where the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
+
+    Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall short
+    of the output by more than chance explains.
+    """
+    total, size = prod(asked.launch.grid), prod(shape_of(item, problem))
+    parts = [own[item.name][0] for own in found]
+    shares = np.array([len(places) for places in parts], np.float64)
+    if not shares.any():
+        raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
+    if len(parts) == total:
+        missing = size - len(np.unique(np.concatenate(parts)))
+        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # the poison is a valid integer
+            raise WrongBlock(f"{missing} of {size} elements of {item.name} were written by no block")
+        return
+    most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))
+    if max(most * total, shares.sum()) < size:
+        each = f"{shares.mean():.0f} elements of {item.name} each"
+        raise WrongBlock(f"{len(parts)} of {total} blocks wrote {each}: all of them cannot cover its {size}")
+
+
+def check_idle(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
+    """Raise WrongBlock where a block wrote nothing although the places of others say where its own is.
+
+    That is where the first index along each dimension of the output is a linear function of the block's place in the
+    grid. A grid may have blocks beyond an output's end.
+    """
+    shape = shape_of(item, problem)
+    idle = np.array([not any(places.size for places, _ in own.values()) for own in found])
+    wrote = np.array([bool(own[item.name][0].size) for own in found])
+    if not shape or not idle.any() or wrote.sum() < _LEAST_FITTED:
+        return
+    numbers = np.array([block.number for block in asked.blocks])
+    x, y, _ = asked.launch.grid
+    grid = np.stack([np.ones(len(numbers)), numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
+    parts = [own[item.name][0] for own in found if own[item.name][0].size]
+    firsts = np.array([[axis.min() for axis in np.unravel_index(places, shape)] for places in parts])
+    linear = np.linalg.lstsq(grid[wrote], firsts, rcond=None)[0]
+    if np.abs(grid[wrote] @ linear - firsts).max() > 1e-3:
+        return
+    expected = np.rint(grid[idle] @ linear).astype(np.int64)
+    within = ((expected >= 0) & (expected < shape)).all(axis=1)
+    if within.any():
+        number, place = numbers[idle][within][0], ", ".join(map(str, expected[within][0]))
+        raise WrongBlock(f"block {number} wrote nothing: by the others' places its part of {item.name} is at [{place}]")
+
+
+# Find axes along which a reference computes each output only from the inputs at the same place.
+#
+# Along them a few places of a problem of any size are a small problem of their own: rows of a softmax, rows and columns
+# of a matrix product.
+
+Places = Mapping[str, np.ndarray]
+"""axis → indices along it, int64, ascending"""
+LEAST = 3
+"""minimum length of an axis whose independence can be shown"""
+_SAME = 1e-9
+"""allowed relative difference of float64 results that were summed in another order"""
+
+
+def independent_axes(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
+    """Return those axes, as a small problem shows by being computed whole and at a few places.
+
+    An axis that any shape calculates with is none of them.
+    """
+    return _independent(_Key(definition), problem)
+
+
+class _Key:
+    """The parts of a definition on which its results depend."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._text = repr((definition.reference, definition.axes, definition.inputs, definition.outputs))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@lru_cache(maxsize=16)
+def _independent(key: _Key, problem: FolderProblem) -> tuple[str, ...]:
+    definition = key.definition
+    tensors = FolderTensors(definition)
+    inputs = tensors.draw(Case("slices", problem), seed=1).inputs
+    try:
+        expected = tensors.reference(problem, inputs)
+        alone = [a for a in _candidates(definition, problem) if _holds(definition, problem, inputs, expected, [a])]
+        while alone and not _holds(definition, problem, inputs, expected, alone):
+            alone.pop()
+    except UsageError:
+        return ()
+    return tuple(alone)
+
+
+def _candidates(definition: Definition, problem: FolderProblem) -> list[str]:
+    """Return axes that are a dimension of some input and of every output, and no part of an expression."""
+    items = [item for item in (*definition.inputs, *definition.outputs) if item.shape is not None]
+    sizes = [size for item in items for size in item.shape or ()]
+    calculated = {name for size in sizes if size.text not in size.names for name in size.names}
+    calculated |= {name for axis in definition.axes if axis.expression for name in axis.expression.names}
+
+    def has(item: Item, axis: str) -> bool:
+        return sum(size.text == axis for size in item.shape or ()) == 1
+
+    return [
+        axis
+        for axis, length in problem.axes.items()
+        if length >= LEAST
+        and axis not in calculated
+        and all(has(item, axis) for item in definition.outputs)
+        and any(has(item, axis) for item in definition.inputs)
+    ]
+
+
+def _holds(
+    definition: Definition, problem: FolderProblem, inputs: Inputs, expected: Outputs, axes: Sequence[str]
+) -> bool:
+    """Return whether some places along the axes give what the whole gives there: the first and last, and one within."""
+    for some in ((0, -1), (1,)):
+        places = {axis: np.arange(problem.axes[axis])[list(some)] for axis in axes}
+        part = sliced(problem, places)
+        try:
+            found = FolderTensors(definition).reference(part, _sliced_inputs(definition, problem, inputs, places))
+        except UsageError:
+            return False
+        for item in definition.outputs:
+            wanted = expected[item.name].reshape([whole(size, problem.axes) for size in item.shape or ()])
+            wanted = _at(item, problem, wanted, places).double()
+            if found[item.name].shape != wanted.shape or not _alike(found[item.name].double(), wanted):
+                return False
+    return True
+
+
+def _alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    same = (found == wanted) | ((found - wanted).abs() <= _SAME * wanted.abs().max())
+    return bool(same.all())
+
+
+def sliced(problem: FolderProblem, places: Places) -> FolderProblem:
+    """Return the problem of those places: as many along each of their axes."""
+    sizes = tuple((axis, len(places[axis]) if axis in places else length) for axis, length in problem.sizes)
+    return replace(problem, sizes=sizes)
+
+
+def indices(item: Item, problem: FolderProblem, places: Places) -> list[np.ndarray]:
+    """Return for each dimension of a tensor the indices that belong to those places."""
+    axes = problem.axes
+    return [
+        places[size.text] if size.text in places else np.arange(whole(size, axes), dtype=np.int64)
+        for size in item.shape or ()
+    ]
+
+
+def _sliced_inputs(
+    definition: Definition, problem: FolderProblem, inputs: Inputs, places: Places
+) -> dict[str, torch.Tensor]:
+    tensors = {item.name: item for item in definition.inputs if item.shape is not None}
+    return {name: _at(item, problem, inputs[name], places) for name, item in tensors.items()}
+
+
+def _at(item: Item, problem: FolderProblem, tensor: torch.Tensor, places: Places) -> torch.Tensor:
+    found = tensor
+    for dimension, at in enumerate(indices(item, problem, places)):
+        found = found.index_select(dimension, torch.from_numpy(at))
+    return found.contiguous()

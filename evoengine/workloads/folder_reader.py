@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from evoengine.errors import UsageError
+from evoengine.sandbox.untrusted import parse_json
 from evoengine.space.expression import Expression
-from evoengine.untrusted import parse_json
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,

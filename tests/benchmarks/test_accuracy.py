@@ -62,6 +62,11 @@ def test_nine_of_ten_times_drawn_with_the_spread_of_some_lie_within_the_factor()
     assert np.mean([1 / factor <= row.predicted_us / 100 <= factor for row in drawn]) == pytest.approx(0.9, abs=0.02)
 
 
+def test_one_row_far_off_does_not_widen_the_factor_of_many():
+    rows = [replace(ROW, predicted_us=100 + n % 10) for n in range(60)]
+    assert class_errors([*rows, replace(ROW, predicted_us=5.0)])["wgmma"].factor == class_errors(rows)["wgmma"].factor
+
+
 def test_few_rows_give_a_wider_factor_than_many_of_the_same_error():
     few, many = (class_errors([ROW, replace(ROW, predicted_us=90.0)] * n)["wgmma"].factor for n in (1, 50))
     assert few > 1.05 * many
@@ -84,6 +89,25 @@ def test_the_table_of_errors_can_be_read_back(tmp_path):
 
 def test_the_page_marks_what_a_constant_was_fitted_on():
     assert "gemms (a constant was fitted on these)" in page([replace(ROW, fitted=True), ROW])
+
+
+def test_the_largest_errors_are_those_of_rows_that_no_constant_was_fitted_on():
+    fitted = replace(ROW, kernel="chose a rate", predicted_us=500.0, fitted=True)
+    worst = page([ROW, fitted]).partition("## Largest errors")[2].partition("\n## ")[0]
+    assert "| gemms, h100 | k |" in worst and "chose a rate" not in worst
+    assert "chose a rate" in page([fitted]).partition("## Largest errors")[2].partition("\n## ")[0]
+
+
+def test_the_page_of_accuracy_is_of_this_version_and_of_the_errors_that_stand_beside_predictions():
+    text = accuracy_page.PAGE.read_text()
+    assert f"Version {MODEL_VERSION} of the model" in text
+    table = text.partition("## By class")[2].partition("\n## ")[0]
+    rows = [[cell.strip(" %×") for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"]
+    drawn = {name: (n, float(mean), float(factor)) for name, n, mean, _, _, factor in rows[2:]}
+    assert drawn == {
+        e.name: (f"{e.n:,}", pytest.approx(100 * e.mean_error, abs=0.06), pytest.approx(e.factor, abs=0.006))
+        for e in validation.read_errors().values()
+    }
 
 
 # ── what chose the constants ────────────────────────────────────────────────────────────────────────────────────────

@@ -166,6 +166,19 @@ def test_the_first_pick_is_the_measured_time_of_the_predicted_best():
     assert "12 of 12 rows measured, 0 failed" in text
 
 
+def test_the_cost_of_simpler_kernels_is_told_by_how_near_the_fastest_prediction_they_may_be():
+    rows, results = made_up()
+    holds = {row["id"]: (64, 1024 - n) for n, row in enumerate(rows)}
+    pairs = measured_report.pairs_of(results, rows)
+    lines = [line for line in measured_report.simplest(pairs, holds) if line.startswith("| ")]
+    assert lines[1] == "| 0.0% | 1.0 | 1.010 | 1.01 |"
+    least = min(p.predicted["us"] for p in pairs if p.policy == "cold")
+    near = [p for p in pairs if p.policy == "cold" and p.predicted["us"] <= 1.25 * least]
+    taken = min(near, key=lambda p: holds[p.row["id"]]).measured_us
+    ratio = taken / min(p.measured_us for p in pairs if p.policy == "cold")
+    assert lines[-1] == f"| 25.0% | {len(near):.1f} | {ratio:.3f} | {ratio:.2f} |"
+
+
 @pytest.mark.parametrize("name", ["found.json", "found.json.gz"])
 def test_results_are_read_as_they_were_written_or_gzipped(tmp_path, name):
     _, results = made_up()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from evoengine.cli.main import evoengine
 from evoengine.ledger.store import open_ledger
@@ -15,8 +17,9 @@ from evoengine.sass import validation
 from evoengine.sass.predict import MODEL_VERSION
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
+from evoengine.views.candidate_tables import sent_ranking
 from evoengine.workloads.base import Target
-from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
+from tests.support.ledger_examples import a_binary, a_figure, a_verdict, add_ranked, start_run
 from tests.support.predictions import ATTENTION, H100, PROBLEM, figure, made
 
 DEVICE = "model 2 for h100, sustained clock"
@@ -69,6 +72,15 @@ def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
     assert "= is tied with the first" in shown
 
 
+def test_the_table_says_why_a_prediction_that_is_not_the_fastest_is_first(db):
+    with open_ledger(str(db), create=False) as ledger:
+        figure = replace(a_figure(101.0), device=DEVICE)
+        add_ranked(ledger, start_run(ledger), figure, name="of_more_registers", binary=a_binary(registers=90))
+    assert "#1 is not the fastest predicted: of what lies within 2% of that it takes the fewest registers" in " ".join(
+        call("best", "--db", db).stdout.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "shown"), [(0.38, "25,000 → 25,000"), (0.08, "25,432 → 25,400"), (0.002, "25,432 → 25,432")]
 )
@@ -79,6 +91,19 @@ def test_a_prediction_has_as_many_digits_as_its_error_allows(db, error, shown):
         figure = replace(a_figure(100.0), device=DEVICE, median_us=float(us), terms=terms)
         ledger.record_measurement(1, figure)
     assert f" {int(printed):,} est." in call("best", "--db", db).stdout
+
+
+def test_what_a_server_sends_is_shown_with_the_same_digits_and_marks(db):
+    with open_ledger(str(db), create=False) as ledger:
+        for trial, us in ((1, 25_432.0), (3, 26_432.0)):
+            terms = {**a_figure(100.0).terms, "low_us": 0.9 * us, "high_us": 1.1 * us}
+            ledger.record_measurement(trial, replace(a_figure(100.0), device=DEVICE, median_us=us, terms=terms))
+    sent = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)["trials"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(sent_ranking(sent))
+    rows = [line.split() for line in console.export_text().splitlines()[1:]]
+    assert [row[0] for row in rows] == ["1=", "2=", "3"]
+    assert [row[4] for row in rows][:2] == ["25,000", "26,000"]
 
 
 def test_where_all_were_predicted_nothing_is_marked(db):
@@ -138,7 +163,7 @@ def test_the_table_that_ships_can_be_read():
 
 def test_show_prints_range_clock_bound_and_utilisation(db):
     shown = call("show", 1, "--db", db).stdout
-    assert "20,000.0 to 30,000.0 µs" in shown
+    assert "20,000 to 30,000 µs" in shown and "100 TFLOPS, 11,000 µs" in shown
     assert "sustained, 1.600 GHz: 40,000,000 clocks" in shown
     assert "tensor; 15.5 waves of 2 blocks per SM" in shown
     assert "tensor 72% · MUFU 40%" in shown

@@ -16,12 +16,12 @@ from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
 from evoengine.records import Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.evaluators import GpuEvaluator, Job, Plans, gate_plan, timed_baselines
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from evoengine.stages.statistics import MIN_SAMPLES
+from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target

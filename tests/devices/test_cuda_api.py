@@ -214,5 +214,5 @@ def test_an_event_is_done_when_what_was_queued_before_it_is(cubin, launches, mon
 @stand_in
 def test_a_runner_loads_no_cupy():
     """So that no setting of CuPy's, as of its default stream, can reach what is timed."""
-    script = "import sys, evoengine.stages.measure; assert not [m for m in sys.modules if m.startswith('cupy')]"
+    script = "import sys, evoengine.timing.measure; assert not [m for m in sys.modules if m.startswith('cupy')]"
     subprocess.run([sys.executable, "-c", script], check=True)

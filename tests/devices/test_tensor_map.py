@@ -11,7 +11,7 @@ import pytest
 from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler
+from evoengine.sandbox.host_compiler import find_compiler
 
 DRIVER = """
 #include <stdint.h>

@@ -34,6 +34,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
+from evoengine.cuda_emulator.translate import constant_names
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
     Argument,
@@ -45,9 +48,6 @@ from evoengine.devices.base import (
     TensorArgument,
     TensorMapArgument,
 )  # fmt: skip
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
-from evoengine.devices.emulator.translate import constant_names
 from evoengine.records import Launch, Source
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED, HANGS = 700, 716, 719, -1

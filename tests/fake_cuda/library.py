@@ -11,7 +11,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from evoengine.host_compiler import find_compiler
+from evoengine.sandbox.host_compiler import find_compiler
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -19,7 +19,7 @@ from evoengine.stages.verify import compare
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES
 from tests.support.exhaustive import more
 from tests.support.exported import exported_module
 

@@ -19,9 +19,11 @@ from tests.support.exhaustive import more
 SUITES = {
     "kernels, faults, checking, timing and exported kernels": [
         *map(str, sorted(ROOT.glob("tests/devices/test_*.py"))),
-        "tests/stages/test_measure.py",
-        "tests/stages/test_measure_figures.py",
+        "tests/timing/test_measure.py",
+        "tests/timing/test_measure_figures.py",
         "tests/fake_cuda/test_exported_loader.py",
+        "tests/fake_cuda/test_cpp_package.py",
+        "tests/fake_cuda/test_model_on_device.py",
     ],
     "the command line": ["tests/cli/test_road.py"],
 }

@@ -22,15 +22,15 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import instant, torture
-from evoengine import kept_process
 from evoengine.errors import EvoengineError
 from evoengine.ledger import heartbeat
 from evoengine.ledger.maintenance import find_faults
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import WorkerPool
+from evoengine.sandbox import kept_process
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.service import executors as dispatching
 from evoengine.service.executors import Dispatcher, Slot
 from evoengine.service.jobs import DONE, RUNNING, Jobs
@@ -264,7 +264,7 @@ def prepare() -> Path:
     sys.modules["__main__"].__spec__ = None
     vars(sys.modules["__main__"]).pop("__file__", None)
     folder = Path(tempfile.mkdtemp(prefix="evoengine-faults-"))
-    for module in ("evoengine.search.worker_process", "pebble.pool.process"):
+    for module in ("evoengine.sandbox.worker_process", "pebble.pool.process"):
         import_module(module)
     with open_ledger(str(folder / "evo.db"), create=True) as database:
         optuna_storage(database.url).engine.dispose()

@@ -19,10 +19,10 @@ import evoengine
 PACKAGE = Path(evoengine.__file__).parent
 MODULES = {
     "dispatcher": "service/executors.py",
-    "keeper": "keeper.py",
-    "kept_process": "kept_process.py",
-    "kept": "search/kept.py",
-    "workers": "search/workers.py",
+    "keeper": "sandbox/keeper.py",
+    "kept_process": "sandbox/kept_process.py",
+    "kept": "sandbox/kept.py",
+    "workers": "sandbox/workers.py",
     "coordinator": "search/coordinator.py",
 }
 OF_INTEREST = re.compile(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from evoengine.search import worker_process  # so that a keeper which imports this has it ready  # noqa: F401
+from evoengine.sandbox import worker_process  # so that a keeper which imports this has it ready  # noqa: F401
 
 ORPHANED = "evoengine-worker-0123456789abcdef"
 """a folder that a killed keeper left"""

@@ -16,7 +16,7 @@ from evoengine.formats import scripts
 from evoengine.formats.folder import NewFolder, write_folder
 from evoengine.formats.importers import make_folder
 from evoengine.formats.scripts import run_script
-from evoengine.kept_process import Held
+from evoengine.sandbox.kept_process import Held
 from evoengine.workloads.folder import load_folder
 from tests.support.folders import gate, load
 from tests.support.waiting import wait_for

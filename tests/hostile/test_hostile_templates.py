@@ -11,8 +11,7 @@ import pytest
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Launch, Outcome
 from evoengine.search.compilers import RENDER_LIMITS, Renderer
-from evoengine.stages.render import inert_knobs
-from evoengine.stages.template import MOST_BYTES, Folders, Template
+from evoengine.stages.render import MOST_BYTES, Folders, Template, inert_knobs
 from tests.support.exhaustive import more
 from tests.support.numbered_search import TARGET, NumberedSearch
 

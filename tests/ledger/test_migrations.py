@@ -1,5 +1,4 @@
-"""The migrations make exactly the tables the models describe, see nothing of Optuna's, and keep what older ones
-hold."""
+"""An upgrade makes exactly the tables the models describe, sees nothing of Optuna's, and keeps what older ones hold."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from alembic import command
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+from sqlalchemy import Column, Integer, MetaData, Table
 
 from evoengine.ledger.database import make_engine, parse_url
 from evoengine.ledger.optuna.study import optuna_storage
-from evoengine.ledger.schema import alembic_config, upgrade
+from evoengine.ledger.schema import upgrade
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base
 from evoengine.records import UNKNOWN_POLICY, Kind
 from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
-from tests.support.ledger_schema import made_both_ways, schema
+from tests.support.ledger_schema import empty_frozen, made_both_ways, schema
 
 SHA256 = hashlib.sha256(b"text").hexdigest()
 WRITTEN_BEFORE_POLICIES = f"""
@@ -44,12 +42,12 @@ INSERT INTO measurements VALUES
 """
 
 
-def test_migrations_equal_models_and_optunas_tables_are_not_proposed_for_dropping(ledger):
+def test_tables_equal_models_and_optunas_tables_are_not_proposed_for_dropping(ledger):
     optuna_storage(ledger.url)
     assert differences(ledger, Base.metadata) == []
 
 
-def test_a_new_ledger_has_the_schema_that_the_migrations_make(tmp_path):
+def test_a_new_ledger_has_the_schema_that_an_upgrade_makes(tmp_path):
     at_once, migrated = made_both_ways(str(tmp_path / "evo.db"))
     assert at_once == migrated
 
@@ -85,10 +83,7 @@ def test_a_model_without_its_migration_and_one_that_went_are_seen(ledger):
 @pytest.mark.parametrize(("schema", "tflops"), [("0003", "300.0"), ("0004", "NULL")])
 def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_policy_is_unknown(tmp_path, schema, tflops):
     path = tmp_path / "old.db"
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        command.upgrade(alembic_config(connection), schema)
-    engine.dispose()
+    empty_frozen(schema, path)
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(WRITTEN_BEFORE_POLICIES.replace("{tflops}", tflops))
     with open_ledger(str(path), create=False) as ledger:
@@ -108,10 +103,7 @@ def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_polic
 
 def test_a_password_that_a_command_of_before_holds_is_hidden_in_the_file_too(tmp_path):
     path = tmp_path / "old.db"
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        command.upgrade(alembic_config(connection), "0004")
-    engine.dispose()
+    empty_frozen("0004", path)
     asked = "evoengine search --db postgresql://u:{}@host/db --trials 4"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(WRITTEN_BEFORE_POLICIES.replace("{tflops}", "NULL"))

@@ -22,6 +22,7 @@ from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.ledger import heartbeat
 from evoengine.ledger import transactions as commits
+from evoengine.ledger.database import parse_url
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.lists import Last, Wanted
 from evoengine.ledger.maintenance import find_faults
@@ -34,6 +35,7 @@ from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
 from evoengine.tuning.report import write_report
 from evoengine.views.trials import trial_json
+from tests.ledger.frozen.freeze import MEASURED, SLOWER
 from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
@@ -47,7 +49,7 @@ from tests.support.ledger_examples import (
     differences,
     start_run,
 )
-from tests.support.ledger_schema import made_both_ways
+from tests.support.ledger_schema import fill_with_frozen, made_both_ways
 from tests.support.postgres import Missing, running_server
 from tests.support.views import (
     check_documented_queries,
@@ -96,9 +98,21 @@ def test_a_ledger_in_postgresql_gives_back_what_was_written(database):
         assert described.finished_at >= described.started_at
 
 
-def test_a_new_ledger_has_the_schema_that_the_migrations_make(database):
+def test_a_new_ledger_has_the_schema_that_an_upgrade_makes(database):
     at_once, migrated = made_both_ways(database)
     assert at_once == migrated
+
+
+@pytest.mark.parametrize("revision", ["0001", "0008"])
+def test_a_frozen_ledger_on_a_server_is_upgraded_and_keeps_what_it_holds(database, revision):
+    engine = create_engine(parse_url(database))
+    fill_with_frozen(engine, revision)
+    engine.dispose()
+    with open_ledger(database, create=False) as ledger:
+        assert differences(ledger, Base.metadata) == [] and find_faults(ledger, lambda stage: None) == []
+        measured = ledger.candidate(MEASURED)
+        assert [c.trial for c in ledger.best(measured.problem, "h100", 9)] == [MEASURED, SLOWER]
+        assert (measured.measurement.median_us, measured.source.launch.block_yz) == (5.0, (1, 1))
 
 
 def test_errors_that_are_not_numbers_fit_into_its_json(database):
@@ -145,7 +159,7 @@ def test_a_damaged_value_is_named(database):
                 read()
 
 
-def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, tmp_path, monkeypatch):
+def test_the_study_lies_beside_the_ledger_and_tables_equal_models(database, tmp_path, monkeypatch):
     monkeypatch.setattr("evoengine.ledger.optuna.study.default_database", lambda: f"sqlite:///{tmp_path}/evoengine.db")
     with open_ledger(database, create=True) as ledger:
         run = start_run(ledger)

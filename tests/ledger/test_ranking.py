@@ -21,6 +21,7 @@ from tests.support.ledger_examples import (
     POLICY,
     PROBLEM,
     SUSTAINED,
+    a_binary,
     a_figure,
     a_verdict,
     add_ranked,
@@ -134,6 +135,37 @@ def test_kinds_are_not_mixed_and_the_suspect_is_left_out(ranked):
     assert ranked([estimated, measured, single(3, 3, 900.0, suspect="above the roofline")]) == [2]
     assert ranked([estimated]) == [1]
     assert ranked([]) == []
+
+
+@pytest.mark.parametrize(
+    ("us", "registers", "shared", "expected"),
+    [
+        ((100.0, 101.9, 101.0, 110.0), (90, 80, 85, 40), (0, 0, 0, 0), [2, 1, 3, 4]),
+        ((100.0, 102.1), (90, 80), (0, 0), [1, 2]),
+        ((100.0, 101.0, 101.0), (90, 90, 90), (0, 0, 0), [1, 2, 3]),
+        ((100.0, 101.0, 101.0), (90, 80, 80), (0, 0, 0), [2, 1, 3]),
+        ((100.0, 101.0, 101.0), (90, 80, 80), (0, 2048, 1024), [3, 1, 2]),
+    ],
+)
+def test_of_predictions_closer_than_their_order_can_be_told_the_fewest_registers_are_first(
+    new_file, us, registers, shared, expected
+):
+    with open_ledger(str(new_file("close.db")), create=False) as ledger:
+        run = start_run(ledger)
+        for n, time in enumerate(us):
+            binary = a_binary(registers=registers[n], shared_bytes=shared[n])
+            add_ranked(ledger, run, replace(a_figure(1.0), median_us=time), name=f"kernel_{n}", binary=binary)
+        assert order(ledger) == order(ledger, run) == expected
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, top=1)] == expected[:1]
+
+
+def test_of_measured_times_the_fastest_is_first_whatever_its_registers(new_file):
+    with open_ledger(str(new_file("close.db")), create=False) as ledger:
+        run = start_run(ledger)
+        for n, (time, held) in enumerate(((100.0, 90), (100.1, 40))):
+            figure = replace(a_figure(1.0, Kind.MEASURED), median_us=time)
+            add_ranked(ledger, run, figure, name=f"kernel_{n}", binary=a_binary(registers=held))
+        assert order(ledger) == [1, 2]
 
 
 def test_figures_of_the_device_that_timed_last_are_not_ranked_with_those_of_another(ranked):

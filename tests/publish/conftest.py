@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from evoengine.devices import cuda_api
-from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.sandbox.host_compiler import find_compiler
 from tests.support import loader
 from tests.support.exported import exported_module
 from tests.support.kernel_gate import attention_target

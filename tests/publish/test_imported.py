@@ -214,6 +214,18 @@ def test_figures_above_the_roofline_are_suspect_whichever_of_them_claims_it(ledg
     assert ledger.best(PROBLEM, GPU, top=9) == []
 
 
+def test_an_imported_figure_is_judged_by_what_its_kernel_multiplies_with(ledger):
+    data = exported()
+    for result in data["results"]:
+        if result["evoengine"]["binary"]:
+            result["evoengine"]["binary"]["mix"] = {"FFMA": 64}
+    for figure in of_all_figures(data):
+        figure["tflops"] = 300.0
+    marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
+    scalar = [d for d in marked.dossiers if d.candidate.binary]
+    assert scalar and all("without its tensor cores" in f.suspect for d in scalar for _, f in d.figures)
+
+
 def test_figures_below_it_stay_as_they_are(ledger):
     marked = mark_suspect(from_t4(exported()), stored_target(ledger, PROBLEM, find_gpu(GPU)))
     assert repr(marked) == repr(from_t4(exported()))

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.workloads import find_workload
 from evoengine.workloads.base import Case
 from tests.support.loader import ALL_MAPS, WGMMA, WMMA, on_gpu, parameters_of, strided

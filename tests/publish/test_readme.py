@@ -45,6 +45,12 @@ def page(candidate, tmp_path) -> str:
     return (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_prediction_is_said_with_as_many_digits_as_its_error_allows(tmp_path):
+    terms = {"predicted": 1.0, "low_us": 20_111.0, "high_us": 30_111.0}
+    text = page(replace(FOUND, measurement=Measurement(Kind.ESTIMATED, "model", 81.3, 25_432.0, terms=terms)), tmp_path)
+    assert "25,000 µs, 81 TFLOPS: **estimated**" in text and "range: 20,000 to 30,000 µs" in text
+
+
 def test_the_page_says_where_the_kernel_comes_from_and_how_it_is_used(tmp_path):
     text = page(FOUND, tmp_path)
     module = describe(FOUND, TARGET)["module"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed, KernelFailure, KernelHung
-from tests.devices.emulator import test_emulator_races as combining
-from tests.devices.emulator import test_emulator_waits as waiting
+from tests.cuda_emulator import test_emulator_races as combining
+from tests.cuda_emulator import test_emulator_waits as waiting
 from tests.support.exhaustive import more, representatives
 
 SEEDS = range(3)

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler, identity, native_flags, run_compiler
+from evoengine.sandbox.host_compiler import find_compiler, identity, native_flags, run_compiler
 from evoengine.sass import build as builder
 from evoengine.sass.core import library
 from tests.support.machine_code import require_compiler

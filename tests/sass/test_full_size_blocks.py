@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run_blocks as emulate_blocks
 from evoengine.devices.base import KernelCrashed, KernelHung, ScalarArgument, ScratchParameter, TensorParameter
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run_blocks as emulate_blocks
 from evoengine.devices.pool import PAGE, BlockLaunch, ChosenBlock, Pool
 from evoengine.records import CompiledCandidate, Launch
 from evoengine.sass.rounds import run_blocks
 from evoengine.search.evaluators import make_plans
 from evoengine.stages.compile import compile_source
-from evoengine.stages.full_size import verify_blocks
-from evoengine.stages.gate import executor
+from evoengine.stages.gate import executor, verify_blocks
 from evoengine.stages.verify import verify
-from tests.devices.emulator.test_emulator_sparse import COPY, PLENTY, TERABYTE, WALK, written
+from tests.cuda_emulator.test_emulator_sparse import COPY, PLENTY, TERABYTE, WALK, written
 from tests.support.exhaustive import more
 from tests.support.kernel_gate import KernelGate
 from tests.support.machine_code import compiled_kernels

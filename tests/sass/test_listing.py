@@ -10,7 +10,7 @@ import pytest
 from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.errors import UsageError
 from evoengine.sass import listing
-from evoengine.sass.listing import disassemble, instructions
+from evoengine.sass.listing import disassemble, instruction_mix, instructions
 from tests.support.machine_code import require_tools
 
 TOOL = '#!/bin/sh\necho called >> {calls}\nif grep -q bad "$4"; then echo no such code >&2; exit 1; fi\ncat "$4"\n'
@@ -119,6 +119,12 @@ def test_one_kernel_of_a_binary_is_listed_alone():
     assert instructions(alone, "sums") == instructions(disassemble(cubin), "sums")
     with pytest.raises(UsageError, match="the binary has no kernel products"):
         disassemble(cubin, "products")
+
+
+def test_products_of_unlike_rates_are_counted_apart():
+    lines = ("HMMA.16816.F32 R4, R8", "HMMA.1688.F32.TF32 R4, R8", "@P0 HMMA.SP.16832.F32 R4, R8", "FFMA.FTZ R1, R2")
+    text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
+    assert instruction_mix(text) == {"FFMA": 1, "HMMA": 1, "HMMA.SP": 1, "HMMA.TF32": 1}
 
 
 def test_a_listing_that_takes_too_long_is_a_sentence(tool, monkeypatch):

@@ -97,3 +97,33 @@ def test_each_kind_of_product_reaches_the_rate_of_the_data_sheet(kind, gpu):
     found = predict(Program(binary.listing, "multiply"), launch, chip, flops=operations)
     full_waves = BLOCKS / (chip.sms * -(-BLOCKS // chip.sms))
     assert operations / found.time_us / 1e6 == pytest.approx(PEAKS[gpu][kind] * full_waves, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "types", "peak"),
+    [("m64n8k16", "f32.f16.f16", 989.4), ("m64n8k32", "f32.e4m3.e4m3", 1978.8), ("m64n8k32", "s32.s8.s8", 1978.8)],
+)
+def test_a_wgmma_is_held_to_the_peak_of_its_type(shape, types, peak):
+    require_tools()
+    sum_type, scales = ("int", "") if types.startswith("s32") else ("float", ", 1, 1" + ", 0, 0" * ("f16" in types))
+    letter = "r" if sum_type == "int" else "f"
+    sums = ", ".join(f'"+{letter}"(d[{i}])' for i in range(4))
+    asm = f"wgmma.mma_async.sync.aligned.{shape}.{types} {{%0, %1, %2, %3}}, %4, %5, 1{scales};"
+    source = Source(
+        f"""extern "C" __global__ void multiply({sum_type}* o) {{
+            __shared__ __align__(1024) uint4 held[256];
+            for (int i = threadIdx.x; i < 256; i += 128) held[i] = make_uint4(0, 0, 0, 0);
+            __syncthreads();
+            unsigned long long tile = (unsigned long long)(__cvta_generic_to_shared(held) >> 4) | 1ull << 62;
+            {sum_type} d[4] = {{}};
+            asm volatile("wgmma.fence.sync.aligned;");
+            asm volatile("{asm}" : {sums} : "l"(tile), "l"(tile));
+            asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" : {sums});
+            for (int i = 0; i < 4; i++) o[4 * threadIdx.x + i] = d[i];
+        }}""",
+        "multiply", Launch((132, 1, 1), 128, 0),
+    )  # fmt: skip
+    binary = compile_source(source, "sm_90a")
+    launch = prepare(read_kernel(binary.cubin, "multiply"), source.launch, [DrawnArgument("o", 2048, "fp32", True)], 0)
+    found = predict(Program(binary.listing, "multiply"), launch, find_chip("h100"), flops=1e15)
+    assert found.roofline_us == found.time_us == pytest.approx(1e9 / peak, rel=1e-3)

@@ -14,6 +14,7 @@ from benchmarks.instant import InstantWorkers
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Source
+from evoengine.sandbox.workers import Deferred
 from evoengine.search.evaluators import (
     QUEUE_DEPTH,
     CpuEvaluator,
@@ -24,7 +25,6 @@ from evoengine.search.evaluators import (
 )
 from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.proposer import Proposer
-from evoengine.search.workers import Deferred
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support import faulty_device
 from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from evoengine.ledger.store import open_ledger
-from evoengine.records import Kind, Outcome, Rejection
+from evoengine.records import Finals, Kind, Outcome, Rejection
 from evoengine.search.finishing import record_finals
-from evoengine.stages.final_result import Finals
 from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
 
 

@@ -10,11 +10,11 @@ from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
 from evoengine.records import EMULATOR, EXECUTOR, GATE_VERSION, Kind, Outcome, Verdict
+from evoengine.sandbox.worker_process import COMPILER_LIMITS
+from evoengine.sandbox.workers import WorkerPool
 from evoengine.search import finishing
 from evoengine.search.evaluators import CpuEvaluator
 from evoengine.search.finishing import Finisher, is_judged, is_whole, judge_export
-from evoengine.search.worker_process import COMPILER_LIMITS
-from evoengine.search.workers import WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from tests.support.kernel_gate import attention_space, attention_target

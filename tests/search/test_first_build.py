@@ -16,14 +16,15 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 
-from evoengine.devices.emulator import build as emulator
+from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Judged, Outcome
+from evoengine.sandbox.host_compiler import find_compiler, identity, native_flags
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Task
 from evoengine.sass import build as executor
+from evoengine.search.evaluators import CpuEvaluator
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Task
 from evoengine.stages.tasks import finish_task
 from tests.support.machine_code import require_compiler
 from tests.support.waiting import wait_for
@@ -115,10 +116,10 @@ def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, 
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     forget()
-    build = FirstBuild(emulated=False)
+    build = FirstBuild()
     assert not build.is_running
     with pytest.raises(MachineError, match="no C.. compiler found"):
-        build.wait()
+        build.wait(both=False)
     build.close()
 
 
@@ -167,7 +168,69 @@ def test_a_node_that_cannot_build_runs_what_needs_no_judge(monkeypatch, tmp_path
 
 def test_nothing_is_started_where_both_are_built():
     executor.build(), emulator.build_runtime()
-    build = FirstBuild(emulated=True)
+    build = FirstBuild()
+    build.add_emulator()
     assert not build.is_running and build._workers is None
-    build.wait()
+    build.wait(both=True)
     build.close()
+
+
+def test_the_build_begins_before_the_slow_imports_of_a_search():
+    script = """
+import sys
+from evoengine.cli.main import main
+from evoengine.search import first_build
+
+class Begun:
+    def __init__(self):
+        sys.exit(1 if {"sqlalchemy", "optuna", "torch"} & set(sys.modules) else 7)
+
+first_build.FirstBuild = Begun
+sys.argv = ["evoengine", "search"]
+main()
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 7
+
+
+def test_the_emulator_is_built_behind_the_executor_and_keeps_nobody_who_needs_that_alone(monkeypatch, tmp_path):
+    core, runtime = executor.build(), emulator.build_runtime()
+    cache = tmp_path / "cache" / "evoengine"
+    for made in (core, runtime):
+        (cache / made.parent.name).mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    executor.build.cache_clear()
+    with FileLock(cache / "emulator.lock"), FileLock(cache / "sass.lock") as executors:  # as where others build
+        build = FirstBuild()
+        build.add_emulator()
+        shutil.copy(core, cache / "sass")
+        executors.release()
+        build.wait(both=False)
+        assert build.is_running
+        shutil.copy(runtime, cache / "emulator")
+    build.wait(both=True)
+    assert not build.is_running
+    build.close()
+
+
+@pytest.mark.parametrize(
+    "capability, whole, both",
+    [(90, False, False), (90, True, True), (120, False, True)],
+    ids=["short", "whole", "text"],
+)
+def test_a_candidate_waits_for_the_judges_that_it_needs(capability, whole, both):
+    """The executor judges short cases; the emulator the whole gate, and all of what the executor cannot read."""
+    asked, job = [], SimpleNamespace(contender=None, plans=None, seed=0, cost={})
+    build = SimpleNamespace(wait=asked.append)
+    workers = SimpleNamespace(submit=lambda task, *arguments, **how: arguments[-1].ask())
+    evaluator = CpuEvaluator(SimpleNamespace(gpu=SimpleNamespace(capability=capability)), build)
+    assert evaluator.submit(job, workers, whole) is whole
+    assert asked == [both]
+
+
+def test_what_is_judged_to_the_end_waits_for_both_judges():
+    asked, job = [], SimpleNamespace(contender=None, plans=None, seed=0)
+    workers = SimpleNamespace(submit=lambda task, *arguments, **how: arguments[-1].ask())
+    target = SimpleNamespace(gpu=SimpleNamespace(capability=90), workload=None)
+    evaluator = CpuEvaluator(target, SimpleNamespace(wait=asked.append))
+    assert evaluator.finish(target, job, ("known",), workers) == ("known",)
+    assert asked == [True]

@@ -13,8 +13,7 @@ from evoengine.search import identity
 from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity, environment, templates_digest
 from evoengine.space.space import load_space
-from evoengine.stages.render import render
-from evoengine.stages.template import fill
+from evoengine.stages.render import fill, render
 from evoengine.workloads import parse_problem
 
 H200 = Device("NVIDIA H200", "GPU-1", "sm_90", "CUDA 13.0", {"torch": "2.8", "power limit": "700 W"})

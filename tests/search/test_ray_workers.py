@@ -14,7 +14,7 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome
-from evoengine.search.worker_process import WorkerLimits
+from evoengine.sandbox.worker_process import WorkerLimits
 from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.faulty_device import expected, fault_of

@@ -17,8 +17,7 @@ from evoengine.search import other_searches
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity
-from evoengine.stages.render import render
-from evoengine.stages.template import fill
+from evoengine.stages.render import fill, render
 from tests.ledger.test_processes import stand_still
 from tests.support.ledger_examples import a_verdict
 from tests.support.postgres import Missing, running_server

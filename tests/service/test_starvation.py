@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evoengine.kept_process import KeptProcess
 from evoengine.records import Kind
+from evoengine.sandbox.kept_process import KeptProcess
 from evoengine.service import answers, limits
 from evoengine.service import app as application
 from evoengine.service.limits import LANES

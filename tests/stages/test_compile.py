@@ -13,8 +13,8 @@ import pytest
 from evoengine import cuda_files
 from evoengine.cuda_files import disassembler, wheel_folders
 from evoengine.errors import MachineError
-from evoengine.machine import why_unfit
 from evoengine.records import Launch, Source
+from evoengine.sandbox.machine import why_unfit
 from evoengine.sass import listing
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.stages import compile as compile_stage

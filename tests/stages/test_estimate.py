@@ -6,7 +6,7 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Binary, Kind, Launch
-from evoengine.stages.estimate import BARRIER_CLOCKS, estimate
+from evoengine.stages.predict import BARRIER_CLOCKS, estimate
 
 H100 = find_gpu("h100")
 

@@ -15,11 +15,11 @@ from evoengine.sass.clock import Clock
 from evoengine.sass.predict import MODEL_VERSION, Unpredictable
 from evoengine.sass.validation import error_of
 from evoengine.stages import predict
-from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_binary, predict_figure
 from evoengine.stages.render import render
 from evoengine.stages.tasks import predict_task
+from evoengine.stages.verify import make_arguments
 from evoengine.views.trials import trial_json
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target

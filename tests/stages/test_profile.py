@@ -138,7 +138,7 @@ def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in environment
     assert command[command.index("--kernel-name") + 1] == "attention"
     assert command[command.index("--clock-control") + 1] == "none"
-    assert "evoengine.stages.launch_once" in command
+    assert "evoengine.timing.launch_once" in command
 
 
 def test_only_counters_that_this_gpu_has_are_asked_for(tools):
@@ -181,7 +181,7 @@ def test_the_process_for_the_tools_says_what_it_lacks_without_a_gpu(tmp_path):
         pytest.skip("this machine has a GPU")
     job = tmp_path / "job.pickle"
     job.write_bytes(pickle.dumps((TARGET, contender())))
-    done = subprocess.run([sys.executable, "-m", "evoengine.stages.launch_once", job], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "evoengine.timing.launch_once", job], capture_output=True, text=True)
     assert done.returncode != 0 and "CUDA" in done.stderr
 
 

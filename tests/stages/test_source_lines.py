@@ -11,8 +11,7 @@ import pytest
 from evoengine.devices.base import KernelCall, KernelCrashed, TensorArgument
 from evoengine.records import CompiledCandidate, Launch, Source
 from evoengine.stages import gate
-from evoengine.stages.compile import compile_source
-from evoengine.stages.source_lines import name_source_lines
+from evoengine.stages.compile import compile_source, name_source_lines
 from tests.support.exhaustive import more
 
 LINES = [

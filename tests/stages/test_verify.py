@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed, KernelHung
-from evoengine.devices.single_launches import rounds_by_launches
+from evoengine.devices.cuda import rounds_by_launches
 from evoengine.records import Launch, Outcome
-from evoengine.stages.arguments import make_arguments
-from evoengine.stages.verify import case_seeds, compare, verify
+from evoengine.stages.verify import case_seeds, compare, make_arguments, verify
 from evoengine.workloads import find_workload
-from evoengine.workloads.attention.coverage import RISES
+from evoengine.workloads.attention.cases import RISES
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.attention.tensors import TORCH_DTYPES
 from evoengine.workloads.base import Case, Drawn

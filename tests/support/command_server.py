@@ -2,7 +2,7 @@
 forks for each call, with that call's arguments, folder, environment and streams.
 
 The call's keeper, which starts its workers, is forked too: a program's own imports for two seconds of a core, and that
-it does is shown by tests/search/test_keeper.py and by all searches that do not come through here.
+it does is shown by tests/sandbox/test_keeper.py and by all searches that do not come through here.
 
 A request is one line of JSON on a socket; the answer is a line with the call's exit code.
 """
@@ -40,7 +40,7 @@ SECONDS = 600
 LOOK_SECONDS = 0.2
 """how often the process that forks looks whether anybody is left who calls"""
 SOCKET = "socket"
-PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
+PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages", "evoengine.timing")
 """they import all that a command does"""
 STARTING = (["search"], ["verify"], ["measure"], ["best"], ["new"])
 """commands whose keeper is forked; that of another is started as programs do"""
@@ -158,7 +158,7 @@ def fork_keeper() -> None:
 
     It ends with this process, as every keeper does.
     """
-    from evoengine import keeper, kept_process
+    from evoengine.sandbox import keeper, kept_process
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()

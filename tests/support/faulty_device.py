@@ -27,6 +27,7 @@ from evoengine.records import (
     Baseline,
     Binary,
     CaseResult,
+    Finals,
     Judged,
     Kind,
     Measurement,
@@ -34,7 +35,6 @@ from evoengine.records import (
     Rejection,
     Verdict,
 )
-from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation
 

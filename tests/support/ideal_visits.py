@@ -9,7 +9,7 @@ import numpy as np
 
 from evoengine.devices.base import VISIT, VisitKind
 from evoengine.records import Config, Launch
-from evoengine.workloads.attention import coverage as attention
+from evoengine.workloads.attention import cases as attention
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import AnyCase
 from evoengine.workloads.gemm import coverage as gemm

@@ -5,13 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from alembic.autogenerate import compare_metadata
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData
 
 from evoengine.ledger.runs import Device
-from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.upgrade import alembic_context
 from evoengine.records import (
     L2,
     Binary,
@@ -91,12 +89,12 @@ def start_run(ledger: Ledger, **changes: object) -> int:
 
 def add_ranked(
     ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel",
-    parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU,
+    parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU, binary: Binary | None = None,
 ) -> int:  # fmt: skip
     """A candidate that went down the whole road."""
     trial = ledger.add_candidate(run, problem, gpu, config, parents, "sampler")
     ledger.record_source(trial, a_source(name))
-    ledger.record_binary(trial, a_source(name), a_binary())
+    ledger.record_binary(trial, a_source(name), binary or a_binary())
     ledger.record_verdict(trial, a_verdict())
     ledger.record_measurement(trial, figure)
     outcome = Outcome.SUSPECT if figure.suspect else Outcome(str(figure.kind))
@@ -112,15 +110,6 @@ def add_step(ledger: Ledger, run: int, before: float, after: float) -> tuple[int
 
 
 def differences(ledger, models: MetaData) -> list:
-    """What autogeneration would propose, through our env.py."""
-    found = []
-
-    def compare(revision, context):
-        found.extend(compare_metadata(context, models))
-        return []
-
+    """What Alembic would change of the ledger's tables to make them those of the models."""
     with ledger.database.engine.begin() as connection:
-        config = alembic_config(connection)
-        with EnvironmentContext(config, ScriptDirectory.from_config(config), fn=compare) as environment:
-            environment.script.run_env()
-    return found
+        return compare_metadata(alembic_context(connection), models)

@@ -13,8 +13,8 @@ from evoengine import records
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import Argument, TensorArgument, Tensors
 from evoengine.errors import MachineError
-from evoengine.host_compiler import find_compiler
 from evoengine.records import Source
+from evoengine.sandbox.host_compiler import find_compiler
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare

@@ -10,14 +10,14 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
+from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator, single_worker
 from evoengine.search.identity import Identity
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import WorkerLimits
 from evoengine.space.space import load_space
+from evoengine.stages.render import fill
 from evoengine.stages.tasks import predict_task
-from evoengine.stages.template import fill
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from tests.support import faulty_device

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import KernelFailure, TensorArgument, TensorParameter
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Source

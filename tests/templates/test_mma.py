@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import TensorArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.records import Source
 from evoengine.stages import compile as stage
-from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
+from evoengine.stages.verify import make_arguments
 from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more

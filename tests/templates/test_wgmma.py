@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import ScalarArgument, TensorArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.records import Binary, Launch, Source
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.sass.main_loop import main_loops

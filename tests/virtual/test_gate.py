@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.views.encoding import SCHEMA
+from evoengine.views.triton_kernels import as_answer
 from tests.support.documents import blocks
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
@@ -20,7 +21,7 @@ from tests.support.machine_code import require_tools
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from evoengine.virtual.gate import AS_GIVEN, DRAWS  # noqa: E402
-from evoengine.virtual.verify import as_answer, verify  # noqa: E402
+from evoengine.virtual.verify import verify  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
 FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
@@ -181,7 +182,7 @@ def test_the_commands_json_has_every_attempt():
         (("--triton", f"{FILE}::roots"), "--triton needs --call FUNCTION"),
         (("--triton", f"{FILE}::roots", "--call", "call_roots", "--db", "x.db"), "--db is not for --triton"),
         (("--config", "{}", "--call", "call_roots"), "--call is for --triton FILE::KERNEL, which is not given"),
-        ((), "verify takes --config WHAT, or --triton FILE::KERNEL with --call FUNCTION"),
+        ((), "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(arguments, complaint):

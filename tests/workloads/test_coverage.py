@@ -8,15 +8,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run_rounds
 from evoengine.devices.base import VISIT
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run_rounds
 from evoengine.records import CompiledCandidate
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
-from evoengine.stages.coverage import CoverageLog, coverage_of, joined
 from evoengine.stages.gate import emulator, executor
-from evoengine.stages.verify import verify
+from evoengine.stages.verify import CoverageLog, coverage_of, joined, verify
 from evoengine.workloads.coverage import Cell
 from tests.support.exhaustive import more
 from tests.support.ideal_visits import ideal_visits

@@ -12,15 +12,14 @@ from evoengine.devices.base import TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.errors import UsageError
 from evoengine.records import Launch
-from evoengine.stages.full_size import verify_blocks
+from evoengine.stages.gate import verify_blocks
 from evoengine.stages.verify import run_plan
 from evoengine.workloads.base import NothingWritten, WrongBlock
 from evoengine.workloads.folder import FolderWorkload
+from evoengine.workloads.folder_cases import own_extents, shorter_lengths
 from evoengine.workloads.folder_check import check_reference
-from evoengine.workloads.folder_cover import check_cover, check_idle, stored_elements
-from evoengine.workloads.folder_extents import own_extents, shorter_lengths
-from evoengine.workloads.folder_slices import independent_axes
-from evoengine.workloads.folder_space import size_rules
+from evoengine.workloads.folder_definition import size_rules
+from evoengine.workloads.folder_full_size_tensors import check_cover, check_idle, independent_axes, stored_elements
 
 SPACE = """kernel = "two"
 [knobs]

@@ -12,8 +12,7 @@ from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Outcome
 from evoengine.stages.compile import CompileFailed, compile_source
-from evoengine.stages.render import inert_knobs
-from evoengine.stages.template import fill
+from evoengine.stages.render import fill, inert_knobs
 from evoengine.tuning.boards import Choice
 from evoengine.tuning.search import _announce
 from tests.support.folders import (

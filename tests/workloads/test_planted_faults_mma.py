@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import ScalarArgument, TensorArgument
-from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Outcome, Source
 from tests.support.exhaustive import more, representatives
 

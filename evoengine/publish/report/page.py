@@ -18,8 +18,8 @@ from typing import Any
 from evoengine.errors import UsageError
 from evoengine.publish.atomic_file import write_atomically
 from evoengine.publish.report.style import Section
+from evoengine.sandbox.untrusted import read_limited
 from evoengine.text import plain
-from evoengine.untrusted import read_limited
 
 BEGINNING = """<!doctype html>
 <html lang="en">

@@ -164,10 +164,11 @@ struct Allocation {
   Sparse* sparse = nullptr;  // its pages, where none of it is held (`period` is 0)
 };
 
-// Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in.
-constexpr u64 SHARED_WINDOW = 0x7f0000000000ull;    // + the shared address (which has the rank in its cluster in bits 24…)
-constexpr u64 LOCAL_WINDOW = 0x7e0000000000ull;
-constexpr u64 CONSTANT_WINDOW = 0x7d0000000000ull;  // + offset in bank 0: __grid_constant__ parameters
+// Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in, behind the
+// addresses that a process has for itself.
+constexpr u64 SHARED_WINDOW = 0xff0000000000ull;    // + the shared address (which has the rank in its cluster in bits 24…)
+constexpr u64 LOCAL_WINDOW = 0xfe0000000000ull;
+constexpr u64 CONSTANT_WINDOW = 0xfd0000000000ull;  // + offset in bank 0: __grid_constant__ parameters
 
 struct GlobalMemory {
   std::vector<Allocation> allocations;  // by address

@@ -16,7 +16,7 @@ namespace sass {
 
 namespace {
 
-// The 128 bytes of a tensor map, as evoengine.devices.emulator.run packs them: the global address first.
+// The 128 bytes of a tensor map, as evoengine.cuda_emulator.run packs them: the global address first.
 struct TensorMap {
   u64 address, argument;
   u64 strides[4];  // bytes, of the dimensions but the innermost

@@ -14,8 +14,7 @@ from evoengine.devices.base import DTYPE_BYTES, TensorArgument, TensorMapArgumen
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.full_size import FullCase, choose_blocks
-from evoengine.workloads.attention.parameters import OUTPUT, parameters
-from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.problem import OUTPUT, AttentionProblem, parameters
 from evoengine.workloads.attention.tensors import TORCH_DTYPES, AttentionTensors
 from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
 

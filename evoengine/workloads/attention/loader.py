@@ -1,6 +1,6 @@
 """Attention forward by the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
 
-    out = attention(q, k, v)                # softmax(q·kᵀ/√head_dim)·v
+    out = attention(q, k, v)                # softmax(q·kᵀ/√head_dim)·v; scale=… in place of 1/√head_dim
 
 README.md says how it is imported. Ship the folder whole, and keep the name of this file, which no other export has.
 
@@ -37,8 +37,10 @@ ALIGNMENT, CACHED = _cuda.ALIGNMENT, _cuda.CACHED
 MAX_GRID_YZ = 65535
 
 
-def attention(q, k, v, out=None):
+def attention(q, k, v, out=None, *, scale=None):
     """Queue the kernel on the current stream of the tensors' library; return out, a new contiguous tensor by default.
+
+    `scale` multiplies q·kᵀ; it is 1/√head_dim by default.
 
     Raises TypeError for objects that are no tensors of torch or CuPy, ValueError for tensors that the kernel does not
     support, and RuntimeError if a gradient is required, or if the GPU or its driver cannot run the kernel.
@@ -49,7 +51,7 @@ def attention(q, k, v, out=None):
     if not library is _library(type(k)) is _library(type(v)) is _library(type(out)):
         raise TypeError("q, k, v and out must all come from torch or all from CuPy")
     library.refuse_gradients(NAMES, tensors)
-    plan = _plan(library, *map(library.layout, tensors))
+    plan = _plan(library, scale, *map(library.layout, tensors))
     if plan.launch is not None:
         plan.queue(library, tensors)
     return out
@@ -69,7 +71,7 @@ def _library(kind):
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, (3,)
 
-    def __init__(self, library, *layouts):
+    def __init__(self, library, scale, *layouts):
         shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)
         _check_shapes(dict(zip(NAMES, shapes, strict=True)))
         gpu_index = _cuda.find_gpu_index(library, NAMES, (DTYPE,) * 4, dtypes, devices)
@@ -84,7 +86,8 @@ class _Plan(_cuda.Plan):
         grid = _grid(self.gpu, batch, heads, seq_q)
         self.launch = (self.gpu.function, *grid, _cuda.THREADS, 1, 1, _cuda.SHARED_BYTES)
         sizes = (batch,) * (SCHEDULE == "static") + (heads, kv_heads, seq_q, seq_k)
-        self.scalars = [*map(ctypes.c_int, sizes), ctypes.c_float(1.0 / math.sqrt(head_dim))]
+        scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+        self.scalars = [*map(ctypes.c_int, sizes), ctypes.c_float(scale)]
 
 
 _plan = functools.lru_cache(maxsize=CACHED)(_Plan)

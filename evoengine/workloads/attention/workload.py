@@ -12,11 +12,9 @@ import numpy as np
 
 from evoengine.devices.base import Parameter
 from evoengine.records import Config, Launch, Plan
-from evoengine.workloads.attention.cases import gate_cases
-from evoengine.workloads.attention.coverage import cells, visited
+from evoengine.workloads.attention.cases import cells, gate_cases, visited
 from evoengine.workloads.attention.full_size import FullCase, full_plan
-from evoengine.workloads.attention.parameters import parameters
-from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parse_problem
+from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parameters, parse_problem
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import conv2d
 
+from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
-from evoengine.workloads.convolution.coverage import ORDINARY_COLUMNS, ORDINARY_ROWS, VALUES, tile_of
-from evoengine.workloads.convolution.problem import ConvolutionProblem
+from evoengine.workloads.convolution.problem import ORDINARY_COLUMNS, ORDINARY_ROWS, VALUES, ConvolutionProblem, tile_of
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.rectangles import FullCase
+from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 16
 """of a whole problem's output, in each of the bands that are compared in float64"""
@@ -130,3 +132,25 @@ _SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Generator], Pair]
     "one pixel": _one_pixel,
     "positive": _positive,
 }
+
+
+# 2-D convolution at full size: the part of the image on which a block's tile of outputs depends.
+
+
+class ConvolutionFullSize(RectangleFullSize[ConvolutionProblem]):
+    def tile(self, problem: ConvolutionProblem, config: Config) -> tuple[int, int]:
+        width = int(config["block_size_x"]) * int(config["tile_size_x"])
+        return int(config["block_size_y"]) * int(config["tile_size_y"]), width
+
+    def values(self, case: FullCase[ConvolutionProblem], normal: torch.Tensor) -> torch.Tensor:
+        return whole_numbers(normal)
+
+    def part(self, problem: ConvolutionProblem, rectangle: Rectangle, read: Read) -> tuple[ConvolutionProblem, Inputs]:
+        p, rows, columns = problem, rectangle.rows, rectangle.columns
+        seen_rows = range(rows.start, rows.stop + p.filter_h - 1)
+        seen_columns = range(columns.start, columns.stop + p.filter_w - 1)
+        inputs = {
+            "image": read("image", seen_rows, seen_columns),
+            "filter": read("filter", range(p.filter_h), range(p.filter_w)),
+        }
+        return replace(p, height=len(rows), width=len(columns)), inputs

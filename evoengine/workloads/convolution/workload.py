@@ -13,16 +13,18 @@ import numpy as np
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
-from evoengine.workloads.convolution.coverage import (
+from evoengine.workloads.convolution.problem import (
+    EXAMPLE,
     FLUSH,
     ORDINARY_COLUMNS,
     ORDINARY_ROWS,
+    ConvolutionProblem,
     cells,
     has_own,
+    parse_problem,
     tile_of,
     visited,
 )
-from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
 from evoengine.workloads.coverage import Cell, own_tail
 from evoengine.workloads.rectangles import FullCase
 
@@ -109,6 +111,6 @@ class Convolution(Workload[ConvolutionProblem]):
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 
     def full_size(self) -> FullSize[FullCase[ConvolutionProblem]]:
-        from evoengine.workloads.convolution.full_size import ConvolutionFullSize
+        from evoengine.workloads.convolution.tensors import ConvolutionFullSize
 
         return ConvolutionFullSize(self)

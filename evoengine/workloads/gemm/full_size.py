@@ -12,8 +12,8 @@ from evoengine.workloads.base import Inputs
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, fills_clusters
-from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
 from evoengine.workloads.rectangles import FullCase
+from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
 
 MOST_POSITIVE = 4096
 """number of products of at most 9 whose sum a half can represent"""

@@ -11,9 +11,9 @@ from torch.nn.functional import gelu, silu
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.gemm.coverage import ALIKE
 from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.tensors import TORCH_DTYPES
 
 SAMPLED_ROWS = 128
 """rows of a whole problem that are compared in float64"""

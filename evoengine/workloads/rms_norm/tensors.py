@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.rms_norm.problem import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 256
 """rows of a whole problem that are compared in float64"""
@@ -177,3 +178,20 @@ _SHAPED: dict[str, Callable[[RmsNormProblem, torch.Tensor, torch.Tensor], Pair]]
     "extreme rows": _extreme_rows,
     "constant rows": _constant_rows,
 }
+
+
+# RMS normalisation at full size: the rows that a block wrote.
+
+
+class RmsNormFullSize(RectangleFullSize[RmsNormProblem]):
+    def tile(self, problem: RmsNormProblem, config: Config) -> tuple[int, int]:
+        return int(config["rows_per_block"]) * int(config["turns"]), problem.hidden
+
+    def part(self, problem: RmsNormProblem, rectangle: Rectangle, read: Read) -> tuple[RmsNormProblem, Inputs]:
+        rows, columns = rectangle.rows, rectangle.columns
+        inputs = {
+            "x": read("x", rows, columns),
+            "residual": read("residual", rows, columns),
+            "weight": read("weight", range(1), columns)[0],
+        }
+        return replace(problem, rows=len(rows)), inputs

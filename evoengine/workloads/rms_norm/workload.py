@@ -135,6 +135,6 @@ class RmsNorm(Workload[RmsNormProblem]):
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 
     def full_size(self) -> FullSize[FullCase[RmsNormProblem]]:
-        from evoengine.workloads.rms_norm.full_size import RmsNormFullSize
+        from evoengine.workloads.rms_norm.tensors import RmsNormFullSize
 
         return RmsNormFullSize(self)

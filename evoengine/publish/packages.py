@@ -1,0 +1,141 @@
+"""Pack an exported kernel as a wheel, as a repository of the Hugging Face Hub's `kernels` library, or as C++.
+
+The first two hold the files of the export and a module that checks them as it is imported. Formats: the Python
+Packaging User Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements" (0.17).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evoengine import __version__
+from evoengine.errors import UsageError
+from evoengine.publish.cpp_package import cpp_files
+from evoengine.publish.folder import CHECKSUMS, MARK, with_checksums
+from evoengine.workloads import find_workload
+
+INIT = Path(__file__).with_name("package_init.py")
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST_NAME = 96
+VERSION = "1.0"
+"""of every package: another kernel has another name"""
+LICENCE = "Apache-2.0"
+"""of the templates and the loader; the licence of a kernel that somebody brought is not known"""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+Files = Mapping[str, bytes]
+Pack = Callable[[str, Files, Mapping[str, Any]], dict[str, bytes]]
+
+
+def default_name(described: Mapping[str, Any]) -> str:
+    """Return a name from the problem and the GPU, such as attention-b16-h16-s2048-d64-fp16-h100."""
+    problem = str(described["module"]).rpartition("_")[0]
+    words = re.findall("[a-z0-9]+", f"{problem}_{described['provenance']['gpu']}".lower())
+    return "-".join(words)[:LONGEST_NAME].strip("-")
+
+
+def require_form(form: str, name: str | None) -> None:
+    """Raise UsageError for an unknown form of a package, and for a name that a package cannot have."""
+    if form not in FORMS:
+        raise UsageError(f"unknown form {form!r} of a package; known are {', '.join(FORMS)}")
+    if name is not None and (not NAME.fullmatch(name) or len(name) > LONGEST_NAME):
+        raise UsageError(
+            f"{name!r} cannot name a package: it must be up to {LONGEST_NAME} lower-case letters and digits, in words "
+            "joined by hyphens, as in attention-h100"
+        )
+
+
+def package_files(form: str, exported: Files, name: str | None = None) -> dict[str, bytes]:
+    """Return the files of a package by their paths within its folder.
+
+    `exported` holds the files of an export. Raises UsageError as `require_form`.
+    """
+    require_form(form, name)
+    described = json.loads(exported[MARK])
+    name = default_name(described) if name is None else name
+    module = {"__init__.py": INIT.read_bytes(), **{path: data for path, data in exported.items() if path != CHECKSUMS}}
+    return FORMS[form](name, with_checksums(module), described)
+
+
+def _wheel(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return one wheel. Its bytes depend on its files alone, so that a build can be repeated."""
+    distribution = name.replace("-", "_")
+    info = f"{distribution}-{VERSION}.dist-info"
+    contents = {f"{distribution}/{path}": data for path, data in module.items()}
+    contents[f"{info}/METADATA"] = _metadata(name, module, described)
+    wheel = f"Wheel-Version: 1.0\nGenerator: evoengine {__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    contents[f"{info}/WHEEL"] = wheel.encode()
+    record = "".join(f"{path},sha256={_urlsafe(data)},{len(data)}\n" for path, data in contents.items())
+    contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in contents.items():
+            entry = zipfile.ZipInfo(path, _EPOCH)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+    return {f"{distribution}-{VERSION}-py3-none-any.whl": packed.getvalue()}
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _metadata(name: str, module: Files, described: Mapping[str, Any]) -> bytes:
+    provenance = described["provenance"]
+    lines = [
+        "Metadata-Version: 2.4",
+        f"Name: {name}",
+        f"Version: {VERSION}",
+        f"Summary: A CUDA kernel for {provenance['arch']}, found and verified by evoengine {__version__}",
+        "Requires-Python: >=3.10",
+        "Description-Content-Type: text/markdown",
+    ]
+    if _is_ours(described):
+        lines.append(f"License-Expression: {LICENCE}")
+    return ("\n".join(lines) + "\n\n").encode() + module["README.md"]
+
+
+def _is_ours(described: Mapping[str, Any]) -> bool:
+    """Return whether the kernel is made from evoengine's templates."""
+    try:
+        return find_workload(str(described["kernel"])).definition_text is None
+    except UsageError:  # a kernel of a user's own, whose folder is not registered here
+        return False
+
+
+def _hf_kernel(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a repository with one build, whose Python code is that of any torch and whose binary is for CUDA."""
+    sha256 = hashlib.sha256(module[CHECKSUMS]).hexdigest()
+    arch = str(described["provenance"]["arch"]).removeprefix("sm_")
+    digits = "".join(filter(str.isdigit, arch))
+    ours = _is_ours(described)
+    metadata = {
+        "name": name,
+        "id": f"_{name.replace('-', '_')}_{sha256[:12]}",
+        "version": 1,
+        **({"license": LICENCE} if ours else {}),
+        "python-depends": [],
+        "backend": {"type": "cuda", "archs": [f"{digits[:-1]}.{arch[len(digits) - 1 :]}"]},
+    }
+    licence = LICENCE.lower() if ours else "unknown"
+    front = f"---\nlibrary_name: kernels\nlicense: {licence}\ntags:\n- kernels\n---\n\n"
+    build = {f"build/torch-cuda/{path}": data for path, data in module.items()}
+    build["build/torch-cuda/metadata.json"] = (json.dumps(metadata, indent=2) + "\n").encode()
+    return {"README.md": front.encode() + module["README.md"], **build}
+
+
+def _cpp(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a CMake project."""
+    taken = ("kernel.cubin", "kernel.cu", "kernel.json", "README.md")
+    return with_checksums({**cpp_files(name, described), **{path: module[path] for path in taken}})
+
+
+FORMS: dict[str, Pack] = {"wheel": _wheel, "hf-kernel": _hf_kernel, "cpp": _cpp}

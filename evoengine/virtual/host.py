@@ -1,0 +1,270 @@
+"""What worker processes do with a user's Triton kernel in a search: examine, compile, judge and predict it.
+
+A candidate is the file's text with a configuration. It is compiled, and predicted, by calling the user's function until
+it launches the kernel, and judged by the gate of `evoengine verify --triton`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.errors import OutOfResources
+
+from evoengine.devices.base import KernelFailure
+from evoengine.errors import EvoengineError, UsageError
+from evoengine.gpu import Gpu
+from evoengine.records import (
+    EMULATOR,
+    EXECUTOR,
+    GATE_VERSION,
+    Binary,
+    CaseResult,
+    CompiledCandidate,
+    Judged,
+    Launch,
+    Outcome,
+    Plan,
+    Plans,
+    Source,
+    Value,
+    Verdict,
+)
+from evoengine.sass.chip import find_chip
+from evoengine.sass.clock import Clock
+from evoengine.sass.launch import Geometry, prepare, require_arch_of
+from evoengine.sass.listing import disassemble, instruction_mix
+from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.virtual.arguments import Arguments
+from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
+from evoengine.virtual.gate import Attempt, ConfigVerdict, GatingGpu
+from evoengine.virtual.triton_driver import installed
+from evoengine.virtual.triton_file import Program, said
+from evoengine.virtual.verify import run_case, uninitialized_as_nan
+from evoengine.workloads.base import Host
+from evoengine.workloads.triton_kernel import Stated, read_last_line
+
+NO_TEXT = "its text was not executed: it is Python, and the emulator reads CUDA"
+
+
+class Refused(Exception):
+    """Triton, or the function, refuses a configuration; the message states why."""
+
+
+class _Reached(BaseException):
+    """The kernel is launched, so that the function need not go on. No handler of a user's for Exception stops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A launch of the kernel, compiled and with its arguments, that was not executed."""
+
+    loaded: LoadedKernel
+    geometry: Geometry
+    arguments: Arguments
+
+
+class _Reaching(VirtualGpu):
+    """A virtual GPU on which a program runs until it launches the kernel; other kernels are not executed."""
+
+    def __init__(self, gpu: Gpu, program: Program) -> None:
+        super().__init__(gpu, find_chip(gpu.key))
+        self._function = program.kernel.function
+        self.reached: Reached | None = None
+
+    def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
+        if loaded.function is self._function:
+            self.reached = Reached(loaded, geometry, arguments)
+            raise _Reached
+
+
+def reach(program: Program, sizes: Mapping[str, int], config: Mapping[str, Value], gpu: Gpu) -> Reached:
+    """Call the function until it launches the kernel of this configuration. Raises Refused."""
+    device = _Reaching(gpu, program)
+    call = f"{program.host.call}({', '.join(f'{name}={size}' for name, size in sizes.items())})"
+    with installed(device), program.kernel.only(program.kernel.config_of(config)), uninitialized_as_nan():
+        torch.manual_seed(0)
+        try:
+            program.function(**sizes)
+        except _Reached:
+            pass
+        except OutOfResources as error:
+            raise Refused(f"Triton refuses it: {error}") from None
+        except Exception as error:
+            raise Refused(f"{call} raises {said(error, program.path)}") from None
+    if device.reached is None:
+        raise Refused(f"{call} launches no kernel {program.kernel.name}")
+    return device.reached
+
+
+# ── before a search ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a search has to know of a user's file."""
+
+    sizes: Mapping[str, int]
+    """the function's own"""
+    settings: Sequence[Mapping[str, Value]]
+    """the configurations of the autotuner's list"""
+
+
+def examine(host: Host, gpu: Gpu) -> Examined:
+    """Execute the file. Raises UsageError where it has no such kernel, functions or list of configurations."""
+    require_arch_of(gpu.capability)
+    program = Program(host)
+    return Examined(program.sizes, program.kernel.settings)
+
+
+NO_REFERENCE = "without --reference nothing says what is right: hazards, races, bad accesses and NaN are looked for"
+
+
+def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
+    """Call the function and the reference as the gate will, and return what a person should know of them.
+
+    Raises UsageError where one of them raises for the first configuration of the list.
+    """
+    program = Program(host)
+    try:
+        reached = reach(program, sizes, program.kernel.settings[0], gpu)
+    except Refused as refusal:
+        raise UsageError(str(refusal)) from None
+    gating = GatingGpu(gpu, find_chip(gpu.key), program, 0)
+    gating.require_reference(reached.arguments)
+    return () if host.reference else (NO_REFERENCE,)
+
+
+# ── a candidate ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def compiler_version() -> str:
+    return f"triton {triton.__version__}"
+
+
+def compile_text(source: Source, arch: str) -> Binary:
+    """Return what Triton makes of a candidate's text, with the launch that the function makes. Raises Refused."""
+    start = time.perf_counter()
+    stated = read_last_line(source.text)
+    reached = _reach(stated)
+    kernel, geometry = reached.loaded.kernel, reached.geometry
+    listing = disassemble(reached.loaded.cubin)
+    threads = math.prod(geometry.threads)
+    return Binary(
+        cubin=reached.loaded.cubin,
+        arch=arch,
+        options=f"-arch={arch}",
+        compiler=compiler_version(),
+        registers=kernel.registers,
+        spill_bytes=kernel.local_bytes,
+        stack_bytes=kernel.local_bytes,
+        shared_bytes=kernel.shared_bytes,
+        warnings=(),
+        mix=instruction_mix(listing),
+        listing=listing,
+        compile_ms=(time.perf_counter() - start) * 1e3,
+        launch=Launch(geometry.grid, threads, geometry.shared_bytes),
+    )
+
+
+def _reach(stated: Stated) -> Reached:
+    try:
+        program = Program(stated.host)
+        return reach(program, stated.sizes, stated.config, stated.gpu)
+    except UsageError as error:
+        raise Refused(str(error)) from None
+
+
+def predict_launch(contender: CompiledCandidate, clock: Clock, cold: bool) -> Prediction:
+    """Predict the first launch of the kernel with the problem's sizes. Raises Unpredictable."""
+    stated = read_last_line(contender.source.text)
+    try:
+        reached = _reach(stated)
+        if reached.loaded.cubin != contender.binary.cubin:
+            raise Unpredictable(f"Triton makes other machine code of it than before: {compiler_version()}")
+        arguments = reached.arguments
+        launch = prepare(reached.loaded.kernel, reached.geometry, arguments.parameters, 0, mapped=arguments.for_model())
+        return predict(reached.loaded.program, launch, find_chip(stated.gpu.key), clock=clock, cold=cold)
+    except (Refused, EvoengineError, VirtualGpuError, KernelFailure) as error:
+        raise Unpredictable(str(error)) from None
+
+
+class HostJudge:
+    """The executor as the judge of a candidate that its own program launches.
+
+    It has the methods of `Judges`; the emulator abstains.
+    """
+
+    def __init__(self, contender: CompiledCandidate, plans: Plans, seed: int) -> None:
+        self._stated, self._plans, self._seed = read_last_line(contender.source.text), plans, seed
+        self._program: Program | None = None
+
+    def judge_short(self) -> Judged:
+        """Judge the small sizes, and the problem's own where the function takes none of them."""
+        found = self._verdict(self._plans.short)
+        if found.correct and not found.cases:
+            return self._ended(self._verdict(self._plans.long))
+        whole = not found.correct or not self._plans.long
+        return self._ended(found) if whole else Judged((replace(found, whole=False),))
+
+    def judge_rest(self, known: Sequence[Verdict]) -> Judged:
+        """Judge the problem's own sizes too."""
+        short = next((v for v in reversed(known) if v.device == EXECUTOR), None)
+        if short is None:
+            (short, *_) = self.judge_short().verdicts
+        if short.whole:
+            return self._ended(short)
+        more = self._verdict(self._plans.long)
+        cases = short.cases + more.cases
+        return self._ended(replace(more, cases=cases, wall_ms=short.wall_ms + more.wall_ms))
+
+    def judge_whole(self) -> Judged:
+        return self.judge_rest(())
+
+    def _ended(self, verdict: Verdict) -> Judged:
+        if not verdict.correct:
+            return Judged((verdict,))
+        return Judged((verdict, Verdict(EMULATOR, None, NO_TEXT, (), 0.0, gate_version=GATE_VERSION)))
+
+    def _verdict(self, plan: Plan) -> Verdict:
+        """Call the function with the sizes of each case, until a launch is wrong."""
+        start = time.perf_counter()
+        stated = self._stated
+        program = self._program = self._program or Program(stated.host)
+        gating = GatingGpu(stated.gpu, find_chip(stated.gpu.key), program, self._seed)
+        config = program.kernel.config_of(stated.config)
+        results: list[CaseResult] = []
+        with installed(gating), program.kernel.only(config):
+            for number, (case, _) in enumerate(plan):
+                gating.verdict = ConfigVerdict("")
+                try:
+                    run_case(gating, program, dict(case.problem.sizes), number)
+                except UsageError as error:
+                    gating.verdict.attempts.append(Attempt(gating.sizes, case.name, str(error), Outcome.INCORRECT))
+                results += [self._result(case, attempt) for attempt in gating.verdict.attempts]
+                if gating.verdict.wrong:
+                    break
+        wrong = gating.verdict.wrong
+        reason = f"{wrong.sizes or 'no sizes'}, {wrong.draw}: {wrong.reason}" if wrong else None
+        ms = (time.perf_counter() - start) * 1e3
+        return Verdict(
+            EXECUTOR, wrong.outcome if wrong else None, reason, tuple(results), ms, gate_version=GATE_VERSION
+        )
+
+    def _result(self, case: Any, attempt: Attempt) -> CaseResult:
+        bound = attempt.bound
+        return CaseResult(
+            name=attempt.draw,
+            problem=str(case.problem),
+            seed=self._seed,
+            correct=attempt.reason is None,
+            max_error=bound.error if bound else None,
+            mean_error=None,
+            allowed=bound.allowed if bound else None,
+            reason=attempt.reason,
+        )

@@ -1,0 +1,182 @@
+"""The tensor half that workloads share: torch's dtypes, and cases at full size that write rectangles (`blocks.py`)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from evoengine.devices import tensor_map
+from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, TensorMapArgument, TensorParameter
+from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
+from evoengine.records import Config, Launch
+from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
+from evoengine.workloads.rectangles import FullCase, choose_blocks
+
+# Torch's dtypes by the names that tensor parameters have.
+
+TORCH_DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int64": torch.int64,
+    "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip # a table
+
+
+POOL_PAGES = 256
+_BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
+
+Read = Callable[[str, range, range], torch.Tensor]
+"""reads rows and columns of an input by its name, rows numbered through outer axes; a vector is row 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    rows: range
+    columns: range
+
+    def __str__(self) -> str:
+        return f"rows {self.rows.start} to {self.rows.stop} and columns {self.columns.start} to {self.columns.stop}"
+
+
+class RectangleFullSize(FullSize[FullCase[P]]):
+    """All inputs have one dtype, and all outputs have the same shape [rows, columns], or [entries, rows, columns]."""
+
+    def __init__(self, workload: Workload[P]) -> None:
+        self._workload = workload
+
+    @abstractmethod
+    def tile(self, problem: P, config: Config) -> tuple[int, int]:
+        """Return the rows and columns that a block writes, where the problem has them."""
+
+    @abstractmethod
+    def part(self, problem: P, rectangle: Rectangle, read: Read) -> tuple[P, Inputs]:
+        """Return the rectangle of the outputs as a problem of its own, with its inputs."""
+
+    def values(self, case: FullCase[P], normal: torch.Tensor) -> torch.Tensor:
+        """Return what inputs hold, made from standard normal numbers."""
+        return normal
+
+    def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
+        whole = self._workload.parameters(case.whole, case.config)
+        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
+        for found in whole:
+            if isinstance(found, TensorMapArgument):
+                tensor_map.check(found, bytes_of[found.tensor])
+        own = self._workload.parameters(case.problem, case.config)
+        parameters = [p for p in own if not isinstance(p, ConstantParameter)]
+        dtype = next(p.dtype for p in parameters if isinstance(p, TensorParameter))
+        generator = torch.Generator().manual_seed(seed)
+        normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
+        pool = Pool(self.values(case, normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
+        return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
+
+    def tiles_of(self, case: FullCase[P], launch: Launch) -> range:
+        """Return how many tiles a block that ends may have written."""
+        return range(1, 2)
+
+    def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+        """Return the rectangles that the blocks wrote, with what to compare them with.
+
+        Raises WrongBlock where a block did not finish that should have, wrote anything but whole tiles of every output
+        and as many as it should, or where two wrote the same.
+        """
+        outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
+        tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
+        owners: dict[tuple[str, Rectangle], int] = {}
+        parts = []
+        never_ends = {chosen.number for chosen in asked.blocks if not chosen.ends}
+        for one in traces:
+            if one.given_up and one.block not in never_ends:
+                raise WrongBlock(f"block {one.block} read far more than its outputs need")
+            found = {name: dict(_written(one, p, tile)) for name, p in outputs.items()}
+            for name, rectangles in found.items():
+                for rectangle in rectangles:
+                    other = owners.setdefault((name, rectangle), one.block)
+                    if other != one.block:
+                        raise WrongBlock(f"blocks {other} and {one.block} both wrote {rectangle} of {name}")
+                if not one.given_up and len(rectangles) not in possible:
+                    wanted = possible.start if len(possible) == 1 else f"{possible.start} to {possible.stop - 1}"
+                    raise WrongBlock(
+                        f"block {one.block} wrote {len(rectangles)} tiles of {name}, which should be {wanted}"
+                    )
+            first, *others = found.values()
+            if any(other.keys() != first.keys() for other in others):
+                unlike = ", ".join(str(rectangle) for each in found.values() for rectangle in each)
+                raise WrongBlock(f"block {one.block} wrote unlike rectangles: {unlike}")
+            for rectangle in first:
+                own, inputs = self.part(case.problem, rectangle, _reader(asked))
+                written = {name: rectangles[rectangle] for name, rectangles in found.items()}
+                own_case = Case(case.name, own, "full size", case.config)
+                parts.append(WrittenPart(own_case, Drawn(inputs, inputs), written))
+        return parts
+
+
+def _written(
+    one: BlockTrace, parameter: TensorParameter, tile: tuple[int, int]
+) -> Iterator[tuple[Rectangle, torch.Tensor]]:
+    """Yield the tiles of an output that a block wrote, with their values; rows are numbered through outer axes.
+
+    Of a block that was given up, those that it wrote whole. Raises WrongBlock where another wrote nothing, or a tile in
+    part.
+    """
+    bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-2:]
+    places, values = [], []
+    for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):
+        elements = page.view(bits)
+        own = np.flatnonzero(elements != np.iinfo(bits).max)
+        places.append(own + offset // elements.itemsize)
+        values.append(elements[own])
+    place = np.concatenate(places) if places else np.empty(0, np.int64)
+    if not place.size:
+        if one.given_up:
+            return
+        raise WrongBlock(f"block {one.block} wrote nothing of {parameter.name}")
+    row, column, value = place // columns, place % columns, np.concatenate(values)
+    across = -(-columns // tile[1])
+    number = (row // rows * -(-rows // tile[0]) + row % rows // tile[0]) * across + column // tile[1]
+    for each in np.unique(number):
+        own = number == each
+        rectangle = Rectangle(_range(row[own]), _range(column[own]))
+        why = _why_no_tile(one, parameter, rectangle, tile, int(own.sum()))
+        if why and one.given_up:
+            continue
+        if why:
+            raise WrongBlock(why)
+        shape = len(rectangle.rows), len(rectangle.columns)
+        yield rectangle, torch.from_numpy(value[own].reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
+
+
+def _range(numbers: np.ndarray) -> range:
+    return range(int(numbers.min()), int(numbers.max()) + 1)
+
+
+def _why_no_tile(
+    one: BlockTrace, parameter: TensorParameter, rectangle: Rectangle, tile: tuple[int, int], count: int
+) -> str | None:
+    """Return why the elements that a block wrote within a tile are not all of it."""
+    if count != len(rectangle.rows) * len(rectangle.columns):
+        return f"block {one.block} wrote {count} elements of {rectangle} of {parameter.name}, not all of them"
+    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), parameter.shape[-2:], strict=True):
+        first = found.start % size
+        if first % wanted or len(found) != min(wanted, size - first):
+            return (
+                f"block {one.block} wrote {rectangle} of {parameter.name}, which is not one of its tiles of "
+                f"{tile[0]} x {tile[1]}"
+            )
+    return None
+
+
+def _reader(asked: BlockLaunch) -> Read:
+    tensors = {p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter)}
+
+    def read(name: str, rows: range, columns: range) -> torch.Tensor:
+        number, parameter = tensors[name]
+        size, width = DTYPE_BYTES[parameter.dtype], parameter.shape[-1]
+        starts = size * (np.arange(rows.start, rows.stop, rows.step) * width + columns.start)
+        data = asked.pool.read_rows(number, starts, size * len(columns))
+        return torch.from_numpy(data).view(TORCH_DTYPES[parameter.dtype])
+
+    return read

@@ -1,0 +1,220 @@
+"""A workload that a user brings as a Triton kernel in a Python file, with a function that launches it.
+
+Nothing here runs the file: worker processes do (evoengine.virtual). A candidate's source is the file's text with a last
+line that states its configuration, problem and GPU, so that it can be compiled from its text alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evoengine.devices.base import Parameter
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu, known_gpus
+from evoengine.gpu_file import gpu_fields, stored_fields
+from evoengine.records import Config
+from evoengine.sandbox.untrusted import read_limited_text
+from evoengine.workloads.base import Case, Host, Tensors, Workload
+from evoengine.workloads.problem_text import read_size
+
+LARGEST_SIZE = 2**31 - 1
+LARGEST_SMALL = 300
+"""of the gate's small sizes"""
+ODD_SIZES = 3
+"""sets of sizes that are drawn"""
+FIELDS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""of triton.Config, beside the kernel's own parameters"""
+LAST_LINE = "# evoengine: "
+_PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonProblem:
+    """The integer arguments of the function that launches the kernel."""
+
+    kernel: str
+    sizes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}:{sizes_text(dict(self.sizes), ',')}"
+
+    def variables(self) -> Mapping[str, int]:
+        return dict(self.sizes)
+
+
+def sizes_text(sizes: Mapping[str, int], between: str = " ") -> str:
+    return between.join(f"{name}={value}" for name, value in sizes.items())
+
+
+def read_host(target: str, call: str, reference: str | None) -> Host:
+    """Return the file and functions that FILE::KERNEL and the two options name; nothing is executed.
+
+    Raises UsageError where `target` is of another form, and where the file is no text of Python.
+    """
+    file, separator, kernel = target.partition("::")
+    if not separator or not kernel:
+        raise UsageError(f"--triton takes FILE::KERNEL, and {target!r} names no kernel")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}; --triton takes FILE::KERNEL")
+    if path.suffix != ".py":
+        raise UsageError(f"{file} is no Python file; --triton takes FILE::KERNEL")
+    try:
+        return Host(os.path.abspath(path), read_limited_text(path), kernel, call, reference)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+class TritonWorkload(Workload[TritonProblem]):
+    """A workload read from its definition, by which it is sent to worker processes and kept in a ledger."""
+
+    baseline_label = "reference"
+    compile_time = ()
+    definition_text: str
+    host: Host
+
+    def __init__(self, definition_text: str) -> None:
+        """Parse the definition. Raises UsageError where a part is missing."""
+        self.definition_text = definition_text
+        try:
+            stated = json.loads(definition_text)
+            self.host = Host(**{field.name: stated[field.name] for field in fields(Host)})
+            self._sizes: dict[str, int] = {str(name): int(size) for name, size in stated["sizes"].items()}
+            self._space = str(stated["space"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the definition of a Triton kernel cannot be read: {error!r}") from None
+        self.name = self.host.kernel
+        self.grammar = ",".join(f"{name}=…" for name in self._sizes)
+        self.example = str(TritonProblem(self.name, tuple(self._sizes.items())))
+
+    def __reduce__(self) -> tuple[type[TritonWorkload], tuple[str]]:
+        return TritonWorkload, (self.definition_text,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TritonWorkload) and self.definition_text == other.definition_text
+
+    def __hash__(self) -> int:
+        return hash(self.definition_text)
+
+    def parse(self, text: str) -> TritonProblem:
+        """Parse `NAME:M=512,N=64`; sizes that are left out are the function's own.
+
+        Raises UsageError naming the part that is wrong and what would be right.
+        """
+        given: dict[str, int] = {}
+        for part in filter(None, (part.strip() for part in text.removeprefix(f"{self.name}:").split(","))):
+            pair = _PAIR.match(part)
+            if not pair or pair[1] not in self._sizes:
+                known = f"write it like {self.example}" if self._sizes else f"{self.host.call} takes no sizes"
+                raise UsageError(
+                    f"the problem {text!r} has a part {part!r} that is no size of {self.host.call}; {known}"
+                )
+            if pair[1] in given:
+                raise UsageError(f"the problem {text!r} gives {pair[1]} twice; write it like {self.example}")
+            given[pair[1]] = read_size(pair[2])
+            if not 1 <= given[pair[1]] <= LARGEST_SIZE:
+                raise UsageError(f"the problem {text!r} has {part}; a size is an integer from 1 to {LARGEST_SIZE}")
+        return TritonProblem(self.name, tuple((self._sizes | given).items()))
+
+    def flops(self, problem: TritonProblem) -> float:
+        """Return 0: what the kernel computes is not stated."""
+        return 0.0
+
+    def min_dram_bytes(self, problem: TritonProblem) -> float:
+        return 0.0
+
+    def cases(self, problem: TritonProblem, config: Config) -> tuple[Case[TritonProblem], ...]:
+        """Return the gate's sizes: small ones, and the problem's own as the long case."""
+        own = dict(problem.sizes)
+        small = [sizes for sizes in gate_sizes(own, 0) if sizes != own]
+        found = [Case("small", TritonProblem(self.name, tuple(sizes.items()))) for sizes in small]
+        return (*found, Case("own sizes", problem, long=bool(small)))
+
+    def parameters(self, problem: TritonProblem, config: Config) -> tuple[Parameter, ...]:
+        """Return none: the function passes the arguments."""
+        return ()
+
+    def tensors(self) -> Tensors[TritonProblem]:
+        raise UsageError(f"the Triton kernel {self.name} is launched by {self.host.call} alone, on the virtual GPU")
+
+    def source_text(self, problem: TritonProblem, config: Config, gpu: Gpu) -> str:
+        return with_last_line(self.host, problem, config, gpu)
+
+    def space_text(self) -> str:
+        return self._space
+
+
+def is_definition(text: str) -> bool:
+    """Return whether a user's own kernel that a ledger defines by this text is a Triton kernel."""
+    try:
+        stated = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(stated, dict) and "call" in stated and "kernel" in stated
+
+
+def define(host: Host, sizes: Mapping[str, int], space: str) -> TritonWorkload:
+    """Return the workload of a file. `sizes` are the function's own, `space` is the text of the proposed space."""
+    return TritonWorkload(json.dumps({**asdict(host), "sizes": dict(sizes), "space": space}))
+
+
+def gate_sizes(own: Mapping[str, int], seed: int) -> list[dict[str, int]]:
+    """Return the function's own sizes, then all of 1, each of its own less one, and drawn odd ones; each set once."""
+    random = np.random.default_rng(seed)
+    found = [dict(own)]
+    if own:
+        found += [dict.fromkeys(own, 1), {name: max(1, min(size, LARGEST_SMALL) - 1) for name, size in own.items()}]
+        for _ in range(ODD_SIZES):
+            found.append({name: _odd(random, size) for name, size in own.items()})
+    return [case for place, case in enumerate(found) if case not in found[:place]]
+
+
+def _odd(random: np.random.Generator, size: int) -> int:
+    return int(random.integers(0, max(1, (min(size, LARGEST_SMALL) + 1) // 2))) * 2 + 1
+
+
+# ── the text of a candidate ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a candidate's text states beside the kernel."""
+
+    host: Host
+    sizes: Mapping[str, int]
+    config: Config
+    gpu: Gpu
+
+
+def with_last_line(host: Host, problem: TritonProblem, config: Config, gpu: Gpu) -> str:
+    """Return the file's text with a last line that `read_last_line` reads."""
+    stated: dict[str, Any] = {field.name: getattr(host, field.name) for field in fields(Host) if field.name != "text"}
+    stated |= {"sizes": dict(problem.sizes), "config": {k: v for k, v in config.items() if k != "family"}}
+    stated["gpu"] = gpu.key if known_gpus().get(gpu.key) == gpu else gpu_fields(gpu)
+    return f"{host.text.rstrip()}\n\n{LAST_LINE}{json.dumps(stated)}\n"
+
+
+def is_triton(text: str) -> bool:
+    """Return whether the text of a source is of a Triton kernel."""
+    return text.rstrip().rpartition("\n")[2].startswith(LAST_LINE)
+
+
+def read_last_line(text: str) -> Stated:
+    """Return what the last line of a candidate's text states. Raises UsageError where it states none."""
+    above, _, last = text.rstrip().rpartition("\n")
+    try:
+        stated = json.loads(last.removeprefix(LAST_LINE))
+        named = stated["gpu"]
+        gpu = known_gpus()[named] if isinstance(named, str) else stored_fields(named, "the last line of the source")
+        host = Host(text=above, **{field.name: stated[field.name] for field in fields(Host) if field.name != "text"})
+        return Stated(host, stated["sizes"], stated["config"], gpu)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the last line of the source does not state a Triton configuration: {error!r}") from None

@@ -1,0 +1,115 @@
+"""The header of a C++ package launches a kernel that computes what it should, on the stand-in driver."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from evoengine import workloads
+from evoengine.devices.base import TensorParameter
+from evoengine.publish.export import export_files
+from evoengine.publish.packages import package_files
+from evoengine.records import Candidate, Outcome
+from evoengine.sandbox.host_compiler import find_compiler
+from evoengine.stages import compile as compiler
+from evoengine.stages.verify import compare
+from evoengine.workloads.base import Case
+from evoengine.workloads.tensors import TORCH_DTYPES
+from tests.fake_cuda.library import folder as stand_in
+from tests.support.exhaustive import more
+
+pytestmark = pytest.mark.stand_in
+KERNELS = {
+    "b1,h2,sq70,sk90,d64,fp16,causal": {"family": "wgmma", "load": "tma", "o_store": "tma", "schedule": "none"},
+    "gemm:m70,n66,k96,fp16,bias_relu": {"family": "mma"},
+    "gemm:m130,n72,k128,bf16": {"family": "wgmma"},
+    "rms_norm:rows9,hidden512,bf16": {"family": "block"},
+}
+"""problem → what its kernel must have"""
+WRAPPER = """
+#include "packaged.hpp"
+extern "C" int call(const char* cubin, CUdeviceptr* t) try {{
+    static packaged::Kernel kernel(cubin);
+    kernel({tensors});
+    return 0;
+}} catch (const std::exception& error) {{
+    std::fputs(error.what(), stderr);
+    return 1;
+}}
+"""
+
+
+def headers() -> Path:
+    import nvidia
+
+    found = [path for root in nvidia.__path__ for path in Path(root).glob("*/include/cuda.h")]
+    if not found:
+        pytest.skip("cuda.h is not installed (pip install 'evoengine[cuda13]')")
+    return found[0].parent
+
+
+def build(folder: Path, *sources: str, options: tuple[str, ...]) -> None:
+    where = [f"-I{headers()}", f"-L{stand_in()}"]
+    command = [find_compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", *sources, *where, *options]
+    subprocess.run(command, cwd=folder, check=True)
+
+
+def packaged(gate, wanted, folder: Path) -> None:
+    config = gate.configuration(wanted)
+    source = gate.source(config)
+    binary = compiler.compile_source(source, "sm_90a")
+    found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
+    for name, data in package_files("cpp", export_files(found, gate.target), "packaged").items():
+        (folder / name).write_bytes(data)
+
+
+def verdict(folder: Path, problem: str):
+    """Of the kernel's outputs, launched once by the header in the folder."""
+    from evoengine.devices.torch_gpu import gpu
+
+    workload, parsed = workloads.parse_problem(problem)
+    case = Case("by the header", parsed)
+    drawn = workload.tensors().draw(case, seed=3)
+    tensors = [p for p in workload.parameters(parsed, {"family": None}) if isinstance(p, TensorParameter)]
+    on_device = {}
+    for p in tensors:
+        held = torch.full(p.shape, float("nan"), dtype=TORCH_DTYPES[p.dtype]) if p.output else drawn.inputs[p.name]
+        on_device[p.name] = gpu().empty(tuple(held.shape), held.dtype).copy_(held)
+    (folder / "wrapper.cpp").write_text(
+        "#include <cstdio>\n" + WRAPPER.format(tensors=", ".join(f"t[{i}]" for i in range(len(tensors))))
+    )
+    build(
+        folder,
+        "wrapper.cpp",
+        options=("-shared", "-fPIC", "-l:libcuda.so.1", "-Wl,--no-undefined", "-o", "wrapper.so"),
+    )
+    addresses = (ctypes.c_uint64 * len(tensors))(*(on_device[p.name].data_ptr() for p in tensors))
+    assert ctypes.CDLL(str(folder / "wrapper.so")).call(str(folder / "kernel.cubin").encode(), addresses) == 0
+    return compare(workload, case, drawn, {p.name: on_device[p.name] for p in tensors if p.output}, 3)
+
+
+@pytest.mark.parametrize("problem", [*list(KERNELS)[:2], *more(list(KERNELS)[2:])])
+def test_the_header_passes_what_the_kernel_takes(kernel_gate, tmp_path, problem):
+    packaged(kernel_gate(problem), KERNELS[problem], tmp_path)
+    found = verdict(tmp_path, problem)
+    assert found.correct, found.reason
+
+
+def test_a_parameter_that_is_not_the_kernel_s_shows(kernel_gate, tmp_path):
+    problem = "gemm:m70,n66,k96,fp16,bias_relu"
+    packaged(kernel_gate(problem), KERNELS[problem], tmp_path)
+    header = tmp_path / "packaged.hpp"
+    text = header.read_text()
+    assert "int32_t k = 96;" in text
+    header.write_text(text.replace("int32_t k = 96;", "int32_t k = 64;"))
+    assert not verdict(tmp_path, problem).correct
+
+
+def test_the_example_compiles_without_a_warning(kernel_gate, tmp_path):
+    problem = next(iter(KERNELS))
+    packaged(kernel_gate(problem), KERNELS[problem], tmp_path)
+    build(tmp_path, "main.cpp", options=("-c", "-o", "main.o"))
