@@ -22,11 +22,12 @@ from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.records import CompiledCandidate, Config, Value  # noqa: E402
 from evoengine.sass.chip import find_chip  # noqa: E402
+from evoengine.sass.listing import listing_of  # noqa: E402
 from evoengine.sass.main_loop import main_loops  # noqa: E402
 from evoengine.sass.predict import Prediction, predict  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
-from evoengine.stages.predict import listing_of, predict_binary  # noqa: E402
+from evoengine.stages.predict import predict_binary  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.workloads import parse_problem  # noqa: E402
 from evoengine.workloads.base import Target  # noqa: E402
@@ -35,10 +36,11 @@ GPU = "h100"
 SQUARE, LARGE, FEW_ROWS = (
     f"gemm:{sizes},bf16" for sizes in ("m4096,n4096,k4096", "m8192,n8192,k8192", "m16,n4096,k4096")
 )
-PERSISTENT = {"schedule": "persistent", "ping_pong": False}
-SINGLE = {"cluster": "1x1"}
-IN_TURN = {"schedule": "none", "ping_pong": None}
-FEW = {"swap": True}
+Knobs = Mapping[str, Value | None]
+PERSISTENT: Knobs = {"schedule": "persistent", "ping_pong": False}
+SINGLE: Knobs = {"cluster": "1x1"}
+IN_TURN: Knobs = {"schedule": "none", "ping_pong": None}
+FEW: Knobs = {"swap": True}
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Way:
 
     name: str
     problem: str
-    start: Mapping[str, Value]
-    changes: Mapping[str, Value | None]
+    start: Knobs
+    changes: Knobs
 
 
 WAYS = (
