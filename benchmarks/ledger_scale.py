@@ -37,9 +37,9 @@ from sqlalchemy import Connection, create_engine, insert
 from sqlalchemy.orm import Session
 
 from benchmarks.server_ledger import copy_ledger
-from evoengine.ledger import chains
-from evoengine.ledger.checksums import checked_columns, row_checksum
+from evoengine.ledger import integrity
 from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.integrity import checked_columns, row_checksum
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.tables import (
     UNPLACED,
@@ -257,7 +257,7 @@ def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
             connection.execute("COMMIT")
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as chained:
-        chains.begin_all(chained, chains.WRITTEN)
+        integrity.begin_all(chained, integrity.WRITTEN)
     engine.dispose()
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from evoengine.ledger.heartbeat import WHY_CRASHED
+from evoengine.ledger.runs import WHY_CRASHED
 
 MARK = "EVOENGINE_SIGNALS_BENCHMARK"
 PROBLEM = "rms_norm:rows64,hidden256,bf16"

@@ -29,7 +29,7 @@ import optuna
 
 from benchmarks import instant
 from evoengine.ledger.check import find_damage
-from evoengine.ledger.heartbeat import RETRIES, WHY_CRASHED
+from evoengine.ledger.runs import RETRIES, WHY_CRASHED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Candidate, Outcome
 

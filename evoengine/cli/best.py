@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     help="With --export: write this trial instead of the best one. It must be correct.",
 )
 @click.option(
+    "--sign",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --export: sign the verification record with this private key in PEM (record.dsse.json).",
+)
+@click.option(
     "--package",
     "packaged",
     type=click.Path(path_type=Path),
@@ -70,6 +76,7 @@ def best(
     top: int | None,
     folder: Path | None,
     trial: int | None,
+    sign: Path | None,
     packaged: Path | None,
     form: str | None,
     name: str | None,
@@ -92,7 +99,9 @@ def best(
     if server:
         from evoengine.cli import remote
 
-        refuse_beside(server, kernel=kernel, trial=trial, package=packaged, pareto=pareto, fused_moe=fused_moe, db=db)
+        refuse_beside(
+            server, kernel=kernel, trial=trial, sign=sign, package=packaged, pareto=pareto, fused_moe=fused_moe, db=db
+        )
         remote.best(server, gpu, problem, top, folder, as_json)
         return
     if fused_moe is not None:
@@ -101,6 +110,8 @@ def best(
             raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
         _write_fused_moe(fused_moe, gpu, db)
         return
+    if sign and (not folder or trial):
+        raise UsageError(f"--sign goes with --export, as in {hint('best', export='out/', sign=sign, db=db)}")
     if packaged or form or name:
         if not packaged or not form or folder or trial or top or pareto or as_json:
             example = hint("best", package="out/", **{"as": form or "wheel"}, db=db)
@@ -125,24 +136,38 @@ def best(
         from evoengine.publish.folder import require_writable
 
         require_writable(folder)
+    if sign:
+        from evoengine.publish.record import require_key
+
+        require_key(sign)
     found = find(problem, gpu, kernel=kernel, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:
-        _export_best(found, folder, pareto, kernel, db)
+        _export_best(found, folder, pareto, kernel, sign, db)
     if as_json:
         _print_json(found, as_list=bool(top or pareto))
     else:
         _print_table(found)
 
 
-def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, db: str | None) -> None:
+def _export_best(
+    found: Best, folder: Path, pareto: bool, kernel: Path | None, sign: Path | None, db: str | None
+) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
 
     with LiveProgress() as live:
         written = export(
-            folder, found.problem, found.gpu, kernel=kernel, pareto=pareto, db=db, echo=live.say, on_stage=live.stage
+            folder,
+            found.problem,
+            found.gpu,
+            kernel=kernel,
+            pareto=pareto,
+            sign=sign,
+            db=db,
+            echo=live.say,
+            on_stage=live.stage,
         )
     for path in written:
         say(f"wrote {path}")
@@ -176,6 +201,7 @@ def _print_table(found: Best) -> None:
     from evoengine.cli.output import say, stdout
     from evoengine.records import Kind
     from evoengine.views.candidate_tables import ranking
+    from evoengine.workloads.triton_kernel import config_code, is_triton
 
     figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
@@ -187,6 +213,9 @@ def _print_table(found: Best) -> None:
         for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
             say(f"model, {error_of(name)}")
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+    first = found.candidates[0]
+    if first.source is not None and is_triton(first.source.text):
+        stdout.print(f"trial {first.trial}: {config_code(first.config)}")
     for apart in found.apart:
         say(str(apart))
 
@@ -255,6 +284,7 @@ def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | No
 def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.lineage import path
+    from evoengine.publish.report.overview import read_effects
     from evoengine.views.candidate_tables import effects_table, lineage
     from evoengine.views.results import report_json
 
@@ -267,7 +297,7 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
                 f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = ledger.lists.effects(problem_text, gpu_key)
+        found = read_effects(ledger, problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
         apart = ledger.ranked_apart(best[0])
     if as_json:

@@ -30,13 +30,13 @@ def check(repair: bool, db: str | None) -> None:
     """
     from evoengine.cli.output import say, stdout
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger import maintenance
+    from evoengine.ledger.check import find_faults, mend
     from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
     from evoengine.ledger.store import open_unchecked
 
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
-        faults = maintenance.find_faults(ledger, live.stage)
+        faults = find_faults(ledger, live.stage)
         if all(fault.mended for fault in faults):
             live.stage("checking studies")
             storage = optuna_storage(ledger.url)  # it would make tables of Optuna's that are not there
@@ -44,7 +44,7 @@ def check(repair: bool, db: str | None) -> None:
             faults += study_faults(storage, ledger)
             if repair and faults:
                 live.stage("repairing")
-                maintenance.mend(ledger, live.say)
+                mend(ledger, live.say)
                 repair_studies(storage, ledger)
         summary = f"{ledger.count():,} trials"
     for fault in faults:
@@ -67,8 +67,8 @@ def upgrade(db: str | None) -> None:
     """
     from evoengine.cli.output import say
     from evoengine.ledger.database import parse_url, schema_of
+    from evoengine.ledger.schema import REVISIONS
     from evoengine.ledger.store import open_ledger
-    from evoengine.ledger.upgrade import REVISIONS
     from evoengine.paths import chosen_database
 
     before = schema_of(parse_url(chosen_database(db)))
@@ -119,15 +119,16 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
     """
     from evoengine.cli.output import say
     from evoengine.cli.runs import agreed
-    from evoengine.ledger import maintenance
+    from evoengine.ledger.check import prune as prune_ledger
+    from evoengine.ledger.database import vacuum
 
     before = datetime.now(UTC) - timedelta(days=older_than) if older_than is not None else None
     with reading(db) as ledger:
         if not (yes or agreed(f"Take out what is not of the best {keep} in {ledger.place}?")):
             say("nothing was taken out")
             return
-        pruned = maintenance.prune(ledger, keep, before)
-        smaller = maintenance.vacuum(ledger)
+        pruned = prune_ledger(ledger, keep, before)
+        smaller = vacuum(ledger.database.url, ledger.database.engine)
     say(f"took out {pruned.sources:,} sources and {pruned.binaries:,} binaries, {pruned.packed_bytes:,} bytes")
     if not smaller:
         say("the file keeps its size, as somebody has it open; what is written next goes where they were")

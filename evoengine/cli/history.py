@@ -15,7 +15,7 @@ from evoengine.ledger.runs import PENDING
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
-    from evoengine.ledger.lists import Wanted
+    from evoengine.ledger.read import Wanted
     from evoengine.ledger.store import Ledger
 
 ENDINGS = (*map(str, Outcome), PENDING)
@@ -75,7 +75,7 @@ def history(
 ) -> None:
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.output import say
-    from evoengine.ledger.lists import Wanted
+    from evoengine.ledger.read import Wanted
     from evoengine.space.where import Where
 
     if all_of_them and limit:

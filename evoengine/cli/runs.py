@@ -82,10 +82,11 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
     if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.output import print_json, say, stdout
+    from evoengine.tuning.comparison import compare_runs
     from evoengine.views.comparison import comparison_json, comparison_page
 
     with reading(db) as ledger:
-        found = ledger.lists.comparison(first, second)
+        found = compare_runs(ledger, first, second)
     if as_json:
         print_json(comparison_json(found))
         return
@@ -115,7 +116,7 @@ def revoke(trial: int, db: str | None) -> None:
     from evoengine.cli.output import say
 
     with reading(db) as ledger:
-        revoked = ledger.revoke_claim(trial)
+        revoked = ledger.claims.revoke(trial)
     if revoked:
         say(f"the next search that comes to the kernel of trial {trial} evaluates it")
     else:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -30,6 +30,9 @@ from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.records import Config
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
+
+if TYPE_CHECKING:
+    from evoengine.tuning.verify import Verified
 
 
 @click.command()
@@ -74,14 +77,26 @@ from evoengine.sandbox.untrusted import parse_json, read_limited_text
 @click.option("--entry", metavar="NAME", help="With --cubin: the kernel, by the name that evoengine cubins lists.")
 @click.option(
     "--launch",
-    metavar="FILE.json",
+    metavar="FILE",
     type=click.Path(path_type=Path),
-    help="With --cubin: tensors, grid, block and arguments, as docs/virtual-gpu.md describes.",
+    help="With --cubin: a JSON file with tensors, grid, block and arguments, as docs/virtual-gpu.md describes.",
 )
 @click.option(
     "--sample",
     is_flag=True,
     help="With --cubin: of a launch that would take over a minute, execute blocks for some ten seconds only.",
+)
+@click.option(
+    "--record",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="In place of --config: judge the kernel of an export's verification record again, with the record's cases.",
+)
+@click.option(
+    "--key",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --record: the public key, in PEM, that must have signed it.",
 )
 @click.option(
     "--seed",
@@ -110,6 +125,8 @@ def verify(
     entry: str | None,
     launch: Path | None,
     sample: bool,
+    record: Path | None,
+    key: Path | None,
     seed: int | None,
     db: str | None,
     as_json: bool,
@@ -134,19 +151,21 @@ def verify(
         from evoengine.cli.triton_verdicts import verify_triton
 
         return verify_triton(triton, call, reference, exact, gpu, seed, as_json)
+    if record is not None:
+        _require_none_given(context, "record", "key", "as_json")
+        return _verify_record(record, key, as_json)
+    if key is not None:
+        raise UsageError("--key is for --record FILE, which is not given")
     if text is None:
         raise UsageError(
-            "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION, or --cubin FILE with --entry NAME "
-            "and --launch FILE.json"
+            "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION, --cubin FILE with --entry NAME "
+            "and --launch FILE.json, or --record FILE"
         )
     for name, given_for_triton in (("call", call), ("reference", reference), ("exact", exact)):
         if given_for_triton:
             raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
-    from evoengine.views.candidate_page import cases
-    from evoengine.views.trials import verified_json
 
     given = read_config(text, db)
     if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
@@ -166,17 +185,41 @@ def verify(
             echo=live.say,
             on_stage=live.stage,
         )
+    _print_verdict(verified, as_json)
+    return 0 if verified.correct else 1
+
+
+def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.records import GATE_VERSION
+    from evoengine.tuning.attest import verify_record
+
+    with LiveProgress() as live:
+        found = verify_record(record, key=key, echo=live.say, on_stage=live.stage)
+    _print_verdict(found, as_json)
+    for difference in found.differences:
+        say(difference)
+    if not found.differences:
+        say(f"all cases of the record ended as it states, by version {GATE_VERSION} of the gate")
+    return 0 if found.correct and not found.differences else 1
+
+
+def _print_verdict(verified: Verified, as_json: bool) -> None:
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.views.candidate_page import cases
+    from evoengine.views.trials import verified_json
+
     candidate = verified.candidate
     if as_json:
         remark = str(verified.on_cpu) if verified.on_cpu else None
         print_json(verified_json(candidate, verified.seed, verified.correct, remark))
-        return 0 if verified.correct else 1
+        return
     for verdict in candidate.verdicts:
         stdout.print(cases(verdict))
     if verified.on_cpu:
         say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
-    return 0 if verified.correct else 1
 
 
 def _require_none_given(context: click.Context, *allowed: str) -> None:

@@ -1,49 +1,52 @@
-"""Looks through a whole ledger: what in it is not as it was written, or does not follow from the rest.
-
-`evoengine db check` says what was found, and `maintenance.mend` makes again what can be.
-"""
+"""Look after a whole ledger: find what is not as written or does not follow from the rest, mend it, take out runs."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, Double, Integer, func, inspect, select, text
+from sqlalchemy import create_engine, delete, exists, func, inspect, or_, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
-from evoengine.ledger import chains
-from evoengine.ledger.chains import broken
-from evoengine.ledger.checksums import Broken, Damaged, RowReader, check, checked_columns
-from evoengine.ledger.heartbeat import find_suspects, of_one_death
+from evoengine.errors import UsageError
+from evoengine.ledger import integrity
+from evoengine.ledger.integrity import Broken, Damaged, RowReader, broken
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
-from evoengine.ledger.ranking import check_standings
-from evoengine.ledger.rows import unpacked
-from evoengine.ledger.schema import damaged_views, missing_columns, missing_indexes
+from evoengine.ledger.optuna.schema import delete_studies
+from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
+from evoengine.ledger.rows import BATCH, unpacked
+from evoengine.ledger.runs import RUNNING, find_suspects, of_one_death, take_back
+from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_columns, missing_indexes
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
+    ClaimRow,
     DeviceRow,
+    HeartbeatRow,
     MachineCodeRow,
     MeasurementRow,
     ProfileRow,
+    RankingRow,
     RunRow,
     SourceRow,
-    UtcDateTime,
+    StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.trials import BATCH
-from evoengine.records import EXECUTOR, Kind, Outcome
+from evoengine.records import EXECUTOR
 from evoengine.text import spans
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
 
 CHECKED_TRIALS = 2000
 """a ledger of more is not looked through when it is opened: that would take longer than most commands do"""
@@ -73,13 +76,7 @@ def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Faul
         faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
     for view, wrong in sorted(damaged_views(session.connection()).items()):
         faults.append(Fault(f"the view {view} {wrong}", mended=True))
-    stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
-    for checked in CHECKED:
-        stages[checked.__tablename__] = partial(_of_rows, row=checked)
-    for packed in (SourceRow, MachineCodeRow):
-        stages[packed.__tablename__] = partial(_of_blobs, row=packed)
-    stages["chains"] = broken
-    for name, look in stages.items():
+    for name, look in {"the file": _of_file, **_looks(), "chains": broken}.items():
         on_stage(f"checking {name}")
         faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
     if not all(fault.mended for fault in faults):
@@ -96,6 +93,12 @@ def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Faul
     for run in find_suspects(session):
         faults.append(Fault(f"run {run} is said to be running, and its process no longer shows that it lives", True))
     return faults
+
+
+def _looks() -> dict[str, Callable[[Session], Iterator[str]]]:
+    """Return by table what finds its rows that are not what was written."""
+    rows: dict[str, Callable[[Session], Iterator[str]]] = {r.__tablename__: partial(_of_rows, row=r) for r in CHECKED}
+    return rows | {r.__tablename__: partial(_of_blobs, row=r) for r in (SourceRow, MachineCodeRow)}
 
 
 def check_small(session: Session) -> None:
@@ -264,7 +267,7 @@ def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
     query += " AND NOT EXISTS (SELECT 1 FROM candidates o WHERE o.id = c.taken_from) ORDER BY c.id"
     named = {} if trial is None else {"trial": trial}
     orphans = session.execute(text(query), named).all()
-    removed = chains.removed(session, CandidateRow.__tablename__) if orphans else set()
+    removed = integrity.removed(session, CandidateRow.__tablename__) if orphans else set()
     for number, origin in orphans:
         if origin not in removed:
             yield f"trial {number} took over the end of trial {origin}, which is not there and was not removed"
@@ -283,67 +286,195 @@ CHECKED: tuple[type[Base], ...] = (
     BaselineRow,
     ProfileRow,
 )
-WORDS: Mapping[str, list[str]] = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
-"""columns of few words → those"""
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
 """what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
 
 
-def find_damage(path: Path) -> Damaged | None:
-    """Return the first row of the file that is not what was written, or a value that its column may not hold.
+def find_damage(path: Path) -> str | None:
+    """Return what the first row of the file is that is not what was written, as a sentence.
 
     Raises sqlite3.Error where the file itself is damaged, or the text of its schema.
     """
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.text_factory = bytes
-        for row in CHECKED:
-            names = ["id", "checksum", *checked_columns(row)]
-            for values in connection.execute(f"SELECT {', '.join(names)} FROM {row.__tablename__}"):
-                try:
-                    _check_raw(row, dict(zip(names, values, strict=True)))
-                except Damaged as damaged:
-                    return damaged
-        if found_blob := next(_damaged_blobs(connection), None):
-            return found_blob
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != b"ok":
-        raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        connection.text_factory = lambda stored: stored.decode(
+            errors="replace"
+        )  # what is no text is found like any damage
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    try:
+        with Session(engine) as session:
+            if found := next(chain.from_iterable(look(session) for look in _looks().values()), None):
+                return found
+            (fault,) = session.scalars(text("PRAGMA integrity_check(1)"))
+    except DBAPIError as error:
+        raise error.orig or error from error
+    if fault != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {fault}")
     return None
 
 
-def _check_raw(row: type[Base], raw: dict[str, Any]) -> None:
-    number, checksum = raw.pop("id"), raw.pop("checksum")
-    values = {}
-    for name, value in raw.items():
-        try:
-            values[name] = None if value is None else _reader(row, name)(value)
-        except (ArithmeticError, RecursionError, *READ_ERRORS) as error:
-            raise Damaged(row.__tablename__, number, name) from error
-    if not isinstance(checksum, bytes):
-        raise Damaged(row.__tablename__, number, "checksum")
-    check(row, number, checksum.decode(errors="replace"), values)
+OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
+OF_RUN = (BaselineRow, HeartbeatRow, CandidateRow)
 
 
-def _reader(row: type[Base], name: str) -> Callable[[Any], object]:
-    kind = row.__table__.columns[name].type
-    if name in WORDS:
-        return lambda raw: WORDS[name][WORDS[name].index(raw.decode())]
-    if isinstance(kind, JSON):
-        return lambda raw: json.loads(raw)
-    if isinstance(kind, UtcDateTime):
-        return lambda raw: datetime.fromisoformat(raw.decode()).replace(tzinfo=UTC)
-    if isinstance(kind, (Double, Integer)):
-        return lambda raw: raw
-    return lambda raw: raw.decode()
+def delete_runs(session: Session, runs: Sequence[int]) -> None:
+    """Delete the runs and what no other run uses.
+
+    Raises UsageError, with nothing deleted, where there is no such run or one that is running may still use one of
+    them. What other runs say of their candidates stays as it is, also where it names a trial that is no longer there.
+    """
+    _lock(session)
+    _require_removable(session, runs)
+    candidates = select(CandidateRow.id).where(CandidateRow.run_id.in_(runs))
+    trials = session.scalars(candidates).all()
+    for row in OF_CANDIDATE:
+        session.execute(delete(row).where(row.candidate_id.in_(candidates)))
+    for owned in OF_RUN:
+        session.execute(delete(owned).where(owned.run_id.in_(runs)))
+    session.execute(delete(RunRow).where(RunRow.id.in_(runs)))
+    count_all_finals(session.connection())
+    integrity.remove(session, runs, trials)
+    for run in runs:
+        delete_studies(session.connection(), run)
+    delete_unused(session)
 
 
-def _damaged_blobs(connection: sqlite3.Connection) -> Iterator[Damaged]:
-    for row in (SourceRow, MachineCodeRow):
-        for place, number, packed in connection.execute(f"SELECT rowid, sha256, packed FROM {row.__tablename__}"):
-            try:
-                if packed is not None:
-                    unpacked(packed, row, number.decode() if isinstance(number, bytes) else str(place))
-            except UnicodeDecodeError:
-                yield Damaged(row.__tablename__, place, "sha256")
-            except Damaged as damaged:
-                yield damaged
+def _lock(session: Session) -> None:
+    """Hold off those who are about to use a source that nobody uses yet.
+
+    SQLite's transaction has the only write lock.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        names = ", ".join(
+            row.__tablename__ for row in (RunRow, DeviceRow, SourceRow, BinaryRow, MachineCodeRow, RankingRow)
+        )
+        session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _require_removable(session: Session, runs: Sequence[int]) -> None:
+    known = {row.id: row for row in session.scalars(select(RunRow))}
+    if missing := sorted(set(runs) - set(known)):
+        held = f"its runs are numbered {min(known)} to {max(known)}" if known else "it holds none"
+        raise UsageError(f"the ledger has no run {missing[0]}: {held} (evoengine runs lists them)")
+    living = [row for row in known.values() if row.status == RUNNING]
+    for run in runs:
+        # a search times the best candidates of earlier runs against its own
+        target = (known[run].problem, known[run].gpu)
+        for row in living:
+            if row.id == run:
+                raise UsageError(f"run {run} is still going on; end it, or wait until it has ended, then remove it")
+            if (row.problem, row.gpu) == target:
+                raise UsageError(
+                    f"run {run} cannot be removed while run {row.id} works on the same problem and GPU, as that one "
+                    "may time its candidates; wait until it has ended"
+                )
+
+
+def delete_unused(session: Session) -> None:
+    """Delete binaries, sources, machine code, rankings and devices that no run uses."""
+    rendered = exists().where(CandidateRow.source_sha256 == SourceRow.sha256)
+    compiled = exists().where(BinaryRow.source_sha256 == SourceRow.sha256)
+    for row, *used in (
+        (BinaryRow, exists().where(CandidateRow.binary_id == BinaryRow.id)),
+        (SourceRow, rendered, compiled),
+        (MachineCodeRow, exists().where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256)),
+        (RankingRow, exists().where(StandingRow.ranking_id == RankingRow.id)),
+        (DeviceRow, exists().where(RunRow.device_id == DeviceRow.id)),
+    ):
+        session.execute(delete(row).where(*(~use for use in used)))
+
+
+# ── pruning ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    sources: int
+    binaries: int
+    packed_bytes: int
+
+
+def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
+    """Take out sources and machine code, as `prune` says.
+
+    Trials of runs that go on keep theirs, and so does whatever shares a source with one that does.
+    """
+    held = _packed_bytes(session)
+    kept = _sources_of_best(session, keep)
+    in_use = [CandidateRow.outcome.is_(None), RunRow.status == RUNNING]
+    if before is not None:
+        in_use.append(or_(CandidateRow.finished_at.is_(None), CandidateRow.finished_at >= before))
+    using = select(CandidateRow.id).join(RunRow).where(CandidateRow.source_sha256 == SourceRow.sha256, or_(*in_use))
+    unused = select(SourceRow.sha256).where(SourceRow.packed.is_not(None), ~using.exists())
+    wanted = iter([sha256 for sha256 in session.scalars(unused).all() if sha256 not in kept])
+    sources = 0
+    while batch := list(islice(wanted, BATCH)):
+        session.execute(update(SourceRow).where(SourceRow.sha256.in_(batch)).values(packed=None))
+        sources += len(batch)
+    made_of = select(BinaryRow.id).join(SourceRow, SourceRow.sha256 == BinaryRow.source_sha256)
+    needed = made_of.where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256, SourceRow.packed.is_not(None))
+    binaries = session.scalars(select(func.count()).select_from(MachineCodeRow).where(~needed.exists())).one()
+    session.execute(delete(MachineCodeRow).where(~needed.exists()))
+    integrity.sign(session.connection(), integrity.LEDGER, integrity.PRUNED, f"{sources} sources, {binaries} binaries")
+    return Pruned(sources, binaries, held - _packed_bytes(session))
+
+
+def _sources_of_best(session: Session, keep: int) -> set[str | None]:
+    kept: set[str | None] = set()
+    for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
+        best = iter(read_order(session, problem, gpu, keep))
+        while batch := list(islice(best, BATCH)):
+            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
+    return kept
+
+
+def _packed_bytes(session: Session) -> int:
+    tables = (SourceRow, MachineCodeRow)
+    return sum(session.scalar(select(func.sum(func.length(row.packed)))) or 0 for row in tables)
+
+
+# ── the ledger as a whole ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
+    """Return what is damaged or does not follow from the rest; the studies are not looked at."""
+    with ledger.database.reading() as session:
+        return look_through(session, on_stage)
+
+
+def require_proven(ledger: Ledger, trial: int) -> None:
+    """Raise MachineError where something of the trial does not hold, or a row of its run is not there."""
+    with ledger.database.reading() as session:
+        run = session.get_one(CandidateRow, trial).run_id
+        for what in (*violated(session, trial), *integrity.broken(session, run)):
+            raise Broken(what)
+
+
+def mend(ledger: Ledger, echo: Callable[[str], None]) -> None:
+    """Derive again what follows from the rest of the ledger, and take killed runs from their processes."""
+    ledger.await_killed(lambda run: True, echo)
+    with ledger.database.writing() as session:
+        connection = session.connection()
+        for index in missing_indexes(connection):
+            index.create(connection)
+        if damaged_views(connection):
+            drop_views(connection)
+            create_views(connection)
+        for row in of_one_death(session):
+            take_back(row)
+            rows = integrity.spelt({CandidateRow.__tablename__: {row.id}})
+            integrity.sign(connection, row.run_id, integrity.REPAIRED, rows)
+        rebuild(session)
+
+
+def prune(ledger: Ledger, keep: int, before: datetime | None) -> Pruned:
+    """Take out the sources and machine code of all but the best `keep` of each problem and GPU.
+
+    Only of trials that ended before that time, where one is named; most of a ledger's bytes are theirs. Configurations,
+    verdicts, figures and lineage stay, and what was taken is made again where a search comes to it again.
+    """
+    with ledger.database.writing() as session:
+        return _prune(session, keep, before)

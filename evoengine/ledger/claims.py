@@ -7,21 +7,21 @@ processes died: of those it is not certain what ended them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import Connection, bindparam, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from evoengine.errors import UsageError
-from evoengine.ledger import chains
-from evoengine.ledger.chains import insert_new
-from evoengine.ledger.checksums import checked_columns
+from evoengine.ledger import integrity
+from evoengine.ledger.integrity import checked_columns, insert_new
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.rows import OF_SOURCE, to_measurement
 from evoengine.ledger.runs import RUNNING
 from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
+from evoengine.ledger.transactions import Database, patient
 from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
 
 
@@ -72,53 +72,67 @@ def end_claims(connection: Connection, trial: int, now: datetime) -> None:
     connection.execute(_END, {"trial": trial, "now": now})
 
 
-def revoke(session: Session, trial: int) -> bool:
-    """Have nobody take over the end of the trial, or of the one that it took its own from; return whether any might.
+class Claims:
+    """Claims of a ledger."""
 
-    Raises UsageError where it is in flight, or there is none of that number.
-    """
-    row = session.get(CandidateRow, trial)
-    if row is None:
-        raise UsageError(f"there is no trial {trial}")
-    if row.outcome is None:
-        raise UsageError(f"trial {trial} is in flight: its claim says who evaluates its kernel")
-    of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
-    revoked = session.execute(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).scalars().all()
-    if revoked:
-        rows = chains.spelt({CandidateRow.__tablename__: set(revoked)})
-        chains.sign(session.connection(), row.run_id, chains.REVOKED, rows)
-    return bool(revoked)
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    @patient
+    def claim(self, key: str, trial: int) -> Claim:
+        """Claim a key whose holder is no longer in flight."""
+        with self.database.write_connection() as connection:
+            return claim(connection, key, trial)
+
+    def revoke(self, trial: int) -> bool:
+        """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
+
+        Neither its end nor that of the trial that it took its own from is taken over any more. Raises UsageError where
+        there is no such trial, or it is in flight.
+        """
+        with self.database.writing() as session:
+            row = session.get(CandidateRow, trial)
+            if row is None:
+                raise UsageError(f"there is no trial {trial}")
+            if row.outcome is None:
+                raise UsageError(f"trial {trial} is in flight: its claim says who evaluates its kernel")
+            of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
+            revoked = session.scalars(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).all()
+            if revoked:
+                rows = integrity.spelt({CandidateRow.__tablename__: set(revoked)})
+                integrity.sign(session.connection(), row.run_id, integrity.REVOKED, rows)
+        return bool(revoked)
+
+    @patient
+    def decided(self, trials: Sequence[int]) -> set[int]:
+        """Return which of the trials are no longer in flight: ended, removed, or of a run that is."""
+        in_flight = (
+            select(CandidateRow.id)
+            .join(RunRow, RunRow.id == CandidateRow.run_id)
+            .where(CandidateRow.id.in_(trials), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
+        )
+        with self.database.reading() as session:
+            return set(trials) - set(session.scalars(in_flight))
+
+    @patient
+    def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:
+        """End a trial as another one ended that had the same key; return its outcome.
+
+        Verdicts and figures come along as they were at that end, each with the time at which it was taken: a GPU that
+        timed it later under another driver, and finals against others, are not of this evaluation. A rejection that
+        came later is: a result that was once wrong is wrong.
+        """
+        with self.database.writing() as session:
+            self.database.finished.append(trial)
+            return _take_over(session, key, original, trial, timed)
 
 
-def decided(session: Session, trials: Iterable[int]) -> set[int]:
-    """Return which of the trials that others evaluate are no longer in flight: ended, removed, or of a run that is."""
-    wanted = set(trials)
-    under_way = (
-        select(CandidateRow.id)
-        .join(RunRow, RunRow.id == CandidateRow.run_id)
-        .where(CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
-    )
-    return wanted - set(session.scalars(under_way))
-
-
-def take_over(session: Session, key: str, original: int, trial: int, *, timed: bool, now: datetime) -> Outcome:
-    """End a trial as another one ended that had the same key; return its outcome.
-
-    Verdicts and figures come along as they were at that end, each with the time at which it was taken: a GPU that timed
-    it later under another driver, and finals against others, are not of this evaluation. A rejection that came later
-    is: a result that was once wrong is wrong.
-    """
-    was, row = session.get_one(CandidateRow, original), session.get_one(CandidateRow, trial)
+def _take_over(session: Session, key: str, original: int, trial: int, timed: bool) -> Outcome:
+    was, row, now = session.get_one(CandidateRow, original), session.get_one(CandidateRow, trial), datetime.now(UTC)
     ended_at = session.scalars(select(ClaimRow.ended_at).where(ClaimRow.key == key)).one() or now
-    verdicts = session.scalars(
-        select(VerdictRow).where(VerdictRow.candidate_id == original).order_by(VerdictRow.id)
-    ).all()
-    figures = session.scalars(
-        select(MeasurementRow).where(MeasurementRow.candidate_id == original).order_by(MeasurementRow.id)
-    ).all()
     rejected = not Outcome(str(was.outcome)).correct
-    kept_verdicts = [v for v in verdicts if rejected or v.taken_at <= ended_at]
-    kept_figures = [f for f in figures if _is_of_evaluation(f, ended_at, timed)]
+    kept_verdicts = [v for v in was.verdicts if rejected or v.taken_at <= ended_at]
+    kept_figures = [f for f in was.measurements if _is_of_evaluation(f, ended_at, timed)]
     session.add_all([_copy(VerdictRow, v, trial) for v in kept_verdicts])
     session.add_all([_copy(MeasurementRow, f, trial) for f in kept_figures])
     row.outcome, row.reason = str(was.outcome), was.reason

@@ -28,11 +28,10 @@ from sqlalchemy.pool import NullPool, QueuePool
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger.check import READ_ERRORS, check_small, find_damage
-from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.integrity import Damaged
 from evoengine.ledger.optuna import schema as optuna_schema
-from evoengine.ledger.schema import LOCK_KEY, upgrade
+from evoengine.ledger.schema import LOCK_KEY, REVISIONS, upgrade
 from evoengine.ledger.tables import VERSION_TABLE
-from evoengine.ledger.upgrade import REVISIONS
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import chosen_database, default_database
 from evoengine.sandbox.machine import require_files
@@ -99,7 +98,7 @@ def _find_damage(url: URL) -> EvoengineError | None:
     return _damage(url, damaged) if damaged else None
 
 
-def _damage(url: URL, damaged: Damaged) -> EvoengineError:
+def _damage(url: URL, damaged: Damaged | str) -> EvoengineError:
     return MachineError(f"{display_url(url)} is damaged: {damaged}; {_RESTORE}")
 
 
@@ -580,3 +579,18 @@ def back_up(database: str | None, file: Path) -> int:
     finally:
         part.unlink(missing_ok=True)
     return file.stat().st_size
+
+
+def vacuum(url: URL, engine: Engine) -> bool:
+    """Make an SQLite file as small as it can be; return whether nobody stood in the way."""
+    if url.drivername != "sqlite":
+        return True
+    with translate_errors(url), closing(engine.raw_connection()) as connection:
+        try:
+            connection.cursor().execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                return False
+            raise
+    empty_log(engine)
+    return True

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.chains import execute, insert_new
-from evoengine.ledger.checksums import Damaged, RowReader
+from evoengine.ledger.integrity import Damaged, RowReader, execute, insert_new
+from evoengine.ledger.rows import BATCH, FIGURES, Reading, read_figure
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -42,7 +42,6 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.ledger.trials import BATCH, KINDS, Reading, read_policy, read_terms
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome, Policy, precedence
 from evoengine.terms import FORMULA, SAME_WITHIN, model_of
 
@@ -80,10 +79,7 @@ class _Figure:
 _candidates = RowReader(
     CandidateRow, ("run_id", "problem", "gpu", "outcome", "gate_version", "source_sha256", "config_key")
 )
-_measurements = RowReader(
-    MeasurementRow, ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
-)
-_FIGURE = (*_candidates.columns, *_measurements.columns)
+_FIGURE = (*_candidates.columns, *FIGURES.columns)
 _any_verdict = aliased(VerdictRow)
 # a verdict on executed machine code decides nothing here: what it refutes ends as not ranked, unless a GPU measured it
 _LAST_VERDICT = (
@@ -109,20 +105,8 @@ def _read_figure(row: Sequence[Any]) -> _Figure:
     """Read the run's kernel and the columns of `_FIGURE`. Raises Damaged where a row is not what was written."""
     kernel, *columns = row
     trial, run, problem, gpu, _, gate_version, source, config_key = _candidates.read(columns[: _candidates.width])
-    number, _, kind, device, median_us, normalised_us, suspect, terms, policy = _measurements.read(
-        columns[_candidates.width :]
-    )
-    m = Measurement(
-        KINDS[kind],
-        device,
-        None,
-        median_us,
-        suspect=suspect,
-        terms=read_terms(terms, _TERMS),
-        policy=read_policy(policy),
-        normalised_us=normalised_us,
-    )
-    key = (problem, gpu, kernel, m.precedence, kind, device, _policy_key(m.policy), gate_version or 0)
+    number, _, m = read_figure(columns[_candidates.width :], _TERMS)
+    key = (problem, gpu, kernel, m.precedence, str(m.kind), m.device, _policy_key(m.policy), gate_version or 0)
     ranking = dict(zip(_KEY, key, strict=True))
     return _Figure(number, trial, run, m, source or config_key, ranking)
 
@@ -551,33 +535,13 @@ class Timed:
     tflops: float | None
 
 
-_times = RowReader(
-    MeasurementRow,
-    ("candidate_id", "kind", "device", "tflops", "median_us", "normalised_us", "policy", "terms", "suspect"),
-)
-
-
 def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
     """Yield every figure of those trials that can be trusted, a trial's oldest first."""
     for start in range(0, len(trials), BATCH):
-        rows = select(*_times.columns).order_by(MeasurementRow.id)
+        of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH]))
         with reading() as session:
-            of_batch = session.execute(rows.where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH])))
-            timed = [_timed(*values) for _, *values, suspect in map(_times.read, of_batch) if not suspect]
-        yield from timed
-
-
-def _timed(
-    trial: int,
-    named: str,
-    device: str,
-    tflops: float | None,
-    median_us: float,
-    normalised_us: float | None,
-    policy: str | None,
-    terms: str,
-) -> Timed:
-    kind = KINDS[named]
-    model = model_of(read_terms(terms, ("predicted",))) if kind is Kind.ESTIMATED else None
-    us = median_us if normalised_us is None else normalised_us
-    return Timed(trial, ComparisonKey(kind, model, device, read_policy(policy)), us, tflops)
+            rows = session.execute(of_batch.order_by(MeasurementRow.id)).all()
+        for _, trial, m in (read_figure(row, ("predicted",)) for row in rows):
+            if not m.suspect:
+                model = model_of(m.terms) if m.kind is Kind.ESTIMATED else None
+                yield Timed(trial, ComparisonKey(m.kind, model, m.device, m.policy), m.compared_us, m.tflops)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from evoengine.ledger.chains import insert_new
-from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.integrity import Damaged, RowReader, insert_new
 from evoengine.ledger.runs import Device, Run
 from evoengine.ledger.tables import (
     Base,
@@ -53,6 +55,11 @@ from evoengine.records import (
     precedence,
 )
 
+BATCH = 1000
+"""trials that are read together"""
+Reading = Callable[[], AbstractContextManager[Session]]
+"""begins a transaction that reads"""
+KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
@@ -259,6 +266,40 @@ def to_measurement(row: MeasurementRow) -> Measurement:
 def to_policy(values: Mapping[str, Any]) -> Policy:
     """Read a policy. Raises KeyError or ValueError where a part is missing or unknown."""
     return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
+
+
+FIGURES = RowReader(
+    MeasurementRow,
+    "candidate_id kind device tflops median_us vs_baseline suspect normalised_us policy terms".split(),
+)
+TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
+"""those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
+_NO_TERMS: Mapping[str, float] = {}
+
+
+def read_figure(row: Sequence[Any], names: Sequence[str] = TERMS) -> tuple[int, int, Measurement]:
+    """Read the columns of `FIGURES`: number, trial, and the measurement without samples, with terms of these names.
+
+    Raises Damaged where the row is not what was written.
+    """
+    number, trial, kind, device, tflops, us, vs_baseline, suspect, normalised_us, policy, terms = FIGURES.read(row)
+    stated = _read_terms(terms, names), suspect, _read_policy(policy), normalised_us
+    return number, trial, Measurement(KINDS[kind], device, tflops, us, (), vs_baseline, *stated)
+
+
+def _read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
+    """Read the terms of these names; a text that has none of them is not decoded."""
+    if not any(name in text for name in names):
+        return _NO_TERMS
+    terms = json.loads(text)
+    return {name: float(terms[name]) for name in names if name in terms}
+
+
+@lru_cache(maxsize=1024)
+def _read_policy(text: str | None) -> Policy | None:
+    """Read a policy. A ledger has few of them, and a figure each."""
+    values = None if text is None else json.loads(text)
+    return None if values is None else to_policy(values)
 
 
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:

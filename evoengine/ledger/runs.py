@@ -1,16 +1,35 @@
-"""A search as the ledger knows it: what it was for, with what, and on what."""
+"""Runs: what a search was for and on what, and whether its process lives.
+
+A running search writes the time into its row every few seconds, by the database's clock: host names and process
+numbers mean nothing in containers. A run whose last beat is older than `KILLED_AFTER_SECONDS`, and that still does not
+beat while somebody looks, is taken for killed. So is, at once, one whose process was on this machine and is not there
+any more. Its fence is raised: a process that only stood still, stopped or asleep, finds that and may write no more.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Connection, or_, select, text
+from sqlalchemy.orm import Session, aliased
+
+from evoengine.errors import EvoengineError, MachineError
+from evoengine.ledger.tables import CandidateRow, HeartbeatRow, RunRow
+from evoengine.records import DEATHS, Outcome
 
 RUNNING = "running"
 KILLED = "killed"
-"""no beat came from its process any more, and it never said how its search ended: `heartbeat.py`"""
+"""no beat came from its process any more, and it never said how its search ended"""
 PENDING = "pending"
 """what a trial without an outcome is called: its search is still running, or was lost"""
 
@@ -68,3 +87,274 @@ class Run:
 
 def this_host() -> str:
     return socket.gethostname()
+
+
+BEAT_SECONDS = 3.0
+KILLED_AFTER_SECONDS = 60.0
+"""longer than a writer waits for another one"""
+LOOK_AGAIN_SECONDS = 2 * BEAT_SECONDS + 1
+"""between the two looks at a run: where the database itself was away, all beats are old, and come again within one"""
+POLL_SECONDS = 0.5
+_FENCE = text("SELECT fence FROM heartbeats WHERE run_id = :run")
+_FENCE_SHARED = text("SELECT fence FROM heartbeats WHERE run_id = :run FOR SHARE")
+"""every write asks this; composing the query each time costs more than its execution"""
+
+
+def database_time(session: Session) -> datetime:
+    """Return the database's time, UTC: one clock for all that write there."""
+    if session.get_bind().dialect.name == "sqlite":
+        told: str = session.scalars(text("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")).one()
+        return datetime.fromisoformat(told).replace(tzinfo=UTC)
+    now: datetime = session.scalars(text("SELECT clock_timestamp()")).one()
+    return now
+
+
+def begin_beating(session: Session, run: int) -> int:
+    """Enter the first beat of a new run, or of one that goes on in this process; return its fence."""
+    now = database_time(session)
+    row = session.get(HeartbeatRow, run, with_for_update=True)
+    if row is None:
+        row = HeartbeatRow(run_id=run, fence=0, spent=0.0)
+        session.add(row)
+    row.spent = seconds_until_last_beat(row)
+    row.fence += 1
+    row.beat_at = row.began_at = now
+    row.process = this_process()
+    return row.fence
+
+
+def seconds_until_last_beat(row: HeartbeatRow) -> float:
+    """Return the seconds that the processes of a run have taken, the last one as far as it beat."""
+    here = (row.beat_at - row.began_at).total_seconds() if row.began_at else 0.0
+    return row.spent + max(0.0, here)
+
+
+def beat(session: Session, run: int) -> None:
+    row = session.get_one(HeartbeatRow, run)
+    row.beat_at = database_time(session)
+
+
+def find_suspects(session: Session) -> dict[int, tuple[datetime | None, bool]]:
+    """Return the runs that count as running and look killed, each with its last beat and whether that is certain.
+
+    It is where the process was on this machine and has ended, and of a run without any beat, which is of an older
+    evoengine.
+    """
+    too_old = database_time(session) - timedelta(seconds=KILLED_AFTER_SECONDS)
+    running = select(RunRow.id, HeartbeatRow.beat_at, HeartbeatRow.process).outerjoin(HeartbeatRow)
+    found: dict[int, tuple[datetime | None, bool]] = {}
+    for run, beat_at, process in session.execute(running.where(RunRow.status == RUNNING)):
+        certain = beat_at is None or is_gone(process)
+        if certain or beat_at < too_old:
+            found[run] = beat_at, certain
+    return found
+
+
+def mark_killed(session: Session, suspects: Mapping[int, datetime | None]) -> None:
+    """Take those runs from their processes that have not beaten since, and end what was in flight in them.
+
+    `suspects` has the last beat of each run; None of one without any.
+    """
+    for run, beat_at in suspects.items():
+        # in the order in which who writes locks them
+        heart = session.get(HeartbeatRow, run, with_for_update=True)
+        row = session.get(RunRow, run, with_for_update=True)
+        if row is None or row.status != RUNNING or (heart and heart.beat_at) != beat_at:
+            continue
+        row.status = KILLED
+        if heart is not None:
+            heart.fence += 1
+        end_unfinished(session, run, killed=True)
+
+
+class Watchman:
+    """Looks at the running runs now and then; one that looks killed twice, with beats' time between, is."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[datetime | None, float]] = {}
+        """suspect → its last beat, and since when it has been seen like that"""
+
+    def look(self, session: Session) -> dict[int, datetime | None]:
+        """Return the runs that are to be marked as killed, each with its last beat."""
+        now, old, killed = time.monotonic(), self._seen, {}
+        self._seen = {}
+        for run, (beat_at, certain) in find_suspects(session).items():
+            before, since = old.get(run, (beat_at, now))
+            self._seen[run] = beat_at, since if before == beat_at else now
+            if certain or now - self._seen[run][1] >= LOOK_AGAIN_SECONDS:
+                killed[run] = beat_at
+        return killed
+
+    @property
+    def undecided(self) -> list[int]:
+        """Return the runs that have to be looked at again."""
+        return sorted(self._seen)
+
+    def forget(self, runs: Iterable[int]) -> None:
+        for run in runs:
+            self._seen.pop(run, None)
+
+
+def require_fence(connection: Connection, run: int, fence: int) -> None:
+    """Raise MachineError where the run was taken for killed. Until the transaction ends, nobody can take it."""
+    # SQLite's transaction has the write lock from its beginning
+    query = _FENCE if connection.dialect.name == "sqlite" else _FENCE_SHARED
+    if connection.scalar(query, {"run": run}) != fence:
+        raise MachineError(
+            f"this process stood still for more than {KILLED_AFTER_SECONDS:g} s, so another search took run {run} for "
+            "killed and goes on with what it left: nothing more is written, search again"
+        )
+
+
+class Heart:
+    """A thread that calls `write` every few seconds, from `start` until `stop`.
+
+    What `write` raises is not lost: the run's own next write raises it too.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(EvoengineError):
+                self._write()
+
+
+# ── whether a process lives ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+PROC = Path("/proc")
+DEAD = ("Z", "X")
+"""states of a process that has ended, and that its parent has not asked about yet"""
+
+
+@cache
+def _here() -> str | None:
+    """Return this boot of the machine and this namespace of process numbers; None where the system does not say."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def this_process() -> str | None:
+    """Return what `is_gone` takes, of the process that calls this; None where the system does not say enough."""
+    here, pid = _here(), os.getpid()
+    stated = _state_and_start(pid)
+    return f"{here} {pid} {stated[1]}" if here and stated else None
+
+
+def is_gone(process: str | None) -> bool:
+    """Return whether a process of this machine has ended; False for processes that cannot be seen from here."""
+    here = _here()
+    if process is None or here is None or not process.startswith(f"{here} "):
+        return False
+    pid, start = process.removeprefix(f"{here} ").split()
+    stated = _state_and_start(int(pid))
+    if stated is not None:
+        return stated[0] in DEAD or stated[1] != start
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # another user's, whose processes this system hides
+    return False
+
+
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """Return the process' state and its start in clock ticks since the boot; None where it is not to be seen."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text("utf-8")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return fields[0], fields[19]
+
+
+# ── what was in flight in a killed search ─────────────────────────────────────────────────────────────────────────────
+
+
+RETRIES = 2
+"""how often a candidate is tried again, alone, that was in flight when its search was killed: it may be what kills
+it"""
+WHY_KILLED = "was under way when the process of its search was killed"
+WHY_INTERRUPTED = "was under way when its search was ended"
+WHY_CRASHED = f"its search was killed {RETRIES + 1} times while it was under way"
+
+
+def end_unfinished(session: Session, run: int, *, killed: bool) -> None:
+    """End what is in flight in a run that is over. What was killed too often ends as crashed."""
+    for row in session.scalars(select(CandidateRow).where(CandidateRow.run_id == run, CandidateRow.outcome.is_(None))):
+        outcome, reason = Outcome.INTERRUPTED, WHY_INTERRUPTED
+        if killed and (before := kills(session, row)) >= RETRIES:
+            outcome, reason = Outcome.CRASHED, WHY_CRASHED
+            row.evidence = {DEATHS: [{"how": "its search was killed", "alone": n > 0} for n in range(before + 1)]}
+        elif killed:
+            outcome, reason = Outcome.KILLED, WHY_KILLED
+        row.outcome, row.reason, row.finished_at = str(outcome), reason, datetime.now(UTC)
+
+
+_ONE_DEATH = ("the worker process died (%", "the worker process ended without an answer%", "its worker was lost %")
+"""how the reasons begin that evoengine up to 0.1.0 gave where one worker had died, whoever had killed it"""
+
+
+def of_one_death(session: Session) -> list[CandidateRow]:
+    """Trials that one death, or the end of their search, was made a verdict on: without the evidence for it."""
+    one = or_(*(CandidateRow.reason.like(begins) for begins in _ONE_DEATH), CandidateRow.reason == WHY_CRASHED)
+    judged = CandidateRow.outcome.in_([str(Outcome.CRASHED), str(Outcome.UNCOMPILABLE)])
+    rows = session.scalars(select(CandidateRow).where(judged, one).order_by(CandidateRow.id))
+    return [row for row in rows if DEATHS not in (row.evidence or {})]
+
+
+def take_back(row: CandidateRow) -> None:
+    """Take back a verdict from one death, which says nothing of the kernel.
+
+    The trial is tried again when its run goes on.
+    """
+    if row.reason == WHY_CRASHED:
+        row.evidence = {DEATHS: [{"how": "its search was killed", "alone": False}] * (RETRIES + 1)}
+    else:
+        row.outcome, row.reason = str(Outcome.KILLED), f"{row.reason}: it did not die twice with nothing beside it"
+
+
+def kills(session: Session, row: CandidateRow) -> int:
+    """Return how many of the trials that this one retries were killed; interrupted ones are not counted."""
+    found, seen = 0, {row.id}
+    while row.retry_of is not None and row.retry_of not in seen:
+        seen.add(row.retry_of)
+        earlier = session.get(CandidateRow, row.retry_of)
+        if earlier is None:
+            break
+        row = earlier
+        found += row.outcome == Outcome.KILLED
+    return found
+
+
+def left_over(session: Session, run: int) -> dict[int, int]:
+    """Trials of a run that are to be tried again → how often each was killed."""
+    retry = aliased(CandidateRow)
+    unjudged = [str(o) for o in Outcome if not o.judged]
+    again = select(retry.id).where(retry.run_id == run, retry.retry_of == CandidateRow.id)
+    rows = session.scalars(
+        select(CandidateRow)
+        .where(CandidateRow.run_id == run, CandidateRow.outcome.in_(unjudged), ~again.exists())
+        .order_by(CandidateRow.id)
+    )
+    return {row.id: kills(session, row) + (row.outcome == Outcome.KILLED) for row in rows}

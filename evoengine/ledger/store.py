@@ -20,21 +20,22 @@ from sqlalchemy.orm import aliased, joinedload
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.chains import insert_row, update_row
-from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
+from evoengine.ledger.check import delete_runs
+from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claims
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.heartbeat import (
-    POLL_SECONDS,
-    Watchman,
-    begin_beating,
-    end_unfinished,
-    left_over,
-    mark_killed,
-    seconds_until_last_beat,
-)
-from evoengine.ledger.lists import RunSummary, TrialLists, read_summaries
-from evoengine.ledger.maintenance import delete_runs
+from evoengine.ledger.integrity import insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
+from evoengine.ledger.read import (
+    RunSummary,
+    Targets,
+    Trial,
+    TrialLists,
+    Wanted,
+    narrowed,
+    read_ancestors,
+    read_summaries,
+    read_trials,
+)
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -54,7 +55,22 @@ from evoengine.ledger.rows import (
     unpacked,
     verdict_values,
 )
-from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
+from evoengine.ledger.runs import (
+    KILLED,
+    PENDING,
+    POLL_SECONDS,
+    RUNNING,
+    Device,
+    Run,
+    Watchman,
+    begin_beating,
+    end_unfinished,
+    left_over,
+    mark_killed,
+    seconds_until_last_beat,
+    this_host,
+)
+from evoengine.ledger.schema import REVISIONS
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -67,19 +83,15 @@ from evoengine.ledger.tables import (
     SourceRow,
     VerdictRow,
 )
-from evoengine.ledger.targets import Targets
 from evoengine.ledger.transactions import Database, patient
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.trials import StudyTrial, Trial, read_ancestors, read_study_trials, read_trials
-from evoengine.ledger.upgrade import REVISIONS
-from evoengine.objectives import DEFAULT, Objective
+from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database
 from evoengine.records import (
     Baseline,
     Binary,
     Candidate,
     Config,
-    Kind,
     Measurement,
     Outcome,
     Profile,
@@ -142,7 +154,7 @@ class Ledger:
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self.database = Database(url, engine)
-        self.lists, self.targets = TrialLists(self), Targets(self)
+        self.lists, self.targets, self.claims = TrialLists(self), Targets(self), Claims(self.database)
         self._watchman = Watchman()
 
     @property
@@ -384,10 +396,10 @@ class Ledger:
     def add_ended(self, c: Candidate) -> int:
         """Enter a candidate with its figure and its end, in one transaction; return its trial number."""
         assert c.outcome is not None  # it has ended
+        end = {"outcome": str(c.outcome), "reason": c.reason, "occupancy": c.occupancy, "device": c.device}
         with self.database.write_connection() as connection:
             trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
-            end = (str(c.outcome), c.reason, c.occupancy, c.device, (), c.measurement)
-            self._end(connection, trial, *end)
+            self._end(connection, trial, end, (), c.measurement)
         return trial
 
     @patient
@@ -414,33 +426,6 @@ class Ledger:
                 claim_again(connection, key, trial)
                 return trial, Claim(trial, False)
             return trial, claim(connection, key, trial)
-
-    @patient
-    def claim(self, key: str, trial: int) -> Claim:
-        """Claim a key whose holder is no longer in flight."""
-        with self.database.write_connection() as connection:
-            return claim(connection, key, trial)
-
-    def revoke_claim(self, trial: int) -> bool:
-        """Have the next search that finds the trial's kernel evaluate it; return whether any would have taken it over.
-
-        Raises UsageError where there is no such trial, or it is in flight.
-        """
-        with self.database.writing() as session:
-            return revoke(session, trial)
-
-    @patient
-    def decided(self, trials: Sequence[int]) -> set[int]:
-        """Return which of the trials that other searches evaluate are no longer in flight."""
-        with self.database.reading() as session:
-            return decided(session, trials)
-
-    @patient
-    def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:
-        """End a trial as the one ended that was evaluated for the same key, with its verdicts and figures."""
-        with self.database.writing() as session:
-            self.database.finished.append(trial)
-            return take_over(session, key, original, trial, timed=timed, now=utc_now())
 
     @patient
     def left_over(self, run: int) -> dict[int, int]:
@@ -509,20 +494,17 @@ class Ledger:
         evidence: Mapping[str, Any] | None = None,
     ) -> None:
         """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
+        end: dict[str, Any] = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self.database.write_connection() as connection:
-            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
+            self._end(connection, trial, end | {"evidence": evidence}, verdicts, figure)
 
     def _end(
         self,
         connection: Connection,
         trial: int,
-        outcome: str,
-        reason: str | None,
-        occupancy: float | None,
-        device: str | None,
+        end: dict[str, Any],
         verdicts: Sequence[Verdict],
         figure: Measurement | None,
-        evidence: Mapping[str, Any] | None = None,
     ) -> None:
         now = utc_now()
         for verdict in verdicts:
@@ -530,8 +512,6 @@ class Ledger:
         if figure:
             _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self.database.finished.append(trial)
-        end: dict[str, object] = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
-        end["evidence"] = evidence
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
         update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
@@ -559,7 +539,7 @@ class Ledger:
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
     ) -> list[Candidate]:
         """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
-        return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
+        return self._load(narrowed(select(CandidateRow), Wanted(run, problem, gpu)), with_cubin)
 
     def trials(
         self,
@@ -574,17 +554,15 @@ class Ledger:
     ) -> Iterator[Trial]:
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
-        With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
-        also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few that agree
-        in something stops when it has them.
+        With `ranked` only those that are, else with `outcomes` only those that ended so (None: unfinished), with
+        `resources` also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few
+        that agree in something stops when it has them.
         """
-        narrowed = _narrowed(select(CandidateRow.id), run, problem, gpu)
+        named = [str(o) if o else PENDING for o in outcomes]
         if ranked:
-            narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
-        if outcomes:
-            named = CandidateRow.outcome.in_([str(o) for o in outcomes if o])
-            narrowed = narrowed.where(named | CandidateRow.outcome.is_(None) if None in outcomes else named)
-        return read_trials(self.database.reading, narrowed, resources=resources, newest_first=newest_first)
+            named = [str(o) for o in Outcome if o.ranked]
+        wanted = narrowed(select(CandidateRow.id), Wanted(run, problem, gpu, named))
+        return read_trials(self.database.reading, wanted, resources=resources, newest_first=newest_first)
 
     def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
@@ -595,8 +573,8 @@ class Ledger:
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
         """Return how many trials there are, narrowed by what is given."""
         with self.database.reading() as session:
-            counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
-            return counted
+            counted = narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))
+            return session.scalars(counted).one()
 
     def ancestors(self, trial: int) -> dict[int, Trial]:
         """Return a trial and all that it came from, of the same problem and GPU, by number."""
@@ -633,12 +611,6 @@ class Ledger:
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
         with self.database.reading() as session:
             return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
-
-    def study_trials(
-        self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
-    ) -> Iterator[list[StudyTrial]]:
-        """Yield what a study of that kind of figure shows of these finished trials, in their order and in batches."""
-        return read_study_trials(self.database.reading, trials, kind, objectives)
 
     def source_text(self, sha256: str) -> str | None:
         """Return the text of a source; None where it was pruned."""
@@ -729,8 +701,3 @@ def _insert_taken(
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
-
-
-def _narrowed(wanted: Select[Any], run: int | None, problem: str | None, gpu: str | None) -> Select[Any]:
-    given = {CandidateRow.run_id: run, CandidateRow.problem: problem, CandidateRow.gpu: gpu}
-    return wanted.where(*(column == value for column, value in given.items() if value is not None))

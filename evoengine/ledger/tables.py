@@ -1,7 +1,7 @@
-"""The tables of the ledger. They are the truth; the Optuna study beside them is a projection (`study.py`).
+"""The tables of the ledger. They are the truth; the Optuna study beside them is a projection.
 
-A change here needs a migration in db/migrations/versions; a test holds that the two agree. Types are those that SQLite
-and PostgreSQL share. Times are UTC. Numbers in JSON that JSON does not know are the strings "nan", "inf" and "-inf".
+A change here needs a revision of its own in `schema.py`. Types are those that SQLite and PostgreSQL share. Times are
+UTC. Numbers in JSON that JSON does not know are the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An open database of a ledger: its transactions, and what may forbid them.
 
 A write is refused where the file is no longer the one that was opened, and where another search took a run of this
-process for killed (`heartbeat.py`).
+process for killed (`runs.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
-from evoengine.ledger import chains
+from evoengine.ledger import integrity
 from evoengine.ledger.database import Unavailable, discard_log, display_url, empty_log, is_away, translate_errors
-from evoengine.ledger.heartbeat import Heart, beat, require_fence
+from evoengine.ledger.runs import Heart, beat, require_fence
 from evoengine.text import spans
 
 # ── a database that is unavailable ────────────────────────────────────────────────────────────────────────────────────
@@ -390,11 +390,11 @@ class Database:
         mark: Mark | None = None
         try:
             with self.engine.begin() as connection:
-                chains.begin(connection)
+                integrity.begin(connection)
                 if once and self.patience is not None and self.url.drivername != "sqlite":
                     mark = self._commits.note(connection)
                 yield connection
-                chains.write(connection)
+                integrity.write(connection)
         except DBAPIError as error:
             lost = error.orig is not None and is_away(error.orig)
             if mark is None or self.patience is None or not lost or not self.patience.call(self._was_made(mark)):
@@ -424,21 +424,20 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        together = self._together()
-        bind = together.connection if together and together.connection else self._reading_engine
-        with translate_errors(self.url), Session(bind) as session:
+        """Begin a transaction that reads, or read in the one that is written `together`."""
+        with self.read_connection() as connection, Session(connection) as session:
             yield session
 
     @contextmanager
     def read_connection(self) -> Iterator[Connection]:
         """As `reading`, past the mapper."""
         together = self._together()
-        if together and together.connection:
-            with translate_errors(self.url):
+        with translate_errors(self.url):
+            if together and together.connection:
                 yield together.connection
-            return
-        with translate_errors(self.url), self._reading_engine.connect() as connection:
-            yield connection
+            else:
+                with self._reading_engine.connect() as connection:
+                    yield connection
 
     def _beat(self) -> None:
         with self.writing(once=False) as session:

@@ -12,8 +12,8 @@ from typing import TypeVar
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
 
-from evoengine.ledger import chains
-from evoengine.ledger.checksums import row_checksum
+from evoengine.ledger import integrity
+from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
@@ -110,7 +110,7 @@ def insert_run(
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
-    chains.call_it(session.connection(), chains.IMPORTED)
+    integrity.call_it(session.connection(), integrity.IMPORTED)
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=device_row(session, whole.run.device), **plain)
@@ -182,7 +182,7 @@ def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) 
         [v | {"checksum": row_checksum(row, v)} for v in values],
     )
     for number, of_row in zip(made, values, strict=True):
-        chains.note(connection, row, number, of_row)
+        integrity.note(connection, row, number, of_row)
 
 
 def _next_trials(session: Session, count: int) -> Sequence[int]:

@@ -189,7 +189,7 @@ class Coordinator:
             self._on_lead_judged(self._pending.leading.pop(future), future.result())
         elif future in self._pending.awaiting:
             flight, key = self._pending.awaiting.pop(future)
-            self._dispatch(flight, key, self.ledger.claim(key, flight.trial))
+            self._dispatch(flight, key, self.ledger.claims.claim(key, flight.trial))
 
     def _wants_more(self) -> bool:
         """Return whether more candidates are wanted, now or later."""
@@ -329,7 +329,7 @@ class Coordinator:
             self._pending.compiling[self._compilers.compile(flight.candidate.source)] = flight
 
     def _take_over(self, flight: InFlight[Rendered], key: str, original: int) -> None:
-        outcome = self.ledger.take_over(key, original, flight.trial, timed=self.setting.timed)
+        outcome = self.ledger.claims.take_over(key, original, flight.trial, timed=self.setting.timed)
         self.progress.taken_over += 1
         self._ended(flight, outcome, self.ledger.candidate(flight.trial))
         predicted = [m for m in self.ledger.measurements(flight.trial) if m.kind is Kind.ESTIMATED and not m.by_formula]

@@ -8,15 +8,14 @@ until the ranking is final. The same holds for exports. In finals the best candi
 from __future__ import annotations
 
 import math
-import secrets
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 
 from evoengine.errors import MachineError
+from evoengine.ledger.read import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.trials import Trial
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
@@ -332,7 +331,7 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
 # ── exports ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
+def judge_export(ledger: Ledger, candidate: Candidate, seed: int) -> Judged:
     """Judge a candidate to be exported completely, by the space of its run; `candidate` has its cubin.
 
     Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
@@ -340,7 +339,7 @@ def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
     """
     target = target_of(ledger, candidate)
     space = spaces_of(ledger, [candidate], target)[candidate.run]
-    result = judge_once(target, space, candidate.contender, secrets.randbelow(2**31))
+    result = judge_once(target, space, candidate.contender, seed)
     if isinstance(result, Rejection):
         raise MachineError(f"trial {candidate.trial} cannot be judged here: {result.reason}")
     if candidate.imported_from is None or not result.correct:

@@ -33,7 +33,7 @@ class OtherSearches:
             return
         self._polled = time.monotonic()
         self._ledger.look_for_killed()
-        decided = self._ledger.decided([trial for trial, _ in self._awaited])
+        decided = self._ledger.claims.decided([trial for trial, _ in self._awaited])
         waiting, self._awaited = self._awaited, []
         for trial, future in waiting:
             if trial in decided:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from evoengine.ledger.read import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.trials import Trial
 from evoengine.objectives import Objective, sampler_values
 from evoengine.records import Config, Outcome, config_key
 from evoengine.search.proposer import PastTrial

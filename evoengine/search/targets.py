@@ -22,7 +22,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(candidate.problem, ledger.targets.definition(candidate.run))
+    workload = restored_workload(candidate.problem, ledger.targets.definition(candidate.run))
     at = clock(candidate.measurement.terms) if candidate.measurement else None
     gpu, predicted_at = stored_gpu(ledger, candidate.gpu), Clock.parse(at) if at else DEFAULT_CLOCK
     return Target(workload, workload.parse(candidate.problem), gpu, predicted_at)
@@ -40,12 +40,15 @@ def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = _workload(problem, ledger.targets.last_definition(problem))
+    workload = restored_workload(problem, ledger.targets.last_definition(problem))
     return Target(workload, workload.parse(problem), gpu)
 
 
-def _workload(problem: str, definition: str | None) -> AnyWorkload:
-    """Return the workload that a run's definition states, else the one that is known by the name."""
+def restored_workload(problem: str, definition: str | None) -> AnyWorkload:
+    """Return the workload that a run's definition states, else the one that is known by the problem's name.
+
+    Raises UsageError where there is none.
+    """
     name = problem.partition(":")[0]
     if definition is not None:
         return workload_from_definition(name, definition)

@@ -26,11 +26,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
-from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_tables import TokenRow
+from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
 from evoengine.service.errors import problem
 from evoengine.service.settings import Settings
+from evoengine.service.tables import TokenRow
 
 if TYPE_CHECKING:
     from evoengine.service.state import State

@@ -26,8 +26,7 @@ from starlette.exceptions import HTTPException
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_tables import CacheRow
+from evoengine.ledger.runs import database_time
 from evoengine.ledger.tables import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
@@ -39,6 +38,7 @@ from evoengine.service.jobs import LONGEST_KEY, Job, job_json
 from evoengine.service.limits import busy, turn
 from evoengine.service.requests import JobRequest, RetuneRequest, checked, retune_requests
 from evoengine.service.state import State, state_of
+from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
 from evoengine.views import service as views

@@ -27,15 +27,14 @@ from sqlalchemy.orm import Session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.errors import EvoengineError
 from evoengine.gpu import known_gpus
-from evoengine.ledger.heartbeat import database_time, mark_killed
-from evoengine.ledger.runs import this_host
-from evoengine.ledger.service_tables import ExecutorRow, JobRow
+from evoengine.ledger.runs import database_time, mark_killed, this_host
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import HeartbeatRow
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
 from evoengine.sandbox.machine import how_ended
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Fenced, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings
+from evoengine.service.tables import ExecutorRow, JobRow
 from evoengine.views.service import ServerGpuView, ServerView
 
 CPU = "cpu"

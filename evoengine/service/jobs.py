@@ -18,9 +18,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
-from evoengine.ledger.heartbeat import database_time
-from evoengine.ledger.service_tables import JobEventRow, JobRow
+from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
+from evoengine.service.tables import JobEventRow, JobRow
 from evoengine.views import service as views
 from evoengine.views.encoding import SCHEMA
 from evoengine.views.service import JobPartView, JobState

@@ -25,8 +25,8 @@ import torch
 from evoengine.devices.base import TensorParameter
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.gpu import known_gpus
+from evoengine.ledger.read import Targets
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.targets import Targets
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
 from evoengine.publish.folder import MARK, write_folder
 from evoengine.search.targets import target_of
@@ -117,7 +117,9 @@ class LedgerPlace:
     def offers(self, request: Request) -> Iterator[Offer]:
         with open_ledger(self.url, create=False) as ledger:
             for problem in Targets(ledger).problems_of(request.workload, request.gpu):
-                if found := ledger.best(problem, request.gpu, 1):
+                found = ledger.best(problem, request.gpu, 1)
+                # a Triton kernel is launched by the user's own program
+                if found and target_of(ledger, found[0]).workload.host is None:
                     yield self._offer(ledger, found[0].trial)
 
     def _offer(self, ledger: Ledger, trial: int) -> Offer:

@@ -8,9 +8,9 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.overview import MOST_TRIALS, Overview
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
+from evoengine.publish.report.overview import MOST_TRIALS, Overview, read_overview
 from evoengine.publish.report.page import Facts, page, require_writable, write_page
 from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
@@ -46,7 +46,7 @@ def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: 
     """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.targets.last(gpu, None if problem is None else stored_problem(problem))
-    overview = ledger.lists.overview(problem, gpu)
+    overview = read_overview(ledger, problem, gpu)
     if not overview.total:
         raise NothingFound(
             f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"

@@ -17,8 +17,7 @@ from evoengine.text import number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
-    from evoengine.ledger.lists import RunSummary
-    from evoengine.ledger.trials import Trial
+    from evoengine.ledger.read import RunSummary, Trial
 
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from typing_extensions import TypedDict
 
-from evoengine.ledger.overview import Comparison, Shared, Standing
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number
+from evoengine.tuning.comparison import Comparison, Shared, Standing
 from evoengine.views.candidate_tables import Knobs
 from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table

@@ -17,8 +17,8 @@ from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 
 if TYPE_CHECKING:
-    from evoengine.ledger.lists import RunSummary
-    from evoengine.ledger.overview import Effects
+    from evoengine.ledger.read import RunSummary
+    from evoengine.publish.report.overview import Effects
     from evoengine.tuning.best import Best
     from evoengine.tuning.measure import MeasureResult
     from evoengine.tuning.search import SearchResult

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger import lists as history
-from evoengine.ledger.lists import Last, Wanted
+from evoengine.ledger import read as history
+from evoengine.ledger.read import Last, Wanted
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import CandidateRow
 from evoengine.records import Kind, Outcome
@@ -170,7 +170,7 @@ def test_what_is_earlier_and_matches_is_not_counted_but_said(many):
 
 
 def test_the_last_that_match_are_found_without_reading_the_others(many, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.lists.BATCH", 10)
+    monkeypatch.setattr("evoengine.ledger.read.BATCH", 10)
     read: list[int] = []
     configs = history._configs
     monkeypatch.setattr(history, "_configs", lambda rows: read.append(len(rows)) or configs(rows))

@@ -15,7 +15,7 @@ import evoengine.cli
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.output import Output
 from evoengine.cli.show import show
-from evoengine.ledger import chains
+from evoengine.ledger import integrity
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.store import open_ledger
@@ -125,7 +125,7 @@ def hostile(tmp_path_factory) -> Path:
                 if own:
                     connection.execute(update(table).values(own))
             vouch(connection)
-            chains.begin_all(connection, chains.WRITTEN)
+            integrity.begin_all(connection, integrity.WRITTEN)
         with ledger.database.writing() as session:
             rebuild(session)
     return file

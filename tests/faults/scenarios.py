@@ -23,8 +23,8 @@ from pathlib import Path
 
 from benchmarks import instant, torture
 from evoengine.errors import EvoengineError
-from evoengine.ledger import heartbeat
-from evoengine.ledger.maintenance import find_faults
+from evoengine.ledger import runs
+from evoengine.ledger.check import find_faults
 from evoengine.ledger.optuna.study import optuna_storage
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
@@ -108,7 +108,7 @@ def run_coordinator(folder: Path) -> Said:
 
 def check_coordinator(folder: Path) -> Said:
     """The same search again comes to its end, and each number was judged once."""
-    heartbeat.LOOK_AGAIN_SECONDS = 0.0
+    runs.LOOK_AGAIN_SECONDS = 0.0
     run_coordinator(folder)
     found, database = torture.Found(), str(folder / "evo.db")
     with open_ledger(database, create=False) as ledger:

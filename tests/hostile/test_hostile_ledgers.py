@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.database import back_up
+from evoengine.ledger.integrity import checked_columns
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import Base, Checked
 from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile

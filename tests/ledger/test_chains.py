@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import MachineError
-from evoengine.ledger import chains
-from evoengine.ledger.maintenance import find_faults, prune
+from evoengine.ledger import integrity
+from evoengine.ledger.check import find_faults, prune
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Baseline, Outcome, Profile
 from tests.ledger.frozen.freeze import FOLDER, thaw
@@ -155,8 +155,8 @@ def test_an_import_is_noted_and_begins_a_chain(path, tmp_path):
 
 def test_a_revoked_claim_is_noted(path):
     with open_ledger(str(path), create=False) as ledger:
-        ledger.claim("key", 1)
-        assert ledger.revoke_claim(1)
+        ledger.claims.claim("key", 1)
+        assert ledger.claims.revoke(1)
     assert (faults(path), notes(path)) == ([], ["revoked"])
 
 
@@ -166,9 +166,9 @@ def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
     thaw(FOLDER / f"{revision}.sql.gz", path)
     with open_ledger(str(path), create=False):
         pass
-    assert set(notes(path)) == {chains.UPGRADED}
+    assert set(notes(path)) == {integrity.UPGRADED}
     with open_ledger(str(path), create=False) as ledger, ledger.database.reading() as session:
-        assert list(chains.broken(session)) == []
+        assert list(integrity.broken(session)) == []
     change(path, "DELETE FROM standings", "DELETE FROM measurements WHERE id = (SELECT max(id) FROM measurements)")
     assert "of the table measurements is not there any more: the chain of run" in found_by_opening(path)
 
@@ -177,8 +177,8 @@ def test_a_ledger_that_was_frozen_with_chains_keeps_them(tmp_path):
     path = tmp_path / "old.db"
     thaw(FOLDER / f"{WITH_CHAINS[0]}.sql.gz", path)
     with open_ledger(str(path), create=False) as ledger, ledger.database.reading() as session:
-        assert list(chains.broken(session)) == []
-    assert chains.UPGRADED not in notes(path)
+        assert list(integrity.broken(session)) == []
+    assert integrity.UPGRADED not in notes(path)
 
 
 def test_a_row_that_was_damaged_before_the_upgrade_stays_damaged(tmp_path):
@@ -192,5 +192,5 @@ def test_numbers_are_read_as_they_were_written():
     draw = random.Random(12)
     for _ in range(50):
         numbers = {name: set(draw.sample(range(1, 60), draw.randrange(1, 40))) for name in ("candidates", "verdicts")}
-        assert chains.read(chains.spelt(numbers)) == numbers
-    assert chains.spelt({"verdicts": {2}, "candidates": {1, 2, 3, 7}}) == "candidates 1-3,7; verdicts 2"
+        assert integrity.read(integrity.spelt(numbers)) == numbers
+    assert integrity.spelt({"verdicts": {2}, "candidates": {1, 2, 3, 7}}) == "candidates 1-3,7; verdicts 2"

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from evoengine.cli.main import main
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
+from evoengine.ledger.check import find_faults, mend
 from evoengine.ledger.claims import Claim
-from evoengine.ledger.maintenance import find_faults, mend
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.views.trials import trial_json
@@ -43,7 +43,7 @@ def test_what_is_known_is_taken_over_with_the_times_it_was_taken_at(ledger, know
     _, first = known
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(first, True)
-    assert ledger.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
+    assert ledger.claims.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
     one, other = ledger.candidate(first), ledger.candidate(trial)
     assert (other.measurement, other.verdict, other.binary) == (one.measurement, one.verdict, one.binary)
     assert (other.measurement.taken_at, other.verdict.taken_at) == (one.measurement.taken_at, one.verdict.taken_at)
@@ -57,22 +57,22 @@ def test_what_another_search_has_under_way_is_awaited(ledger):
     with closing(open_ledger(ledger.place, create=False)) as other:
         trial, claim = add(other, start_run(other))
         assert claim == Claim(first, False)
-        assert other.decided([first]) == set()
+        assert other.claims.decided([first]) == set()
         evaluate(ledger, first, a_figure(4.0))
-        assert other.decided([first]) == {first}
-        assert other.claim(KEY, trial) == Claim(first, True)
+        assert other.claims.decided([first]) == {first}
+        assert other.claims.claim(KEY, trial) == Claim(first, True)
 
 
 def test_the_claim_of_a_search_that_was_killed_is_the_next_ones_and_its_late_result_is_refused(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     run = start_run(ledger)
     first, _ = add(ledger, run)
     with closing(open_ledger(ledger.place, create=False)) as other:
         trial, _ = add(other, start_run(other))
         stand_still(ledger.place, run)
         assert other.look_for_killed() == []
-        assert other.decided([first]) == {first}
-        assert other.claim(KEY, trial) == Claim(trial, False)
+        assert other.claims.decided([first]) == {first}
+        assert other.claims.claim(KEY, trial) == Claim(trial, False)
         with pytest.raises(Exception, match="took run 1 for killed"):
             evaluate(ledger, first, a_figure(1.0))
         evaluate(other, trial, a_figure(4.0))
@@ -84,7 +84,7 @@ def test_rejections_are_known_too(ledger, outcome):
     first, _ = add(ledger, start_run(ledger))
     ledger.finish(first, outcome, "why", None, "emulator", (a_verdict(outcome),))
     trial, claim = add(ledger, start_run(ledger))
-    assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is outcome
+    assert claim.known and ledger.claims.take_over(KEY, first, trial, timed=False) is outcome
     assert ledger.candidate(trial).reason == "why"
 
 
@@ -107,7 +107,7 @@ def test_a_figure_that_a_gpu_measured_later_is_none_of_what_the_emulator_knows(l
     run, first = known
     ledger.finish(first, Outcome.MEASURED, None, 0.25, "NVIDIA H200", (), a_figure(9.0, Kind.MEASURED))
     trial, claim = add(ledger, run)
-    assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
+    assert claim.known and ledger.claims.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
     assert ledger.measurements(trial) == [a_figure(4.0)]
 
 
@@ -118,7 +118,7 @@ def test_a_figure_that_came_later_is_not_of_the_evaluation_that_was_claimed(ledg
     evaluate(ledger, first, a_figure(4.0, Kind.MEASURED), Outcome.MEASURED)
     ledger.record_measurement(first, a_figure(5.0, Kind.MEASURED))
     trial, _ = add(ledger, run)
-    assert ledger.take_over(KEY, first, trial, timed=True) is Outcome.MEASURED
+    assert ledger.claims.take_over(KEY, first, trial, timed=True) is Outcome.MEASURED
     assert ledger.measurements(trial) == [a_figure(4.0, Kind.MEASURED)]
 
 
@@ -127,7 +127,7 @@ def test_what_was_found_wrong_later_is_wrong(ledger, known):
     ledger.record_verdict(first, a_verdict(Outcome.INCORRECT))
     ledger.finish(first, Outcome.INCORRECT, "its machine code is wrong", 0.25, "emulator")
     trial, _ = add(ledger, run)
-    assert ledger.take_over(KEY, first, trial, timed=False) is Outcome.INCORRECT
+    assert ledger.claims.take_over(KEY, first, trial, timed=False) is Outcome.INCORRECT
     assert not ledger.candidate(trial).verdict.correct
 
 
@@ -159,7 +159,7 @@ def test_how_a_trial_ended_whose_worker_died_is_taken_over_by_nobody(ledger):
 
 
 def test_nor_is_that_of_one_that_was_under_way_when_its_search_was_killed_three_times(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     again = None
     for _ in range(3):
         run = start_run(ledger)
@@ -183,7 +183,7 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
         start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False
     )
     assert claim == Claim(first, True)
-    ledger.take_over(other, first, second, timed=False)
+    ledger.claims.take_over(other, first, second, timed=False)
     (fault,) = find_faults(ledger, lambda stage: None)
     assert (fault.what, fault.mended) == (
         f"trials {first} to {second}: rejected because one process died, whoever had ended it", True,
@@ -202,7 +202,7 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
 def test_a_claim_is_revoked_by_either_trial_that_has_the_end(ledger, known, evoengine_in_process):
     _, first = known
     second, _ = add(ledger, start_run(ledger))
-    ledger.take_over(KEY, first, second, timed=False)
+    ledger.claims.take_over(KEY, first, second, timed=False)
     assert "the next search that comes to the kernel of trial 2 evaluates it" in evoengine_in_process("2")
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(trial, False)

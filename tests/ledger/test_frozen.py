@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from evoengine.cli.main import evoengine
+from evoengine.ledger.schema import REVISIONS as PRESENT
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base
-from evoengine.ledger.upgrade import REVISIONS as PRESENT
 from evoengine.records import Kind, Outcome
 from tests.ledger.frozen.freeze import FOLDER, GPU, INCORRECT, MEASURED, SLOWER, UNFINISHED, thaw
 from tests.support.exhaustive import more

@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import MachineError
-from evoengine.ledger.check import INVARIANTS, violated
-from evoengine.ledger.maintenance import require_proven
+from evoengine.ledger.check import INVARIANTS, require_proven, violated
 from evoengine.ledger.store import Ledger
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run

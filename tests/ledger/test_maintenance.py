@@ -16,10 +16,9 @@ from sqlalchemy import text
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
-from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.maintenance import prune
+from evoengine.ledger.check import prune
 from evoengine.ledger.optuna.study import Projection, optuna_storage
-from evoengine.ledger.runs import KILLED
+from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import Base, CandidateRow, HeartbeatRow
 from evoengine.records import Kind, Outcome

@@ -20,19 +20,20 @@ from benchmarks.instant import microseconds, number_of
 from benchmarks.ledger_scale import make_ledger
 from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
 from evoengine.ledger import transactions as commits
+from evoengine.ledger.check import find_faults
 from evoengine.ledger.database import parse_url
-from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.lists import Last, Wanted
-from evoengine.ledger.maintenance import find_faults
 from evoengine.ledger.optuna.study import Projection, optuna_storage
-from evoengine.ledger.runs import KILLED, PENDING, RUNNING
+from evoengine.ledger.read import Last, Wanted
+from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
+from evoengine.publish.report.overview import read_effects, read_overview
 from evoengine.records import Kind, Outcome
 from evoengine.space.where import Where
+from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.report import write_report
 from evoengine.views.trials import trial_json
 from tests.ledger.frozen.freeze import MEASURED, SLOWER
@@ -134,7 +135,7 @@ def test_what_an_interrupted_run_left_is_tried_again(database):
 
 
 def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(database, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     with open_ledger(database, create=True) as paused, open_ledger(database, create=False) as other:
         first = start_run(paused)
         trial = paused.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
@@ -216,12 +217,12 @@ def test_runs_are_compared_and_a_page_of_charts_is_written(database, tmp_path):
     with open_ledger(database, create=True) as ledger:
         fill(ledger, 2)
         trials = list(ledger.trials())
-        found = ledger.lists.comparison(1, 2)
+        found = compare_runs(ledger, 1, 2)
         assert sum(found.trials) == len(trials) and found.comparable and found.standings
-        overview = ledger.lists.overview(PROBLEM, GPU)
+        overview = read_overview(ledger, PROBLEM, GPU)
         assert overview.total == sum(overview.outcomes.values()) == len(trials) == len(overview.trials)
         assert overview.finalists and set(overview.cases) == {"ragged"}
-        assert ledger.lists.effects(PROBLEM, GPU).ranked == sum(bool(t.outcome and t.outcome.ranked) for t in trials)
+        assert read_effects(ledger, PROBLEM, GPU).ranked == sum(bool(t.outcome and t.outcome.ranked) for t in trials)
     write_report(tmp_path / "report.html", db=database)
     assert "<h2>Finalists</h2>" in (tmp_path / "report.html").read_text()
 

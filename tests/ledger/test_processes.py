@@ -19,10 +19,9 @@ import pytest
 from filelock import FileLock
 
 from evoengine.errors import UsageError
-from evoengine.ledger import database, heartbeat
-from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS, RETRIES, WHY_CRASHED, WHY_KILLED
+from evoengine.ledger import database, runs
 from evoengine.ledger.optuna.study import optuna_storage
-from evoengine.ledger.runs import KILLED, RUNNING
+from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS, RETRIES, RUNNING, WHY_CRASHED, WHY_KILLED
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import HeartbeatRow, RunRow
 from evoengine.records import Outcome
@@ -117,7 +116,7 @@ def killed_folder(tmp_path_factory):
 @pytest.fixture
 def at_once(monkeypatch):
     """One look decides whether a run was killed."""
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -289,7 +288,7 @@ def beats(path: str | Path) -> list[tuple[int, int, str]]:
 
 
 def test_a_running_search_beats_until_it_ends(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(runs, "BEAT_SECONDS", 0.02)
     run = start_run(ledger)
     first = beats(ledger.place)
     wait_for(lambda: beats(ledger.place) > first)
@@ -338,13 +337,13 @@ def test_a_process_that_stood_still_writes_no_more_once_its_run_was_taken_over(t
 
 def test_a_run_that_beats_again_while_somebody_looks_is_not_killed(ledger, monkeypatch):
     """As where the database was away for longer than a beat may be old: all beats are old when it comes back."""
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr(runs, "BEAT_SECONDS", 3600.0)
     run = start_run(ledger)
     stand_still(ledger.place, run)
     with closing(open_ledger(ledger.place, create=False)) as other:
         assert other.look_for_killed() == [run]
         ledger.database._beat()
-        monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
         assert other.look_for_killed() == []
         assert other.runs()[0].status == RUNNING
 

@@ -28,7 +28,7 @@ def a_run(ledger: Ledger, *names: str, **changes: object) -> tuple[int, list[int
     ledger.record_baseline(run, Baseline("library", "NVIDIA H200", 800.0, 600.0, (800.0,), POLICY))
     trials = [add_ranked(ledger, run, a_figure(100.0 + n), name=name) for n, name in enumerate(names)]
     for name, trial in zip(names, trials, strict=True):
-        ledger.claim(name, trial)
+        ledger.claims.claim(name, trial)
     for trial in trials:
         ledger.record_profile(trial, Profile("tool", "NVIDIA H200", {"figure": 1.0}))
     ledger.finish_run(run, "budget reached")

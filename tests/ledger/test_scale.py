@@ -19,10 +19,10 @@ from benchmarks.ledger_scale import make_ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import MachineError
 from evoengine.ledger import check, ranking
-from evoengine.ledger.overview import read_effects
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.lineage import effects, path
 from evoengine.objectives import front, objective_values, parse_objectives
+from evoengine.publish.report.overview import read_effects
 from evoengine.records import Outcome
 from tests.support.exhaustive import more
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
@@ -86,7 +86,7 @@ def test_a_list_takes_little_memory_for_each_trial(files, name):
 
 
 def test_trials_are_read_a_batch_at_a_time(files, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 50)
+    monkeypatch.setattr("evoengine.ledger.read.BATCH", 50)
     monkeypatch.setattr(check, "CHECKED_TRIALS", 0)  # of a small ledger all is checked when it is opened
     monkeypatch.setattr(ranking, "BATCH", 50)
 
@@ -140,7 +140,7 @@ def shown(trial) -> tuple:
 
 
 def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 7)
+    monkeypatch.setattr("evoengine.ledger.read.BATCH", 7)
     assert [t.trial for t in ledger.trials()] == list(range(1, FEW + 1))
     second = [t.trial for t in ledger.trials(run=2)]
     assert second == [c.trial for c in ledger.candidates(run=2)] and len(second) % 7
@@ -148,8 +148,8 @@ def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
 
 
 def test_the_last_trials_are_read_without_those_before(files, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.trials.FIRST_BATCH", 7)
-    monkeypatch.setattr("evoengine.ledger.trials.BATCH", 20)
+    monkeypatch.setattr("evoengine.ledger.read.FIRST_BATCH", 7)
+    monkeypatch.setattr("evoengine.ledger.read.BATCH", 20)
     with open_ledger(str(files[FEW]), create=False) as ledger:
         assert [t.trial for t in ledger.trials(newest_first=True)] == list(range(FEW, 0, -1))
         read: list[int] = []
@@ -203,12 +203,12 @@ def test_effects_from_listed_trials_are_those_from_candidates(ledger):
 def test_effects_of_a_part_are_those_of_its_steps_from_parents_before_it_too(ledger):
     candidates = [c for c in ledger.candidates() if c.outcome.ranked]
     last = candidates[-40:]
-    found = read_effects(ledger.database.reading, BENCHMARK_PROBLEM, GPU, most=40)
+    found = read_effects(ledger, BENCHMARK_PROBLEM, GPU, most=40)
     assert (found.trials, found.ranked, str(found)) == (
         40, len(candidates), f"from the last 40 of {len(candidates)} ranked trials",
     )  # fmt: skip
     assert found.effects == effects(last, candidates) != effects(last)
-    whole = ledger.lists.effects(BENCHMARK_PROBLEM, GPU)
+    whole = read_effects(ledger, BENCHMARK_PROBLEM, GPU)
     assert whole.effects == effects(candidates) and str(whole) == f"from {len(candidates)} ranked trials"
 
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import event, text
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
 from evoengine.ledger.runs import RUNNING, Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
@@ -365,7 +365,7 @@ def test_the_last_target_is_the_last_run_that_agrees_with_what_is_given(ledger):
 
 
 def test_reading_many_candidates_takes_no_more_queries_than_reading_few(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 600.0)  # whose queries are none of these
+    monkeypatch.setattr(runs, "BEAT_SECONDS", 600.0)  # whose queries are none of these
     queries = []
     event.listen(ledger.database.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
     counts = []

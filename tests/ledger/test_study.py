@@ -22,7 +22,7 @@ from optuna_dashboard._note import get_note_from_system_attrs
 from sqlalchemy import Engine, event
 
 from evoengine.errors import UsageError
-from evoengine.ledger import database, heartbeat
+from evoengine.ledger import database, runs
 from evoengine.ledger.optuna import study as study_module
 from evoengine.ledger.optuna.study import Projection, add_missing, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.ledger.runs import KILLED
@@ -309,7 +309,7 @@ def test_optunas_connections_wait_for_the_ledgers_writers(ledger):
 
 
 def test_projecting_a_trial_takes_no_more_queries_the_more_there_are(ledger, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 600.0)  # whose queries are none of these
+    monkeypatch.setattr(runs, "BEAT_SECONDS", 600.0)  # whose queries are none of these
     run = start_run(ledger)
     projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
     queries: list[str] = []

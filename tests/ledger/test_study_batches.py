@@ -51,14 +51,14 @@ def test_one_trial_that_cannot_be_shown_hides_no_other(ledger, monkeypatch):
     run = start_run(ledger)
     first, second, third = add_several(ledger, run, 3)
     projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
-    shown = ledger.study_trials
+    shown = study_module.read_study_trials
 
-    def fail(trials, *arguments):
+    def fail(reading, trials, *arguments):
         if second in trials:
             raise ValueError("it has no figure")
-        return shown(trials, *arguments)
+        return shown(reading, trials, *arguments)
 
-    monkeypatch.setattr(ledger, "study_trials", fail)
+    monkeypatch.setattr(study_module, "read_study_trials", fail)
     projection.complete()
     assert projection.missed == {second: "ValueError: it has no figure"}
     assert numbers_and_trials(projection) == [(0, first), (1, third)]

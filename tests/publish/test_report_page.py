@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger import overview as overview_module
 from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.ledger.store import open_ledger
+from evoengine.publish.report import overview as overview_module
 from evoengine.publish.report import page as page_module
 from evoengine.publish.report import speed_charts
 from evoengine.publish.report.page import BEGINNING, is_unchanged, page, write_page

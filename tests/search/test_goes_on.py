@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from benchmarks import instant
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.search.coordinator import Coordinator
@@ -86,7 +86,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
     run = Run(tmp_path)
     with closing(run.ledger):
         yield run
@@ -134,7 +134,7 @@ def test_a_number_that_its_search_was_killed_over_three_times_is_not_tried_a_fou
 
 def test_trials_and_minutes_of_before_count(run):
     with run.ledger.database.writing() as session:
-        session.get_one(heartbeat.HeartbeatRow, run.begun.run).began_at -= timedelta(seconds=100)
+        session.get_one(runs.HeartbeatRow, run.begun.run).began_at -= timedelta(seconds=100)
     run.ledger.finish_run(run.begun.run, "interrupted")
     progress = run.goes_on(seconds=90.0)
     assert (progress.ended, progress.done) == ("time is up", 0)

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from benchmarks import instant
-from evoengine.ledger import heartbeat
+from evoengine.ledger import runs
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Measurement, Outcome
 from evoengine.search import other_searches
@@ -80,7 +80,7 @@ def test_what_another_has_under_way_is_awaited_while_the_rest_is_evaluated_and_t
 
 
 def test_what_a_killed_search_had_under_way_is_evaluated_by_who_waited(two, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
 
     def kill_the_other(progress):
         if progress.done == SIZE - 1:

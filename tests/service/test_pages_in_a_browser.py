@@ -7,9 +7,9 @@ from html import escape
 
 import pytest
 
-from evoengine.ledger.service_tables import JobRow
 from evoengine.records import Kind
 from evoengine.service.page import FOLDER
+from evoengine.service.tables import JobRow
 from tests.support.browser import Browser, needs_browser, opened
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from evoengine.ledger.service_tables import JobRow
 from evoengine.ledger.tables import CandidateRow
 from evoengine.publish.folder import write_folder
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.service.client import unpacked
 from evoengine.service.jobs import STATES
+from evoengine.service.tables import JobRow
 from evoengine.tuning.exporting import bundle
 from evoengine.views import service as views
 from evoengine.views.boards import WorkloadsView

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import text
 
 from evoengine.errors import UsageError
-from evoengine.ledger.service_tables import TokenRow
 from evoengine.ledger.tables import Base
 from evoengine.service import access as tokens_module
 from evoengine.service.access import SCOPES, Tokens, digest
 from evoengine.service.settings import Settings
+from evoengine.service.tables import TokenRow
 
 OPEN = {"/livez", "/readyz"}
 """what says no more than that the server is up"""

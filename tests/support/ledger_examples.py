@@ -8,8 +8,8 @@ from alembic.autogenerate import compare_metadata
 from sqlalchemy import MetaData
 
 from evoengine.ledger.runs import Device
+from evoengine.ledger.schema import alembic_context
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.upgrade import alembic_context
 from evoengine.records import (
     L2,
     Binary,

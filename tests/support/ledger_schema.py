@@ -9,9 +9,8 @@ from sqlalchemy import Connection, Engine, MetaData, create_engine, insert, insp
 
 from evoengine.ledger.database import make_engine, parse_url
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
-from evoengine.ledger.schema import drop_views, upgrade
+from evoengine.ledger.schema import REVISIONS, drop_views, upgrade
 from evoengine.ledger.tables import VERSION_TABLE, Base
-from evoengine.ledger.upgrade import REVISIONS
 from tests.ledger.frozen.freeze import FOLDER, thaw
 
 

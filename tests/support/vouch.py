@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, create_engine, select, update
 
-from evoengine.ledger import chains
+from evoengine.ledger import integrity
 from evoengine.ledger.check import CHECKED
-from evoengine.ledger.checksums import checked_columns, row_checksum
+from evoengine.ledger.integrity import checked_columns, row_checksum
 from evoengine.ledger.tables import Base
 
 
@@ -25,5 +25,5 @@ def vouch_for_all(database: str) -> None:
     engine: Engine = create_engine(f"sqlite:///{database}")
     with engine.begin() as connection:
         vouch(connection)
-        chains.begin_all(connection, chains.WRITTEN)
+        integrity.begin_all(connection, integrity.WRITTEN)
     engine.dispose()

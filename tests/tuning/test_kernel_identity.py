@@ -18,6 +18,7 @@ from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.tuning.best import find_best
+from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.exporting import export
 from evoengine.workloads.folder import load_folder
 from tests.support.folders import SAXPY, SAXPY_CONFIG, SAXPY_KERNEL, load, saxpy
@@ -62,7 +63,7 @@ def test_a_changed_kernel_is_ranked_apart_and_that_is_said(ledger, tmp_path, cha
     [apart] = found.apart
     assert (apart.candidates, apart.last_run) == (1, ledger.candidate(first).run)
     assert "another text, definition or reference" in str(apart)
-    assert not ledger.lists.comparison(1, 2).comparable
+    assert not compare_runs(ledger, 1, 2).comparable
 
 
 def test_of_a_changed_kernel_without_a_correct_candidate_it_is_said_too(ledger, tmp_path):

@@ -12,8 +12,8 @@ from optuna.storages import RDBStorage
 
 from evoengine.ledger.optuna.schema import delete_study
 from evoengine.ledger.optuna.study import Projection, run_domains, study_name, trial_counts
+from evoengine.ledger.read import Trial
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.trials import Trial
 from evoengine.records import Kind
 
 MOST = 1000

@@ -32,7 +32,7 @@ from evoengine.errors import UsageError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    from evoengine.ledger.trials import StudyTrial
+    from evoengine.ledger.optuna.study import StudyTrial
 
 WRITTEN_REVISION = "v3.2.0.a"
 """of the schema that `insert_trials` writes; another one is filled by Optuna's own calls, one trial after the other"""

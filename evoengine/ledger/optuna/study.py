@@ -14,11 +14,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import optuna
 from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
@@ -26,8 +27,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import URL, text
+from sqlalchemy import URL, select, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from evoengine.errors import EvoengineError, NothingFound, UsageError
 from evoengine.ledger.check import Fault
@@ -39,17 +41,19 @@ from evoengine.ledger.database import (
     setup_lock,
     translate_errors,
 )
+from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
-from evoengine.ledger.rows import most_trusted_kind
+from evoengine.ledger.read import Trial, read_numbered
+from evoengine.ledger.rows import BATCH, Reading, last_verdicts, most_trusted_kind, to_verdict
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
-from evoengine.ledger.trials import BATCH, StudyTrial
-from evoengine.lineage import Effect, effects, transition
-from evoengine.objectives import Objective, stored_objectives
+from evoengine.lineage import Effect, Step, effects, step, transition
+from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
-from evoengine.records import Candidate, Kind, Value
+from evoengine.records import Config, Kind, Outcome, Value
 from evoengine.text import markdown, plain
 
 BATCH_SECONDS = 2.0
@@ -178,7 +182,7 @@ class Projection:
 
     def _try(self, trials: Sequence[int]) -> None:
         try:
-            for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+            for some in read_study_trials(self._ledger.database.reading, trials, self._kind, self._objectives):
                 self._insert(some)
         except PROJECTING as error:
             storage_fails = isinstance(error, STORAGE_FAILS)
@@ -227,7 +231,7 @@ class Projection:
         """
         done = 0
         self._run_ended = True
-        for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+        for some in read_study_trials(self._ledger.database.reading, trials, self._kind, self._objectives):
             self._insert(some)
             done += len(some)
             on_done(done)
@@ -334,7 +338,7 @@ def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
         known = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
         if not known and run.conditions is not None:
             continue  # it may go on, and then knows every value that its knobs have
-        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger.candidates(run=run.id)))
+        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger, run.id))
         projection.complete()
         projection.summarise()
         missed |= projection.missed
@@ -353,13 +357,9 @@ _COUNTS = text(
 )
 
 
-def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> dict[str, list[Value]]:
-    """Each knob's values as the study has them, for Optuna takes no others; else those that occur."""
-    occurring: dict[str, dict[Value, None]] = {}
-    for candidate in candidates:
-        for knob, value in candidate.config.items():
-            occurring.setdefault(knob, {})[value] = None
-    domains = {knob: list(values) for knob, values in occurring.items()}
+def _domains(known: Sequence[FrozenTrial], ledger: Ledger, run: int) -> dict[str, list[Value]]:
+    """Return each knob's values as the study has them, for Optuna takes no others; else those that occur."""
+    domains = run_domains(ledger, run)
     for trial in known:
         for knob, distribution in trial.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
@@ -469,3 +469,99 @@ def run_domains(ledger: Ledger, run: int) -> dict[str, list[Value]]:
         for knob, value in trial.config.items():
             occurring.setdefault(knob, {})[value] = None
     return {knob: list(values) for knob, values in occurring.items()}
+
+
+# ── what a study shows of a trial ─────────────────────────────────────────────────────────────────────────────────────
+
+
+CHANGED_LENGTH = 500
+"""characters of what was changed of a trial's parent"""
+_further_of = RowReader(CandidateRow, ("occupancy", "source_sha256", "created_at", "finished_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTrial:
+    """A finished trial as the study has it."""
+
+    trial: int
+    config: Config
+    values: tuple[float, ...] | None
+    """for each objective; None of one that is not ranked by a figure of the study's kind, which is pruned"""
+    unfinished: bool
+    """whether its search may still finish the gate for it"""
+    attributes: Mapping[str, object]
+    source_sha256: str | None
+    started: datetime
+    finished: datetime | None
+
+
+def read_study_trials(
+    reading: Reading, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
+) -> Iterator[list[StudyTrial]]:
+    """Yield the study trials of these numbers in batches, in their order, with figures of one kind."""
+    for begin in range(0, len(trials), BATCH):
+        listed = list(read_numbered(reading, trials[begin : begin + BATCH], resources=True, kind=kind))
+        parents = sorted({parent for trial in listed for parent in trial.parents})
+        known = {t.trial: t for t in read_numbered(reading, parents, kind=kind)}
+        with reading() as session:
+            further = _further(session, [trial.trial for trial in listed])
+            errors = _largest_errors(session, [trial.trial for trial in listed])
+        yield [_shown(t, objectives, step(t, known), errors.get(t.trial), *further[t.trial]) for t in listed]
+
+
+def _further(session: Session, trials: Sequence[int]) -> dict[int, tuple[Any, ...]]:
+    rows = session.execute(select(*_further_of.columns).where(CandidateRow.id.in_(trials)))
+    return {number: tuple(values) for number, *values in map(_further_of.read, rows)}
+
+
+def _largest_errors(session: Session, trials: Sequence[int]) -> dict[int, float | None]:
+    """Return each trial's largest error in the gate's last verdict."""
+    of_trials = select(VerdictRow).where(VerdictRow.candidate_id.in_(trials)).order_by(VerdictRow.id)
+    held: dict[int, list[VerdictRow]] = {}
+    for row in session.scalars(of_trials):
+        held.setdefault(row.candidate_id, []).append(row)
+    last = {trial: last_verdicts([to_verdict(row) for row in rows])["verdict"] for trial, rows in held.items()}
+    return {trial: verdict.max_error for trial, verdict in last.items() if verdict}
+
+
+def _shown(
+    t: Trial,
+    objectives: Sequence[Objective],
+    made: Step,
+    max_error: float | None,
+    occupancy: float | None,
+    source_sha256: str | None,
+    started: datetime,
+    finished: datetime | None,
+) -> StudyTrial:
+    figure = t.measurement
+    shown = {
+        "trial": t.trial,
+        "outcome": str(t.outcome),
+        "reason": t.reason,
+        "registers": t.binary and t.binary.registers,
+        "spill_bytes": t.binary and t.binary.spill_bytes,
+        "shared_bytes": t.shared_bytes,
+        "occupancy": occupancy,
+        "max_abs_error": max_error,
+        "source_sha256": source_sha256,
+        "parents": list(t.parents),
+        "operator": t.operator,
+        "changed": _changed(made),
+        "median_us": figure and figure.median_us,
+        "kind": figure and str(figure.kind),
+    }
+    texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
+    attributes = {name: value for name, value in (shown | texts).items() if value not in (None, [])}
+    trusted = figure is not None and not figure.suspect and t.outcome is not None and t.outcome.ranked
+    values = objective_values(t, objectives) if trusted else None
+    unfinished = t.outcome is Outcome.UNFINISHED
+    return StudyTrial(t.trial, t.config, values, unfinished, attributes, source_sha256, started, finished)
+
+
+def _changed(made: Step) -> str | None:
+    """`tile_m 64→128: +25.0% over #1`; None of a trial that was made from no other."""
+    if not made.changes or made.parent is None:
+        return None
+    gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.gain is not None else ""
+    return f"{', '.join(map(transition, made.changes))[:CHANGED_LENGTH]}{gain}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from evoengine.ledger.overview import MOST_VERDICTS, CaseErrors, Overview
 from evoengine.ledger.runs import PENDING
+from evoengine.publish.report.overview import MOST_VERDICTS, CaseErrors, Overview
 from evoengine.publish.report.style import (
     OUTCOME_COLOURS,
     PLAIN,

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from evoengine.ledger.overview import Overview
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
+from evoengine.publish.report.overview import Overview
 from evoengine.publish.report.speed_charts import sorted_times
 from evoengine.publish.report.style import (
     Section,

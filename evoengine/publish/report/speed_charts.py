@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from evoengine.ledger.overview import Overview
 from evoengine.ledger.ranking import ComparisonKey, Timed
+from evoengine.publish.report.overview import Overview
 from evoengine.publish.report.style import (
     PEAK_COLOUR,
     PLAIN,

@@ -15,7 +15,7 @@ class TokenRow(Base):
     """Who may ask the service for what; the token itself is kept nowhere."""
 
     __tablename__ = "tokens"
-    __table_args__ = {"sqlite_autoincrement": True}
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     """never given twice: jobs remember who asked by it"""

@@ -1,40 +1,50 @@
-"""Notes every row of a run as it is written, link by link, so that a row which is deleted shows like a flipped bit.
+"""Show whether the ledger holds what was written: a checksum of each row, and a chain of notes on which rows there are.
 
-A transaction adds one link to the chain of each run whose rows it wrote: their tables and numbers. Each link has a
-checksum over itself and the one before; the chain keeps the last one and how many there are. The chain of LEDGER notes
-the runs themselves. What evoengine removes, imports, prunes or repairs it notes too: such links are its signature. A
-ledger of before schema 0011 begins its chains at the upgrade, with what it held then.
+The checksum is a CRC-32 of all columns of a row. It is for damage (a flipped bit, a hand in the file), not against
+forgery. A transaction adds one link to the chain of each run whose rows it wrote: their tables and numbers, with a
+checksum over the link and the one before; the chain keeps the last one and how many there are, so that a row which is
+deleted shows too. The chain of LEDGER notes the runs themselves. What evoengine removes, imports, prunes or repairs it
+notes: such links are its signature. A ledger of before schema 0011 begins its chains at the upgrade, with what it held.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from operator import index
 from typing import Any
 from zlib import crc32
 
 from sqlalchemy import (
+    JSON,
+    ColumnElement,
     Connection,
     CursorResult,
+    Double,
     Insert,
+    Integer,
+    LargeBinary,
     Select,
     Table,
+    Text,
     Update,
     bindparam,
+    cast,
     delete,
+    event,
     insert,
     select,
     text,
+    type_coerce,
     update,
 )
-from sqlalchemy import event as events
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper, Session
 
-from evoengine.ledger.checksums import TIME, RowReader, checked_columns, row_checksum
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -45,8 +55,138 @@ from evoengine.ledger.tables import (
     MeasurementRow,
     ProfileRow,
     RunRow,
+    UtcDateTime,
     VerdictRow,
 )
+
+TIME = "%Y-%m-%d %H:%M:%S.%f"
+"""as SQLite keeps a time, in UTC"""
+Stored = int | float | str | None
+
+
+class Damaged(Exception):
+    """A row that is not what was written: of which table, and which column where that is known."""
+
+    def __init__(self, table: str, row: object, column: str = "") -> None:
+        super().__init__(f"{f'{column} of ' * bool(column)}row {row} of the table {table} is not what was written")
+
+
+class Broken(Damaged):
+    """Damage that a sentence tells."""
+
+    def __init__(self, sentence: str) -> None:
+        Exception.__init__(self, sentence)
+
+
+@cache
+def checked_columns(row: type[Base]) -> dict[str, Callable[[Any], Stored]]:
+    """Return by column what gives a value as it is stored, from one that is given for the column or read from it.
+
+    They come in the order of their names. A cubin and a source have a SHA-256 of their own. The functions raise
+    TypeError, ValueError or AttributeError for values of another type.
+    """
+    kinds = ((Double, _float), (Integer, index), (JSON, _json), (UtcDateTime, _time), (object, str))
+    found: dict[str, Callable[[Any], Stored]] = {}
+    for c in sorted(row.__table__.columns, key=lambda column: str(column.name)):
+        if not (c.primary_key or c.name == "checksum" or isinstance(c.type, LargeBinary)):
+            found[c.name] = next(to_stored for kind, to_stored in kinds if isinstance(c.type, kind))
+    return found
+
+
+def _float(value: float) -> float:
+    return float(value) + 0.0  # SQLite has no negative zero
+
+
+def _json(value: object) -> str:
+    """Return JSON as SQLAlchemy writes it; a text is what was read."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _time(value: datetime | str) -> str:
+    """Return a time as it is stored.
+
+    A text is what SQLite holds, in which another program may have left microseconds out.
+    """
+    if isinstance(value, str):
+        return value if "." in value else f"{value}.000000"
+    return value.astimezone(UTC).strftime(TIME)
+
+
+def row_checksum(row: type[Base], values: Mapping[str, Any]) -> str:
+    """Return the checksum of a row with these values; a missing one is null.
+
+    Columns that are null do not count, so that a later version may add some.
+    """
+    stated = ((name, values.get(name), to_stored) for name, to_stored in checked_columns(row).items())
+    return _sum([(name, to_stored(value)) for name, value, to_stored in stated if value is not None])
+
+
+def _sum(held: Sequence[tuple[str, Stored]]) -> str:
+    """Return the checksum of columns' names and values, in the order of the names. SQLite keeps NaN as null."""
+    return f"{crc32(repr([pair for pair in held if pair[1] == pair[1]]).encode()):08x}"
+
+
+class RowReader:
+    """Reads some columns of a table's rows past the mapper, many at a time: all are selected, and checked.
+
+    JSON comes as the text that is stored.
+    """
+
+    def __init__(self, row: type[Base], names: Sequence[str]) -> None:
+        self._row = row
+        self._asked = len(names)
+        self._names = (*names, *(name for name in checked_columns(row) if name not in names))
+        table = row.__table__
+        asked = (cast(table.c[n], Text) if isinstance(table.c[n].type, JSON) else table.c[n] for n in names)
+        others = (_as_stored(table.c[n]) for n in self._names[self._asked :])
+        self.columns: tuple[ColumnElement[Any], ...] = (table.c.id, table.c.checksum, *asked, *others)
+        """what to select"""
+        self.width = len(self.columns)
+        self._order = [(name, self._names.index(name), to_stored) for name, to_stored in checked_columns(row).items()]
+
+    def read(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the row's number and the columns that were asked for. Raises Damaged."""
+        number, checksum, *of_row = values
+        try:
+            sound = checksum == _sum(
+                [(n, to_stored(v)) for n, i, to_stored in self._order if (v := of_row[i]) is not None]
+            )
+        except (TypeError, ValueError, AttributeError):  # a value of another type
+            sound = False
+        if not sound:
+            raise Damaged(self._row.__tablename__, number)
+        return number, *of_row[: self._asked]
+
+
+def _as_stored(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, JSON):
+        return cast(column, Text)
+    return type_coerce(column, Text) if isinstance(column.type, UtcDateTime) else column
+
+
+# ── every row that the mapper writes or reads ───────────────────────────────────────────────────────────────────────
+
+
+@event.listens_for(Checked, "before_insert", propagate=True)
+@event.listens_for(Checked, "before_update", propagate=True)
+def _fill(mapper: Mapper[Any], connection: object, row: Any) -> None:
+    table: type[Base] = type(row)
+    row.checksum = row_checksum(table, {name: getattr(row, name) for name in checked_columns(table)})
+
+
+@event.listens_for(Checked, "load", propagate=True)
+def _check_loaded(row: Any, context: object) -> None:
+    """Check rows that are read as a whole."""
+    table: type[Base] = type(row)
+    held = row.__dict__
+    if held.keys() >= checked_columns(table).keys():
+        try:
+            sound = held.get("checksum") == row_checksum(table, held)
+        except (TypeError, ValueError, AttributeError):  # a value of another type
+            sound = False
+        if not sound:
+            raise Damaged(table.__tablename__, held.get("id"))
+
 
 LEDGER = 0
 """in place of a run's number"""
@@ -96,7 +236,7 @@ def note(connection: Connection, row: type[Base], number: int, values: Mapping[s
         pending.rows.append((row.__tablename__, number, None, values["candidate_id"]))
 
 
-@events.listens_for(Checked, "after_insert", propagate=True)
+@event.listens_for(Checked, "after_insert", propagate=True)
 def _note_mapped(mapper: Mapper[Any], connection: Connection, row: Any) -> None:
     note(connection, type(row), row.id, row.__dict__)
 

@@ -1,0 +1,447 @@
+"""Read trials as lists show them, and choose them by run, problem, GPU, outcome, family and a condition on their knobs.
+
+They are read in batches without sources, binaries, cases and samples, each batch in a transaction of its own: a list
+that a person pages through for an hour holds up no search, and takes no more memory than a batch. What SQL can select
+by, it does; a condition is evaluated here, from the last trial back, so that the last few are found without the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sqlalchemy import ColumnElement, Select, cast, func, literal, or_, select, true
+from sqlalchemy.orm import Session, aliased, joinedload
+
+from evoengine.errors import NothingFound
+from evoengine.gpu import find_gpu
+from evoengine.hints import hint
+from evoengine.ledger.integrity import Damaged, RowReader
+from evoengine.ledger.ranking import read_order
+from evoengine.ledger.rows import BATCH, FIGURES, Reading, most_trusted, read_figure, to_run
+from evoengine.ledger.runs import PENDING, Run
+from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
+from evoengine.records import Config, Kind, Measurement, Outcome
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
+
+FIRST_BATCH = 100
+"""of those that are read from the last one back: mostly a page of them is shown"""
+_candidates = RowReader(
+    CandidateRow, ("run_id", "problem", "gpu", "outcome", "config", "parents", "operator", "reason")
+)
+_CONFIG, _PARENTS = 5, 6
+"""their places in what it reads"""
+_binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
+_COMPILED = (CandidateRow.id, CandidateRow.shared_bytes, CandidateRow.binary_id)
+"""of rows that were checked"""
+OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of a binary, what lists show. The names are those of a Binary."""
+
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate as a row of a list. Where the names are those of a Candidate, so are the values."""
+
+    trial: int
+    run: int
+    problem: str
+    gpu: str
+    config: Config
+    parents: tuple[int, ...]
+    operator: str | None
+    outcome: Outcome | None
+    reason: str | None
+    imported_from: str | None
+    measurement: Measurement | None = None
+    """without samples, and of its terms only `TERMS`"""
+    binary: Resources | None = None
+    """None before it was compiled, and where resources were not asked for"""
+    shared_bytes: int | None = None
+    """dynamic and static, per block; None before it was rendered, and where resources were not asked for"""
+
+
+def read_trials(
+    reading: Reading, wanted: Select[Any], *, resources: bool, newest_first: bool = False, kind: Kind | None = None
+) -> Iterator[Trial]:
+    """Yield trials in the order of their numbers.
+
+    `wanted` selects from the candidates; with `resources` registers and shared memory are read too, with `kind` only
+    figures of that kind.
+    """
+    listed = wanted.join(RunRow, RunRow.id == CandidateRow.run_id)
+    listed = listed.order_by(CandidateRow.id.desc() if newest_first else CandidateRow.id)
+    of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
+    while True:
+        with reading() as session:
+            rows = session.execute(
+                of_batch.limit(size).with_only_columns(*_candidates.columns, RunRow.imported_from)
+            ).all()
+            trials = _trials(session, rows, resources, kind)
+        yield from trials
+        if len(rows) < size:
+            return
+        last = trials[-1].trial
+        of_batch, size = listed.where(CandidateRow.id < last if newest_first else CandidateRow.id > last), BATCH
+
+
+def read_numbered(
+    reading: Reading, trials: Sequence[int], *, resources: bool = False, kind: Kind | None = None
+) -> Iterator[Trial]:
+    """Yield the trials of these numbers, which ascend, as `read_trials` does."""
+    for start in range(0, len(trials), BATCH):
+        of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+        yield from read_trials(reading, of_batch, resources=resources, kind=kind)
+
+
+def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
+    """Yield a trial and all that it came from, each once, of the same problem and GPU."""
+    with reading() as session:
+        numbers = session.scalars(_ancestors(trial, session.get_bind().dialect.name)).all()
+    yield from read_numbered(reading, numbers)
+
+
+def _ancestors(trial: int, dialect: str) -> Select[int]:
+    line = select(literal(trial).label("id")).cte("line", recursive=True)
+    parent: ColumnElement[int]
+    if dialect == "sqlite":
+        named = func.json_each(CandidateRow.parents).table_valued("value")
+        parent = named.c.value
+    else:
+        named = func.json_array_elements_text(CandidateRow.parents).table_valued("value").render_derived()
+        parent = cast(named.c.value, CandidateRow.id.type)
+    of_child = line.join(CandidateRow, CandidateRow.id == line.c.id).join(named, true())
+    # UNION, not UNION ALL: a trial that a damaged ledger says to be its own ancestor comes once
+    line = line.union(select(parent).select_from(of_child))
+    this = aliased(CandidateRow)
+    alike = (CandidateRow.problem == this.problem) & (CandidateRow.gpu == this.gpu) & (this.id == trial)
+    return select(CandidateRow.id).join(line, line.c.id == CandidateRow.id).join(this, alike).order_by(CandidateRow.id)
+
+
+def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool, kind: Kind | None) -> list[Trial]:
+    rows = [(*_candidates.read(row[:-1]), row[-1]) for row in rows]
+    numbers = [row[0] for row in rows]
+    figures = _figures(session, numbers, kind)
+    taken = _resources(session, numbers) if resources else {}
+    configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
+    return [
+        _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
+        for row, config, of_trial in zip(rows, configs, parents, strict=True)
+    ]
+
+
+def _trial(
+    row: Sequence[Any],
+    config: Config,
+    parents: tuple[int, ...],
+    figure: Measurement | None,
+    binary: Resources | None,
+    shared_bytes: int | None,
+) -> Trial:
+    number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
+    ended = OUTCOMES[outcome]
+    return Trial(
+        number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
+    )
+
+
+def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
+    """Of each trial the one it is ranked by, of this kind alone where one is named."""
+    of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    if kind is not None:
+        of_batch = of_batch.where(MeasurementRow.kind == str(kind))
+    held: dict[int, list[Measurement]] = {}
+    rows: Iterable[Sequence[Any]] = session.execute(of_batch)
+    for row in rows:
+        _, trial, figure = read_figure(row)
+        held.setdefault(trial, []).append(figure)
+    return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
+
+
+def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
+    """With the shared bytes, of those that were rendered."""
+    of_batch = select(*_COMPILED, *_binaries.columns).outerjoin(BinaryRow)
+    taken: dict[int, tuple[Resources | None, int | None]] = {}
+    rendered = of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None))
+    rows: Iterable[Sequence[Any]] = session.execute(rendered)
+    for trial, dynamic, binary, *of_binary in rows:
+        if of_binary[0] != binary:
+            raise Damaged(CandidateRow.__tablename__, trial, "binary_id")
+        if binary is None:
+            taken[trial] = None, dynamic
+        else:
+            _, registers, spill_bytes, static = _binaries.read(of_binary)
+            taken[trial] = Resources(registers, spill_bytes), (dynamic or 0) + static
+    return taken
+
+
+def _decoded(texts: Sequence[str]) -> list[Any]:
+    """Decode texts together, so that they share the names of their knobs, of which a configuration mostly consists."""
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values
+
+
+KNOBS_FROM = 1000
+"""of the last so many trials the knobs are named to a person who named one that is not there"""
+_configs_of = RowReader(CandidateRow, ("config",))
+S = TypeVar("S", bound="Select[*tuple[Any, ...]]")
+
+
+class Condition(Protocol):
+    @property
+    def names(self) -> frozenset[str]:
+        """The knobs that it reads."""
+        ...
+
+    def matches(self, config: Config) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Filters of a list of trials. None and empty filters match all; an outcome is one of `Outcome`'s, or PENDING."""
+
+    run: int | None = None
+    problem: str | None = None
+    gpu: str | None = None
+    outcomes: Sequence[str] = ()
+    families: Sequence[str] = ()
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last trials of those that are wanted, in their order."""
+
+    trials: list[int]
+    earlier: int | None
+    """how many there are before them; None where nobody counted, and there is one at least"""
+
+
+class TrialLists:
+    """Lists and comparisons of a ledger's trials. Raises as a Ledger does, and what `Condition.matches` raises."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def matching(self, wanted: Wanted) -> list[int]:
+        """Return all of them, in the order of their numbers."""
+        return sorted(self._numbers(wanted))
+
+    def last_matching(self, wanted: Wanted, count: int) -> Last:
+        found = list(islice(self._numbers(wanted, count + 1), count + 1))
+        last = sorted(found[:count])
+        if len(found) <= count:
+            return Last(last, 0)
+        if wanted.condition or wanted.families:
+            return Last(last, None)
+        with self._ledger.database.reading() as session:
+            total = session.scalars(narrowed(select(func.count(CandidateRow.id)), wanted)).one()
+        return Last(last, total - count)
+
+    def listed(self, trials: Sequence[int]) -> Iterator[Trial]:
+        """Return those trials as lists show them, a batch at a time. The numbers ascend."""
+        return read_numbered(self._ledger.database.reading, trials, resources=True)
+
+    def knobs_of(self, trials: Sequence[int]) -> list[str]:
+        """Return the knobs that those trials have, in the order in which they are first seen."""
+        names: dict[str, None] = {}
+        for start in range(0, len(trials), BATCH):
+            of_batch = select(*_configs_of.columns).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+            with self._ledger.database.reading() as session:
+                for config in _configs(session.execute(of_batch.order_by(CandidateRow.id)).all()):
+                    names.update(dict.fromkeys(config.keys()))
+        return list(names)
+
+    def missing_knobs(self, wanted: Wanted, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return those of `names` that no trial of the run, problem and GPU has as a knob.
+
+        Beside them are the knobs that some have, where any is missing.
+        """
+        of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
+        some = narrowed(select(CandidateRow.id), of_target)
+        with self._ledger.database.reading() as session:
+            missing = [n for n in sorted(names) if session.scalar(some.where(_knob(n).is_not(None)).limit(1)) is None]
+        if not missing:
+            return [], []
+        return missing, sorted(self.knobs_of(self.last_matching(of_target, KNOBS_FROM).trials))
+
+    def endings(self, wanted: Wanted) -> tuple[dict[str, int], list[str]]:
+        """How the trials of the run, problem and GPU ended, outcome → trials, and their families."""
+        of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
+        family = _knob("family")
+        grouped = narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
+        outcomes: dict[str, int] = {}
+        families: set[str] = set()
+        with self._ledger.database.reading() as session:
+            for outcome, of_family, trials in session.execute(grouped.group_by(CandidateRow.outcome, family)):
+                name = outcome or PENDING
+                outcomes[name] = outcomes.get(name, 0) + trials
+                families |= {of_family} if of_family is not None else set()
+        return outcomes, sorted(families)
+
+    def _numbers(self, wanted: Wanted, at_most: int | None = None) -> Iterator[int]:
+        """Yield trial numbers, the last one first. Without a condition no more than `at_most` are asked for."""
+        if wanted.condition:
+            yield from self._picked(wanted, wanted.condition)
+            return
+        with self._ledger.database.reading() as session:
+            numbers = narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
+            yield from session.scalars(numbers).all()
+
+    def _picked(self, wanted: Wanted, condition: Condition) -> Iterator[int]:
+        last: int | None = None
+        while True:
+            of_batch = narrowed(select(*_configs_of.columns), wanted)
+            if last is not None:
+                of_batch = of_batch.where(CandidateRow.id < last)
+            with self._ledger.database.reading() as session:
+                rows = session.execute(of_batch.order_by(CandidateRow.id.desc()).limit(BATCH)).all()
+                picked = [condition.matches(config) for config in _configs(rows)]
+            yield from (row[0] for row, is_picked in zip(rows, picked, strict=True) if is_picked)
+            if len(rows) < BATCH:
+                return
+            last = rows[-1][0]
+
+
+def narrowed(selected: S, wanted: Wanted) -> S:
+    """Narrow a selection from the candidates by all but the condition."""
+    of_target = {"run_id": wanted.run, "problem": wanted.problem, "gpu": wanted.gpu}
+    for name, value in of_target.items():
+        if value is not None:
+            selected = selected.where(getattr(CandidateRow, name) == value)
+    if wanted.outcomes:
+        ended = CandidateRow.outcome.in_([o for o in wanted.outcomes if o != PENDING])
+        unfinished = CandidateRow.outcome.is_(None)
+        selected = selected.where(or_(ended, unfinished) if PENDING in wanted.outcomes else ended)
+    if wanted.families:
+        selected = selected.where(_knob("family").in_(wanted.families))
+    return selected
+
+
+def _knob(name: str) -> ColumnElement[str]:
+    value: ColumnElement[str] = CandidateRow.config[name].as_string()
+    return value
+
+
+def _configs(rows: Sequence[Sequence[Any]]) -> list[Config]:
+    return _decoded([_configs_of.read(row)[1] for row in rows])
+
+
+# ── runs as lists show them ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    run: Run
+    trials: int
+    correct: int
+    best: Trial | None
+    """of the run's own, as `Ledger.best` ranks them; None where none is ranked"""
+
+
+def read_summaries(session: Session) -> Iterator[RunSummary]:
+    """Oldest first."""
+    outcomes = select(CandidateRow.run_id, CandidateRow.outcome, func.count()).group_by(
+        CandidateRow.run_id, CandidateRow.outcome
+    )
+    counts: dict[int, dict[str | None, int]] = {}
+    for run, outcome, trials in session.execute(outcomes):
+        counts.setdefault(run, {})[outcome] = trials
+    for row in session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id)):
+        own = counts.get(row.id, {})
+        correct = sum(own.get(str(outcome), 0) for outcome in Outcome if outcome.correct)
+        yield RunSummary(to_run(row), sum(own.values()), correct, _best(session, row) if correct else None)
+
+
+def _best(session: Session, run: RunRow) -> Trial | None:
+    order = read_order(session, run.problem, run.gpu, 1, run.id)
+    best = select(CandidateRow.id).where(CandidateRow.id.in_(order))
+    return next(read_trials(lambda: nullcontext(session), best, resources=False), None)
+
+
+class Targets:
+    """Problems and GPUs of a ledger. Raises as a Ledger does."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def known_gpu(self, name: str | None) -> str | None:
+        """Return the name. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        with self._ledger.database.reading() as session:
+            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
+        return name if held else find_gpu(str(name)).key
+
+    def last(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
+        """Return GPU and problem of the last run that agrees with what is given.
+
+        Raises NothingFound where there is none, and UsageError for an unknown GPU.
+        """
+        gpu = self.known_gpu(gpu)
+        matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
+        if gpu is not None:
+            matching = matching.where(RunRow.gpu == gpu)
+        if problem is not None:
+            matching = matching.where(RunRow.problem == problem)
+        with self._ledger.database.reading() as session:
+            found = session.execute(matching).one_or_none()
+        if found is None:
+            wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
+            then = "search" if self._ledger.is_empty() else "history"
+            what = "fills it" if self._ledger.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self._ledger.db)} {what}")
+        return found[0], found[1]
+
+    def problems_of(self, workload: str, gpu: str) -> list[str]:
+        """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
+        of_both = RunRow.gpu == gpu, RunRow.problem.startswith(f"{workload}:", autoescape=True)
+        problems = select(RunRow.problem).where(*of_both).group_by(RunRow.problem).order_by(func.max(RunRow.id).desc())
+        with self._ledger.database.reading() as session:
+            return list(session.scalars(problems))
+
+    def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
+        """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
+        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
+        if gpu is not None:
+            found = found.where(RunRow.gpu == self.known_gpu(gpu))
+        with self._ledger.database.reading() as session:
+            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
+        if last is None:
+            raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
+        return last[0], last[1]
+
+    def ranked(self) -> list[tuple[str, str]]:
+        """Return every problem and GPU with a ranked candidate, latest first."""
+        ranked = CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked])
+        grouped = select(CandidateRow.problem, CandidateRow.gpu).where(ranked)
+        grouped = grouped.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())
+        with self._ledger.database.reading() as session:
+            return [(problem, gpu) for problem, gpu in session.execute(grouped)]
+
+    def definition(self, run: int) -> str | None:
+        """Return the problem.json that a run kept; None where it kept none."""
+        with self._ledger.database.reading() as session:
+            return session.scalar(select(RunRow.definition).where(RunRow.id == run))
+
+    def last_definition(self, problem: str) -> str | None:
+        """Return the problem.json that the last run for this problem kept; None where none kept one."""
+        kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._ledger.database.reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+
+    def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
+        """Return the fields of the GPU that a file described to the last run on it; None where none did."""
+        kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
+        with self._ledger.database.reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
