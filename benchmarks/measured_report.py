@@ -26,8 +26,6 @@ WORST = 25
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.25)
 DISAGREE = 0.05
 """of an output's root mean square, by which configurations of one problem may differ"""
-CHOSE_CLOCK = ("2c8c41a5c275", "9db4c5e5050c")
-"""FlashAttention-3's causal kernels of 8192 keys, whose cycles others had counted"""
 EMPTY = ("latency", "1 block", "empty")
 
 
@@ -82,7 +80,7 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
 def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in two sets.
 
-    Mechanisms of the model were formed on rows with an even id; the boost clock fits those of CHOSE_CLOCK, too. The set of latencies is left out: it was taken for
+    Mechanisms of the model were formed on rows with an even id. The set of latencies is left out: it was taken for
     micro-benchmarks.
     """
     return [
@@ -96,7 +94,6 @@ def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
             "predicted_us": pair.predicted["us"],
             "kernel_class": pair.predicted["class"],
             "bound": pair.predicted["bound"],
-            "fitted": pair.row["id"] in CHOSE_CLOCK,
         }
         for pair in pairs_of(results, rows)
         if pair.policy == "cold" and pair.row["set"] != EMPTY[0]

@@ -204,16 +204,6 @@ def test_a_kernel_whose_output_differs_is_named():
     assert "gemm wgmma k3: 50% of samples" in measured_report.report(results, rows)
 
 
-def test_rows_that_chose_the_clock_are_marked_on_the_page():
-    rows, results = made_up()
-    for row, measured in zip(rows, results["rows"], strict=True):
-        row["id"] = measured["id"] = measured["id"].replace("r", "a0")
-    rows[3]["id"] = results["rows"][3]["id"] = measured_report.CHOSE_CLOCK[0]
-    found = measured_report.page_rows(results, rows)
-    assert [row["fitted"] for row in found] == [n == 3 for n in range(12)]
-    assert {row["set"] for row in found} == {"measured_h100, odd", "measured_h100, even"}
-
-
 def test_frozen_predictions_state_the_model_and_a_line_a_row():
     rows, _ = made_up()
     found = json.loads(measured_report.frozen(rows))
