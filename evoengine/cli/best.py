@@ -201,6 +201,7 @@ def _print_table(found: Best) -> None:
     from evoengine.cli.output import say, stdout
     from evoengine.records import Kind
     from evoengine.views.candidate_tables import ranking
+    from evoengine.workloads.triton_kernel import config_code, is_triton
 
     figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
@@ -212,6 +213,9 @@ def _print_table(found: Best) -> None:
         for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
             say(f"model, {error_of(name)}")
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+    first = found.candidates[0]
+    if first.source is not None and is_triton(first.source.text):
+        stdout.print(f"trial {first.trial}: {config_code(first.config)}")
     for apart in found.apart:
         say(str(apart))
 

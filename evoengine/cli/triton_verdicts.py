@@ -20,18 +20,19 @@ def verify_triton(
     target: str, call: str | None, reference: str | None, exact: bool, gpu: str, seed: int | None, as_json: bool
 ) -> int:
     """Gate a Triton kernel, show the verdicts, and return the exit code. Raises UsageError without `call`."""
+    from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.boards import choose_gpu
-    from evoengine.virtual import require_triton
+    from evoengine.tuning.verify_triton import verify_triton as gate
+    from evoengine.views.triton_kernels import as_answer
+    from evoengine.workloads.triton_kernel import read_host
 
     if call is None:
         raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
-    require_triton()
-    from evoengine.views.triton_kernels import as_answer
-    from evoengine.virtual.verify import verify
-
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    key = choose_gpu(gpu, None).gpu.key
-    found = verify(target, call, reference, key, seed, exact)
+    on = choose_gpu(gpu, None).gpu
+    key = on.key
+    with LiveProgress() as live:
+        found = gate(read_host(target, call, reference), on, seed, exact, live.stage)
     correct = not any(verdict.wrong for verdict in found)
     if as_json:
         print_json(as_answer(target, key, seed, found))

@@ -40,9 +40,9 @@ def readme(module: str, candidate: Candidate, target: Target, source: Source, bi
         _title(module, target, candidate),
         _usage(module, target, candidate),
         _provenance(candidate, target, source, binary),
-        _figure(candidate.measurement),
-        _gate(candidate.verdict, "The gate, on"),
-        _gate(candidate.binary_verdict, "The machine code, executed on the CPU:"),
+        figure_section(candidate.measurement),
+        gate_section(candidate.verdict, "The gate, on"),
+        gate_section(candidate.binary_verdict, "The machine code, executed on the CPU:"),
         _licence(target),
     )
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section) + "\n"
@@ -107,7 +107,8 @@ def _provenance(candidate: Candidate, target: Target, source: Source, binary: Bi
     yield f"- source: SHA-256 {code(source.sha256)}"
 
 
-def _figure(figure: Measurement | None) -> Iterator[str]:
+def figure_section(figure: Measurement | None) -> Iterator[str]:
+    """Yield the lines of the section about the time."""
     yield "## Time"
     yield ""
     if figure is None:
@@ -129,7 +130,8 @@ def _figure(figure: Measurement | None) -> Iterator[str]:
         yield f"- suspect: {code(figure.suspect)}"
 
 
-def _gate(verdict: Verdict | None, title: str) -> Iterator[str]:
+def gate_section(verdict: Verdict | None, title: str) -> Iterator[str]:
+    """Yield the lines of the section about a verdict; none without one."""
     if verdict is None:
         return
     found = "not judged" if verdict.abstained else "correct" if verdict.correct else "not correct"

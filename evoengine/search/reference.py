@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
@@ -16,11 +16,8 @@ from evoengine.sandbox.workers import WorkerPool
 from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
-from evoengine.workloads.triton_kernel import TritonWorkload, define
+from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, TritonWorkload, define
 from evoengine.workloads.triton_space import proposed_space
-
-if TYPE_CHECKING:
-    from evoengine.virtual.host import Examined
 
 Answer = TypeVar("Answer")
 
@@ -36,7 +33,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
     workload, problem = target.workload, target.problem
     if isinstance(workload, FolderWorkload) and isinstance(problem, FolderProblem):
         of = f"the reference of {workload.name} gives no outputs"
-        found = _in_worker(partial(_check, workload, problem), tuple, of, seconds, _load)
+        found: tuple[str, ...] = _in_worker(partial(_check, workload, problem), tuple, of, seconds, _load)
     elif workload.host is not None:
         host, sizes = workload.host, {name: int(size) for name, size in problem.variables().items()}
         of = f"{host.call} and the reference of {workload.name} cannot be run"
@@ -55,12 +52,21 @@ def examine_triton(host: Host, gpu: Gpu, seconds: float = REFERENCE_SECONDS) -> 
     from evoengine.virtual import require_triton
 
     require_triton()
-    found = _in_worker(partial(_examine, host, gpu), object, f"{host.file} cannot be executed", seconds, _load_triton)
+    found = _in_worker(partial(_examine, host, gpu), Examined, f"{host.file} cannot be executed", seconds, _load_triton)
     return define(host, found.sizes, proposed_space(host.kernel, found.settings))
 
 
+def autotune_entry(text: str, times_ms: Sequence[float], seconds: float = REFERENCE_SECONDS) -> AutotuneEntry:
+    """Return the entry of Triton's autotuner's cache for the candidate with this text.
+
+    Raises UsageError where the autotuner keeps none, and where the user's file hangs or ends its process.
+    """
+    failed = "Triton's autotuner cannot be asked for its cache"
+    return _in_worker(partial(_autotune_entry, text, times_ms), AutotuneEntry, failed, seconds, _load_triton)
+
+
 def _in_worker(
-    task: Callable[[], Answer], returns: type, failed: str, seconds: float, warm_up: Callable[[], None]
+    task: Callable[[], Answer], returns: type[Answer], failed: str, seconds: float, warm_up: Callable[[], None]
 ) -> Answer:
     """Return a task's answer from a process that may die. Raises UsageError, beginning with `failed`, where it does."""
     pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=warm_up))
@@ -98,3 +104,9 @@ def _check_host(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ..
     from evoengine.virtual.host import check
 
     return check(host, sizes, gpu)
+
+
+def _autotune_entry(text: str, times_ms: Sequence[float]) -> AutotuneEntry:
+    from evoengine.virtual.host import autotune_entry
+
+    return autotune_entry(text, times_ms)

@@ -117,7 +117,9 @@ class LedgerPlace:
     def offers(self, request: Request) -> Iterator[Offer]:
         with open_ledger(self.url, create=False) as ledger:
             for problem in Targets(ledger).problems_of(request.workload, request.gpu):
-                if found := ledger.best(problem, request.gpu, 1):
+                found = ledger.best(problem, request.gpu, 1)
+                # a Triton kernel is launched by the user's own program
+                if found and target_of(ledger, found[0]).workload.host is None:
                     yield self._offer(ledger, found[0].trial)
 
     def _offer(self, ledger: Ledger, trial: int) -> Offer:

@@ -19,14 +19,18 @@ from evoengine.publish.folder import require_new, require_writable, with_checksu
 from evoengine.publish.packages import package_files, require_form
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
+from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
+from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
+from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
+from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 
 MAX_SMS = 512
 """largest number of SMs of a GPU on which an exported kernel may run"""
@@ -83,6 +87,11 @@ def package(
     require_new(Path(folder))
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, 1, False, kernel).candidates[0]
+        if first.source is not None and is_triton(first.source.text):
+            raise UsageError(
+                f"trial {first.trial} is a configuration of a Triton kernel, which no package holds: "
+                f"{hint('best', export='out/', db=ledger.db)} writes it as code and for Triton's autotuner"
+            )
         files = _exported(ledger, first.trial, echo, on_stage)
     return write_new(Path(folder), package_files(form, files, name))
 
@@ -136,6 +145,9 @@ def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[st
     winner = _judged(winner, judged, echo)
     run = next(run for run in ledger.runs() if run.id == winner.run)
     record = record_json(replace(run, definition=ledger.targets.definition(run.id)), winner, judged, seed)
+    if target.workload.host is not None:
+        on_stage("asking Triton's autotuner for its cache")
+        return {**triton_files(winner, target, _autotune_entry(winner, echo)), RECORD_FILE: _json(record)}
     beside = {**trace_files(winner, target, echo), RECORD_FILE: _json(record)}
     return export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside)
 
@@ -162,6 +174,8 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
         finish = hint("best", trial=trial, export="out/", db=ledger.db)
         raise NothingFound(f"trial {trial} is not exported, as the gate was not finished for it: {finish} finishes it")
     target = target_of(ledger, winner)
+    if target.workload.host is not None:
+        return with_checksums(triton_files(winner, target, None))
     beside = trace_files(winner, target, silent)
     return with_checksums(export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside))
 
@@ -181,6 +195,18 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
     by = {v.device: v for v in found.verdicts}
     on_gpu = winner.verdict if winner.imported_from is None and winner.outcome is Outcome.MEASURED else None
     return replace(winner, verdict=on_gpu or by.get(EMULATOR), binary_verdict=by.get(EXECUTOR))
+
+
+def _autotune_entry(winner: Candidate, echo: Echo) -> AutotuneEntry | None:
+    """Return the entry of Triton's autotuner's cache, with predicted times; None where there can be none."""
+    assert winner.source is not None and winner.measurement is not None  # it is ranked
+    us = winner.measurement.median_us
+    times = [us, *(range_us(winner.measurement.terms) or (us, us))]
+    try:
+        return autotune_entry(winner.source.text, [time / 1e3 for time in times])
+    except UsageError as error:
+        echo(f"no entry for Triton's autotuner's cache: {error}")
+        return None
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:

@@ -136,7 +136,7 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
 def _occupies(terms: Terms) -> Iterator[str]:
     if {"waves", "blocks_per_sm"} <= terms.keys():
         yield f"{terms['waves']:,.3g} waves of {terms['blocks_per_sm']:.0f} blocks per SM"
-    if "roofline_us" in terms:
+    if terms.get("roofline_us"):
         yield f"no kernel takes less than {terms['roofline_us']:,.1f} µs"
 
 

@@ -9,6 +9,7 @@ attempt left them, so that the function goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,14 @@ class Wrong(Exception):
         self.outcome = outcome
 
 
+class TooLong(BaseException):
+    """An attempt would take longer than it may: `seconds`. No handler of a user's for Exception stops it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"executing it would take about {seconds:.0f} s")
+        self.seconds = seconds
+
+
 class GatingGpu(VirtualGpu):
     """A virtual GPU that repeats the launches of one kernel with other values and judges each."""
 
@@ -122,6 +131,8 @@ class GatingGpu(VirtualGpu):
         self._first: dict[object, Outputs] = {}
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
+        self.longest = math.inf
+        """estimated seconds of an attempt, from which on TooLong is raised before it"""
         self.verdict = ConfigVerdict("")
         self.sizes = ""
         self.launches = 0
@@ -138,9 +149,12 @@ class GatingGpu(VirtualGpu):
         prediction = self.predicted(loaded, geometry, arguments)
         if self.verdict.prediction is None:
             self.verdict.prediction = prediction
+        seconds = seconds_to_execute(prediction, geometry)
+        if seconds > self.longest:
+            raise TooLong(seconds)
         self._attempt(AS_GIVEN, loaded, geometry, arguments)
         after = _contents(arguments)
-        for draw in DRAWS if seconds_to_execute(prediction, geometry) < LONG_SECONDS else DRAWS[:1]:
+        for draw in DRAWS if seconds < LONG_SECONDS else DRAWS[:1]:
             _restore(arguments, before)
             if self._redraw(draw, arguments):
                 self._attempt(draw, loaded, geometry, arguments)

@@ -7,13 +7,17 @@ it launches the kernel, and judged by the gate of `evoengine verify --triton`.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton.runtime.autotuner import Config
 from triton.runtime.errors import OutOfResources
 
 from evoengine.devices.base import KernelFailure
@@ -32,7 +36,6 @@ from evoengine.records import (
     Plan,
     Plans,
     Source,
-    Value,
     Verdict,
 )
 from evoengine.sass.chip import find_chip
@@ -40,15 +43,19 @@ from evoengine.sass.clock import Clock
 from evoengine.sass.launch import Geometry, prepare, require_arch_of
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.stages.gate import CannotJudge
 from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
-from evoengine.virtual.gate import Attempt, ConfigVerdict, GatingGpu
+from evoengine.virtual.gate import Attempt, ConfigVerdict, GatingGpu, TooLong
 from evoengine.virtual.triton_driver import installed
 from evoengine.virtual.triton_file import Program, said
 from evoengine.virtual.verify import run_case, uninitialized_as_nan
 from evoengine.workloads.base import Host
-from evoengine.workloads.triton_kernel import Stated, read_last_line
+from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, Stated, read_last_line, sizes_text
 
+LONGEST_ATTEMPT = 12.0
+"""estimated seconds of one execution in a search; a candidate's judge may take 180 s, on a busy machine too"""
+SMALLEST_HALVED = 64
 NO_TEXT = "its text was not executed: it is Python, and the emulator reads CUDA"
 
 
@@ -83,11 +90,15 @@ class _Reaching(VirtualGpu):
             raise _Reached
 
 
-def reach(program: Program, sizes: Mapping[str, int], config: Mapping[str, Value], gpu: Gpu) -> Reached:
-    """Call the function until it launches the kernel of this configuration. Raises Refused."""
+def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu: Gpu) -> Reached:
+    """Call the function until it launches the kernel, with this configuration alone unless it is None.
+
+    Raises Refused.
+    """
     device = _Reaching(gpu, program)
     call = f"{program.host.call}({', '.join(f'{name}={size}' for name, size in sizes.items())})"
-    with installed(device), program.kernel.only(program.kernel.config_of(config)), uninitialized_as_nan():
+    alone = program.kernel.only(config) if config else nullcontext()
+    with installed(device), alone, uninitialized_as_nan():
         torch.manual_seed(0)
         try:
             program.function(**sizes)
@@ -103,16 +114,6 @@ def reach(program: Program, sizes: Mapping[str, int], config: Mapping[str, Value
 
 
 # ── before a search ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """What a search has to know of a user's file."""
-
-    sizes: Mapping[str, int]
-    """the function's own"""
-    settings: Sequence[Mapping[str, Value]]
-    """the configurations of the autotuner's list"""
 
 
 def examine(host: Host, gpu: Gpu) -> Examined:
@@ -132,7 +133,7 @@ def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
     """
     program = Program(host)
     try:
-        reached = reach(program, sizes, program.kernel.settings[0], gpu)
+        reached = reach(program, sizes, program.kernel.config_of(program.kernel.settings[0]), gpu)
     except Refused as refusal:
         raise UsageError(str(refusal)) from None
     gating = GatingGpu(gpu, find_chip(gpu.key), program, 0)
@@ -175,7 +176,7 @@ def compile_text(source: Source, arch: str) -> Binary:
 def _reach(stated: Stated) -> Reached:
     try:
         program = Program(stated.host)
-        return reach(program, stated.sizes, stated.config, stated.gpu)
+        return reach(program, stated.sizes, program.kernel.config_of(stated.config), stated.gpu)
     except UsageError as error:
         raise Refused(str(error)) from None
 
@@ -192,6 +193,38 @@ def predict_launch(contender: CompiledCandidate, clock: Clock, cold: bool) -> Pr
         return predict(reached.loaded.program, launch, find_chip(stated.gpu.key), clock=clock, cold=cold)
     except (Refused, EvoengineError, VirtualGpuError, KernelFailure) as error:
         raise Unpredictable(str(error)) from None
+
+
+def autotune_entry(text: str, times_ms: Sequence[float]) -> AutotuneEntry:
+    """Return the entry of the autotuner's cache by which the user's file gets this candidate.
+
+    The autotuner itself makes it: it is given the candidate in place of its benchmarks, with the three times of one,
+    and launches nothing. Raises UsageError where it keeps none.
+    """
+    stated = read_last_line(text)
+    program = Program(stated.host)
+    tuner = program.kernel.tuner
+    if len(tuner.configs) < 2 or any(config.pre_hook for config in tuner.configs):
+        raise UsageError("Triton's autotuner keeps no cache for a single configuration, nor for one with a pre_hook")
+    winner = program.kernel.config_of(stated.config)
+
+    def instead(tuning_key: tuple[object, ...], configs: Sequence[Config], benchmark: object) -> bool:
+        def known() -> None:
+            tuner.configs_timings = {winner: list(times_ms)}
+            tuner.cache[tuning_key] = winner
+
+        return bool(type(tuner).check_disk_cache(tuner, tuning_key, configs, known))
+
+    tuner.cache_results, tuner.check_disk_cache = True, instead
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        try:
+            reach(program, stated.sizes, None, stated.gpu)
+        except Refused as refusal:
+            raise UsageError(str(refusal)) from None
+        for file in Path(folder).glob("*/*.autotune.json"):
+            return AutotuneEntry(file.parent.name, file.name, file.read_text())
+    raise UsageError("Triton's autotuner wrote no cache")
 
 
 class HostJudge:
@@ -237,16 +270,14 @@ class HostJudge:
         stated = self._stated
         program = self._program = self._program or Program(stated.host)
         gating = GatingGpu(stated.gpu, find_chip(stated.gpu.key), program, self._seed)
+        gating.longest = LONGEST_ATTEMPT
         config = program.kernel.config_of(stated.config)
         results: list[CaseResult] = []
         with installed(gating), program.kernel.only(config):
             for number, (case, _) in enumerate(plan):
                 gating.verdict = ConfigVerdict("")
-                try:
-                    run_case(gating, program, dict(case.problem.sizes), number)
-                except UsageError as error:
-                    gating.verdict.attempts.append(Attempt(gating.sizes, case.name, str(error), Outcome.INCORRECT))
-                results += [self._result(case, attempt) for attempt in gating.verdict.attempts]
+                part = _run_affordably(gating, program, case, number)
+                results += [self._result(case, attempt, part) for attempt in gating.verdict.attempts]
                 if gating.verdict.wrong:
                     break
         wrong = gating.verdict.wrong
@@ -256,7 +287,7 @@ class HostJudge:
             EXECUTOR, wrong.outcome if wrong else None, reason, tuple(results), ms, gate_version=GATE_VERSION
         )
 
-    def _result(self, case: Any, attempt: Attempt) -> CaseResult:
+    def _result(self, case: Any, attempt: Attempt, part: str | None) -> CaseResult:
         bound = attempt.bound
         return CaseResult(
             name=attempt.draw,
@@ -267,4 +298,27 @@ class HostJudge:
             mean_error=None,
             allowed=bound.allowed if bound else None,
             reason=attempt.reason,
+            part=part,
         )
+
+
+def _run_affordably(gating: GatingGpu, program: Program, case: Any, number: int) -> str | None:
+    """Gate a case, with smaller sizes where its own would take too long; return a remark on these.
+
+    The largest size is halved until the rest is affordable. Raises CannotJudge where it never is.
+    """
+    own: dict[str, int] = dict(case.problem.sizes)
+    sizes, remark = own, None
+    while True:
+        try:
+            run_case(gating, program, sizes, number)
+        except UsageError as error:
+            gating.verdict.attempts.append(Attempt(gating.sizes, case.name, str(error), Outcome.INCORRECT))
+        except TooLong as error:
+            largest = max(sizes, key=lambda name: sizes[name], default=None)
+            if largest is None or sizes[largest] <= SMALLEST_HALVED:
+                raise CannotJudge(f"its machine code was not executed: {error}") from None
+            sizes = {**sizes, largest: sizes[largest] // 2}
+            remark = remark or f"its own sizes would take about {error.seconds:.0f} s"
+            continue
+        return remark and f"{sizes_text(sizes)}, as {remark}"

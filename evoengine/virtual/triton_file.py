@@ -93,6 +93,16 @@ class TritonKernel:
         self.parameters: tuple[str, ...] = tuple(found.arg_names)
 
     @property
+    def tuner(self) -> Autotuner:
+        """Return its autotuner. Raises UsageError where it has none."""
+        if self._tuner is None:
+            raise UsageError(
+                f"kernel {self.name} has no @triton.autotune, so nothing of it can be varied: add one with a list of "
+                "triton.Config, and leave their parameters out where the kernel is launched"
+            )
+        return self._tuner
+
+    @property
     def configs(self) -> list[Config | None]:
         """Return the configurations of its autotuner; a None where it has no autotuner."""
         return list(self._tuner.configs) if self._tuner else [None]
@@ -104,12 +114,7 @@ class TritonKernel:
         A value that is no number or text is named by its text. Raises UsageError without an autotuner, and where the
         configurations have different parameters.
         """
-        if self._tuner is None:
-            raise UsageError(
-                f"kernel {self.name} has no @triton.autotune, so nothing of it can be varied: add one with a list of "
-                "triton.Config, and leave their parameters out where the kernel is launched"
-            )
-        configs: list[Config] = self._tuner.configs
+        configs: list[Config] = self.tuner.configs
         names = tuple(configs[0].kwargs)
         if unlike := next((config for config in configs if set(config.kwargs) != set(names)), None):
             raise UsageError(
@@ -128,23 +133,20 @@ class TritonKernel:
 
     def _is_plain(self, name: str) -> bool:
         """Whether all values of a parameter are of one type that a knob may have."""
-        assert self._tuner is not None
-        types = {type(config.kwargs[name]) for config in self._tuner.configs}
+        types = {type(config.kwargs[name]) for config in self.tuner.configs}
         return len(types) == 1 and types <= {bool, int, float, str}
 
     def config_of(self, settings: Mapping[str, Value]) -> Config:
         """Return the configuration that `settings`, of the names in the property, mean."""
-        assert self._tuner is not None  # it has settings
-        first = self._tuner.configs[0]
+        first = self.tuner.configs[0]
         kwargs = {name: self._value(name, settings[name]) for name in first.kwargs}
         fields = {name: settings.get(name) or DEFAULTS[name] for name in FIELDS}
         return Config(kwargs, pre_hook=first.pre_hook, **fields)
 
     def _value(self, name: str, value: Value) -> object:
-        assert self._tuner is not None
         if self._is_plain(name):
             return value
-        return next(c.kwargs[name] for c in self._tuner.configs if str(c.kwargs[name]) == value)
+        return next(c.kwargs[name] for c in self.tuner.configs if str(c.kwargs[name]) == value)
 
     @contextmanager
     def only(self, config: Config | None) -> Iterator[None]:

@@ -11,38 +11,42 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from evoengine.errors import UsageError
-from evoengine.virtual.device import VirtualGpuError, virtual_gpu
+from evoengine.gpu import Gpu
+from evoengine.sass.chip import find_chip
+from evoengine.virtual.device import VirtualGpuError
 from evoengine.virtual.gate import ConfigVerdict, GatingGpu
 from evoengine.virtual.triton_driver import installed
 from evoengine.virtual.triton_file import Program, config_text, said
-from evoengine.workloads.triton_kernel import gate_sizes, read_host, sizes_text
+from evoengine.workloads.base import Host
+from evoengine.workloads.triton_kernel import gate_sizes, sizes_text
 
 
-def verify(
-    target: str, call: str, reference: str | None, gpu: str, seed: int, exact: bool = False
-) -> list[ConfigVerdict]:
-    """Gate every configuration of the kernel that `target`, FILE::KERNEL, names.
+class Session:
+    """A user's kernel in this process, whose configurations are gated one after the other."""
 
-    `call` names a function of the file that launches the kernel on tensors of its own, `reference` one that takes
-    parameters of the kernel by name and returns what it writes. With `exact`, each configuration is also built in
-    Triton's exact algebra and compared with the first, which says nothing about its verdict. Raises UsageError where a
-    function is missing, raises for its own sizes, or launches no such kernel, and where Triton has no exact algebra.
-    """
-    if exact and not hasattr(triton.knobs.compilation, "fpsan_homomorphic_casts"):
-        raise UsageError(f"--exact needs FpSan of Triton 3.9; this is Triton {triton.__version__}")
-    device, program = virtual_gpu(gpu), Program(read_host(target, call, reference))
-    gating = GatingGpu(device.gpu, device.chip, program, seed)
-    cases = gate_sizes(program.sizes, seed)
-    verdicts = []
-    with installed(gating):
-        for config in program.kernel.configs:
-            gating.verdict = ConfigVerdict(config_text(config))
-            with program.kernel.only(config):
-                _run_cases(gating, program, cases)
-                if exact and not gating.verdict.wrong:
-                    _run_exactly(gating, program, cases)
-            verdicts.append(gating.verdict)
-    return verdicts
+    def __init__(self, host: Host, gpu: Gpu, seed: int) -> None:
+        """Execute the file. Raises UsageError where a function is missing."""
+        self._program = Program(host)
+        self.configs = tuple(config_text(config) for config in self._program.kernel.configs)
+        self._gating = GatingGpu(gpu, find_chip(gpu.key), self._program, seed)
+        self._cases = gate_sizes(self._program.sizes, seed)
+
+    def gate(self, number: int, exact: bool = False) -> ConfigVerdict:
+        """Gate the configuration of that number in the list.
+
+        Its outputs are compared with those of the first that was gated. With `exact`, it is also built in Triton's
+        exact algebra and compared so, which says nothing about its verdict. Raises UsageError where the function raises
+        for its own sizes, or launches no such kernel, and where Triton has no exact algebra.
+        """
+        if exact and not hasattr(triton.knobs.compilation, "fpsan_homomorphic_casts"):
+            raise UsageError(f"--exact needs FpSan of Triton 3.9; this is Triton {triton.__version__}")
+        gating, program = self._gating, self._program
+        gating.verdict = ConfigVerdict(self.configs[number])
+        with installed(gating), program.kernel.only(program.kernel.configs[number]):
+            _run_cases(gating, program, self._cases)
+            if exact and not gating.verdict.wrong:
+                _run_exactly(gating, program, self._cases)
+        return gating.verdict
 
 
 def _run_cases(gating: GatingGpu, program: Program, cases: Sequence[Mapping[str, int]]) -> None:

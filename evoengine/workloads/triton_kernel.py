@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from evoengine.devices.base import Parameter
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.gpu_file import gpu_fields, stored_fields
-from evoengine.records import Config
+from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
@@ -179,6 +179,35 @@ def gate_sizes(own: Mapping[str, int], seed: int) -> list[dict[str, int]]:
 
 def _odd(random: np.random.Generator, size: int) -> int:
     return int(random.integers(0, max(1, (min(size, LARGEST_SMALL) + 1) // 2))) * 2 + 1
+
+
+# ── what worker processes answer ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a search has to know of a user's file."""
+
+    sizes: Mapping[str, int]
+    """the function's own"""
+    settings: Sequence[Mapping[str, Value]]
+    """the configurations of the autotuner's list"""
+
+
+@dataclass(frozen=True, slots=True)
+class AutotuneEntry:
+    """An entry of Triton's autotuner's cache: the file `name` in the folder `key` of TRITON_CACHE_DIR."""
+
+    key: str
+    name: str
+    text: str
+
+
+def config_code(config: Config) -> str:
+    """Return a configuration as Python code."""
+    kwargs = {name: value for name, value in config.items() if name not in FIELDS and name != "family"}
+    fields = "".join(f", {name}={config[name]}" for name in FIELDS if config.get(name))
+    return f"triton.Config({kwargs!r}{fields})"
 
 
 # ── the text of a candidate ─────────────────────────────────────────────────────────────────────────────────────────

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
+from evoengine.gpu import find_gpu
 from evoengine.views.encoding import SCHEMA
 from evoengine.views.triton_kernels import as_answer
+from evoengine.workloads.triton_kernel import read_host
 from tests.support.documents import blocks
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
@@ -21,7 +23,7 @@ from tests.support.machine_code import require_tools
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from evoengine.virtual.gate import AS_GIVEN, DRAWS  # noqa: E402
-from evoengine.virtual.verify import verify  # noqa: E402
+from evoengine.virtual.verify import Session  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
 FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
@@ -34,6 +36,11 @@ def compiled_anew(tmp_path_factory):
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
         yield
+
+
+def verify(target: str, call: str, reference: str | None, gpu: str, seed: int, exact: bool = False):
+    session = Session(read_host(target, call, reference), find_gpu(gpu), seed)
+    return [session.gate(number, exact) for number in range(len(session.configs))]
 
 
 def gated(kernel: str, call: str = "", reference: str | None = None, gpu: str = "h100"):
@@ -143,6 +150,35 @@ def test_exact_algebra_that_this_triton_has_not_is_refused():
         verify(f"{FILE}::softmax", "call_softmax", None, "h100", seed=1, exact=True)
 
 
+DIES = """
+import os, signal
+import torch
+import triton
+import triton.language as tl
+
+
+def kill_with_128(arguments):
+    if arguments["BLOCK"] == 128:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@triton.autotune([triton.Config({"BLOCK": block}, pre_hook=kill_with_128) for block in (64, 128, 256)], key=[])
+@triton.jit
+def twice(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def call():
+    x = torch.randn(100)
+    twice[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, torch.empty_like(x), 100)
+
+
+def reference(x):
+    return 2 * x
+"""
+
+
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -158,6 +194,16 @@ def test_the_command_shows_a_row_for_each_configuration_of_which_one_is_wrong_an
     assert (
         "m=1 n=1, as given: it writes to none of its tensors" in done.stderr and "not correct · seed 1" in done.stderr
     )
+
+
+def test_a_configuration_that_ends_its_process_is_wrong_and_the_others_are_gated(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES)
+    done = command("--triton", f"{tmp_path / 'dies.py'}::twice", "--call", "call", "--reference", "reference")
+    assert done.return_value == 1
+    assert re.search(r"^BLOCK=64 .* correct ", done.stdout, re.MULTILINE)
+    assert re.search(r"^BLOCK=128 .* wrong ", done.stdout, re.MULTILINE)
+    assert re.search(r"^BLOCK=256 .* correct ", done.stdout, re.MULTILINE)
+    assert re.search(r"BLOCK=128 .*: its process ended|BLOCK=128 .*SIGKILL", done.stderr), done.stderr
 
 
 def test_the_kernel_of_the_documentation_is_correct(tmp_path):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import evoengine
+from evoengine.cli.main import evoengine as cli
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
 from evoengine.records import EXECUTOR, Outcome
-from evoengine.space.space import space_from_text
+from evoengine.space.space import load_space, space_from_text
+from evoengine.tuning.exporting import export_trial
 from evoengine.workloads.triton_kernel import TritonProblem, is_triton, read_last_line
 from evoengine.workloads.triton_space import proposed_space
 from tests.support.machine_code import require_tools
@@ -137,6 +145,71 @@ def test_a_space_is_proposed_from_the_list_and_its_configurations_are_the_start_
         "DTYPE": ["bf16", "fp16"], "num_warps": [2, 4, 8, 16, 32], "num_stages": [1, 2, 3, 4, 5], "maxnreg": [0, 128],
     }  # fmt: skip
     assert [{n: v for n, v in start.items() if n != "family"} for start in space.starts] == listed
+
+
+def unlisted(folder: Path):
+    listed = ({"BLOCK": 64, "num_warps": 1, "num_stages": 3}, {"BLOCK": 256, "num_warps": 2, "num_stages": 3})
+    return next(one for one in trials(folder) if {n: v for n, v in one.config.items() if n != "family"} not in listed)
+
+
+def test_an_export_is_what_tritons_autotuner_reads_from_its_cache(softmax, tmp_path):
+    """An untouched file then runs with a configuration that its list does not have, and benchmarks nothing."""
+    folder, _, _ = softmax
+    chosen = unlisted(folder)
+    export_trial(tmp_path / "out", chosen.trial, db=str(folder / "own.db"))
+    described = json.loads((tmp_path / "out" / "kernel.json").read_text())
+    names: dict[str, triton.Config] = {}
+    exec((tmp_path / "out" / "config.py").read_text(), names)
+    assert {**names["CONFIG"].all_kwargs(), "family": "softmax", "num_ctas": 1} == {**chosen.config, "num_ctas": 1}
+
+    place = tmp_path / "cache" / described["triton"]["autotune_cache_key"]
+    place.mkdir(parents=True)
+    shutil.copy(tmp_path / "out" / "softmax.autotune.json", place)
+    (tmp_path / "script.py").write_text(FILE.read_text() + "\ncall_softmax()\nprint(softmax.best_config)\n")
+    environment = os.environ | {"TRITON_CACHE_AUTOTUNING": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "evoengine", "run", "script.py"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.stdout.strip() == str(names["CONFIG"]), ran.stderr
+
+
+def command(*arguments: object):
+    return CliRunner().invoke(cli, [str(each) for each in arguments], standalone_mode=False, catch_exceptions=False)
+
+
+def test_the_ledgers_commands_read_it_as_any_other_search(softmax):
+    folder, found, _ = softmax
+    best, db = found.best[0], folder / "own.db"
+    shown = command("best", "--db", db).stdout
+    assert "BLOCK" in shown and f"trial {best.trial}: triton.Config({{'BLOCK': {best.config['BLOCK']}}}" in shown
+    one = json.loads(command("best", "--db", db, "--json").stdout)
+    assert one["trial"] == best.trial and one["config"] == best.config and one["tflops"] is None
+    assert json.loads(command("report", "--db", db, "--json").stdout)["lineage"][-1]["trial"] == best.trial
+    page = command("show", best.trial, "--db", db).stdout
+    assert ("softmax:m=3,n=150" in page and "(3, 1, 1)" in page.replace("×", ", ")) or "3" in page
+
+
+def test_a_search_is_resumed_by_the_same_command(softmax):
+    folder, _, _ = softmax
+    found, said = searched(folder, "softmax", "softmax_of", resume=0, trials=5)
+    assert found.run == 1 and any(line.startswith("resuming run 1") for line in said)
+    assert found.progress.done == 5
+    with pytest.raises(UsageError, match="run 1 searched a kernel of your own: name its file with --triton and --call"):
+        evoengine.tune(resume=1, db=folder / "own.db")
+
+
+def test_a_proposed_space_is_written_edited_and_given_back(tmp_path):
+    asked = ("--triton", f"{FILE}::softmax", "--call", "call_softmax", "--gpu", "h100")
+    written = tmp_path / "softmax.toml"
+    assert command("search", *asked, "--write-space", written).return_value == 0
+    knobs = tomllib.loads(written.read_text())["knobs"]
+    assert knobs == {"BLOCK": [32, 64, 128, 256, 512], "num_warps": [1, 2, 4], "num_stages": [2, 3, 4]}
+    written.write_text(written.read_text().replace("[32, 64, 128, 256, 512]", "[64, 256, 1024]"))
+    space = load_space(written, TritonProblem("softmax", (("m", 3), ("n", 150))), find_gpu("h100"))
+    assert len(space) == 27 and len(space.starts) == 2
+    with pytest.raises(UsageError, match="is there already; --write-space takes the name of a new file"):
+        command("search", *asked, "--write-space", written)
 
 
 @pytest.mark.parametrize(
