@@ -107,7 +107,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables at once, as the migrations would have left them; tests/ledger/test_migrations.py compares."""
+    """Make all tables at once, as an upgrade would leave them; tests/ledger/test_migrations.py compares."""
     name = VERSION_TABLE
     revision = Column("version_num", String(32), nullable=False)
     versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
