@@ -1,6 +1,6 @@
 """Workers on the nodes of a Ray cluster, in place of a WorkerPool.
 
-Each is a Ray actor (ray_node.py). Ray places it, restarts it when it is lost, and starts it on another node where its
+Each is a Ray actor (`NodeWorker`). Ray places it, restarts it when it is lost, and starts it on another node where its
 own is gone. The task that it was running is retried on any other, as deaths.py describes.
 """
 
