@@ -100,7 +100,7 @@ class TensorMapArgument:
     tensor: str
     """the name of the tensor argument it is a view of"""
     dtype: str
-    """fp16, bf16 or fp32"""
+    """uint8, uint16, uint32, int32, uint64, int64, fp16, bf16, fp32 or fp64"""
     dims: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
@@ -108,6 +108,8 @@ class TensorMapArgument:
     """bytes: 0, 32, 64 or 128"""
     offset: int = 0
     """bytes from the tensor's start to the view's"""
+    nan: bool = False
+    """whether what lies outside of the tensor reads as NaN; else as zero"""
 
 
 @dataclass(frozen=True, slots=True)

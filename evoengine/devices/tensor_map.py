@@ -18,8 +18,11 @@ BYTES = 128
 """of a tensor map; it must lie at a multiple of 64, since CUDA 13.0 of 128"""
 ALIGNMENT = 128
 
-_ELEMENTS = {"fp16": (2, 6), "bf16": (2, 9), "fp32": (4, 7)}
-"""dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*"""
+_ELEMENTS = {
+    "uint8": (1, 0, 0), "uint16": (2, 1, 1), "uint32": (4, 2, 2), "int32": (4, 3, 3), "uint64": (8, 4, 4),
+    "int64": (8, 5, 5), "fp16": (2, 6, 6), "fp32": (4, 7, 7), "fp64": (8, 8, 9), "bf16": (2, 9, 10),
+}  # fmt: skip # a table
+"""dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*, the number of PTX's tensormap.replace"""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """bytes → CU_TENSOR_MAP_SWIZZLE_*"""
 _L2_PROMOTION_256B = 3
@@ -29,7 +32,7 @@ _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
 
 
 def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> bytes:
-    """Return the 128 bytes that stand for a tensor map in the emulator and the executor, without a driver.
+    """Return the 128 bytes that stand for a tensor map in the emulator, without a driver.
 
     Call `check` first. They hold the address, the number of the tensor among the arguments, 4 strides in bytes, 5 dims,
     5 box extents, the bytes of an element, the rank, and the swizzle in bytes, 16 if there is none.
@@ -42,6 +45,25 @@ def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> byte
     element, rank = _ELEMENTS[argument.dtype][0], len(argument.dims)
     shape = (*five(argument.dims), *five(argument.box))
     return _DESCRIPTION.pack(address + argument.offset, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
+
+
+_PACKED = struct.Struct("<QI4II5III68x")
+
+
+def pack(argument: TensorMapArgument, address: int) -> bytes:
+    """Return a tensor map's 128 bytes as machine code makes them by `tensormap.replace`. Call `check` first.
+
+    They hold the address, a word of fields, 4 strides in units of 16 bytes and their upper halves in one word, 5 dims
+    less one, and the box less one in bytes. What a driver puts into bits that no instruction replaces is left out.
+    """
+    rank = len(argument.dims)
+    dims, box = ([n - 1 for n in of] + [0] * (5 - rank) for of in (argument.dims, argument.box))
+    units = [stride // 16 for stride in argument.strides_bytes] + [0] * (5 - rank)
+    upper = sum((unit >> 32 & 15) << 4 * n for n, unit in enumerate(units[:4]))
+    fields = rank - 1 << 4 | _ELEMENTS[argument.dtype][2] << 7 | _SWIZZLES[argument.swizzle] << 13 | argument.nan << 15
+    boxes = int.from_bytes(bytes(box[1:]), "little")
+    strides = [unit & 0xFFFFFFFF for unit in units[:4]]
+    return _PACKED.pack(address + argument.offset, fields, *strides, upper, *dims, box[0] << 24, boxes)
 
 
 def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
@@ -87,7 +109,7 @@ def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
     (12.0 and later), KernelUnbuildable if it refuses the map.
     """
     rank = len(argument.dims)
-    _, dtype = _ELEMENTS[argument.dtype]
+    _, dtype, _ = _ELEMENTS[argument.dtype]
     memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     start = -ctypes.addressof(memory) % ALIGNMENT
     try:
@@ -104,7 +126,7 @@ def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
             0,  # no interleaving
             _SWIZZLES[argument.swizzle],
             _L2_PROMOTION_256B,
-            0,  # zeros beyond the tensor
+            argument.nan,  # what lies outside of the tensor
         )
     except CudaError as error:
         raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error

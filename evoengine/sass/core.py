@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ LIMIT = 200_000_000
 _MESSAGE_BYTES = 4096
 _TEXT_BYTES = 1 << 18
 _UNSEEN = "unseen: "
-_CRASHED, _HUNG, _RACED = 1, 2, 3
+_CRASHED, _HUNG, _RACED, _RACED_IN_PARALLEL = 1, 2, 3, 4
 
 
 class Races(IntEnum):
@@ -35,6 +36,10 @@ class Races(IntEnum):
     NO_REPLICAS = 1
     """all but those of warps that compute the same element of a tile, of which one stores it"""
     ALL = 2
+
+
+class RacedInParallel(KernelRaced):
+    """A race that several threads found; of blocks that store the same values to one place it is none."""
 
 
 class Program:
@@ -74,23 +79,41 @@ class Program:
 
 
 def run(
-    program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT, races: Races = Races.ALL
+    program: Program,
+    launch: Launch,
+    blocks: Sequence[int] = (),
+    limit: int = LIMIT,
+    races: Races = Races.ALL,
+    threads: int = 1,
 ) -> np.ndarray:
     """Execute the numbered blocks of the grid, whole clusters at a time, or all where none is named.
 
-    `limit` is in warp instructions per block. Returns what warps visited, [n] VISIT. Raises KernelCrashed and
-    KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced where nothing
-    orders two accesses.
+    `limit` is in warp instructions per block. With several threads a race may be reported that is none, of blocks that
+    store the same values to one place; one thread alone can tell. Returns what warps visited, [n] VISIT. Raises
+    KernelCrashed and KernelHung with the reason and the place, KernelCrashed for a register hazard too, and KernelRaced
+    where nothing orders two accesses, RacedInParallel where several threads ran.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     status = library().sass_run(
-        program.handle, launch.reference(), chosen, len(blocks), limit, races, message, len(message)
+        program.handle, launch.reference(), chosen, len(blocks), limit, races, threads, message, len(message)
     )
     check(status, message)
     count = c_uint64()
     visits = library().sass_visits(ctypes.byref(count))
     return np.frombuffer(ctypes.string_at(visits, count.value * VISIT.itemsize), VISIT)
+
+
+def printed() -> str:
+    """Return what kernels printed in the calling thread's last run."""
+    size = c_uint64()
+    text = library().sass_printed(ctypes.byref(size))
+    return ctypes.string_at(text, size.value).decode(errors="replace")
+
+
+def blocks_ended(launch: Launch) -> int:
+    """Return how many blocks of the launch that runs, in whatever thread, have come to their end."""
+    return int(library().sass_clusters_ended()) * math.prod(launch.cluster)
 
 
 def run_blocks(
@@ -130,6 +153,8 @@ def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
         raise KernelHung(_text(message))
     if status == _RACED:
         raise KernelRaced(_text(message))
+    if status == _RACED_IN_PARALLEL:
+        raise RacedInParallel(_text(message))
 
 
 def _filled(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
@@ -161,9 +186,13 @@ def library() -> ctypes.CDLL:
         c_int,
         c_uint64,
         c_int,
+        c_int,
         c_char_p,
         c_int,
     )
+    core.sass_printed.argtypes = (POINTER(c_uint64),)
+    core.sass_printed.restype = c_void_p
+    core.sass_clusters_ended.restype = c_uint64
     core.sass_run_blocks.argtypes = (
         c_void_p,
         POINTER(SassLaunch),

@@ -18,12 +18,16 @@ RESERVED_SHARED = 1024
 """bytes of shared memory that the driver reserves at a block's start, from sm_90 on"""
 PARAMETER_BANK = 0
 CONSTANT_BANK = 3
+SEGMENTS_AT, SEGMENT_GAP = 1 << 30, 1 << 20
+"""first address, and bytes between sections, of device variables whose addresses stand in code"""
+DEFAULT_STACK = 1024
+"""bytes of a thread's stack, cudaLimitStackSize"""
 LARGEST = 1 << 31
 """bytes that a section without contents, a frame or a block's shared memory may claim"""
 
 _PARAM_CBANK, _KPARAM_INFO, _MAX_THREADS, _REQUIRED_THREADS = 0x0A, 0x17, 0x05, 0x10
 _FRAME_SIZE, _MIN_STACK_SIZE, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x2F, 0x3D
-_MBARRIERS, _BARRIERS = 0x38, 0x4C
+_MBARRIERS, _BARRIERS, _CALL_STACK = 0x38, 0x4C, 0x1E
 _BARRIERS_IN_FLAGS, _MOST_BARRIERS = (
     20,
     0x7F,
@@ -41,6 +45,8 @@ class Segment:
     name: str
     size: int
     data: bytes
+    address: int | None = None
+    """where it must lie, since the code has its address; None: anywhere"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,15 @@ class Pointer:
     offset: int
     segment: str
     place: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPointer:
+    """8 bytes of a constant bank that hold the address of a function that is elsewhere, such as the driver's printf."""
+
+    bank: int
+    offset: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,7 @@ class Kernel:
     """`__constant__` variable → (offset in bank 3, size)"""
     globals: tuple[Segment, ...]
     pointers: tuple[Pointer, ...]
+    functions: tuple[FunctionPointer, ...]
     cluster: tuple[int, int, int]
     """blocks of a cluster; (1, 1, 1) without one, or where the launch says it"""
     barriers: int
@@ -136,18 +152,28 @@ class _Reader:
             arch=self._arch,
             registers=of_entry[_REGISTERS],
             shared_bytes=_shared_bytes(self.by_name.get(f".nv.shared.{entry}"), self._arch),
-            local_bytes=_bounded(max(of_entry.get(_FRAME_SIZE, 0), of_entry.get(_MIN_STACK_SIZE, 0)), "a stack frame"),
+            local_bytes=_bounded(
+                max(of_entry.get(_FRAME_SIZE, 0), of_entry.get(_MIN_STACK_SIZE, 0), self._least_stack(entry, own)),
+                "a stack frame",
+            ),
             parameters_at=(base := _parameters_at(own)),
             parameters=_parameters(own, base, len(banks[PARAMETER_BANK])),
             banks=banks,
             constants=_constants(self._sections, self._symbols, len(banks.get(CONSTANT_BANK, b""))),
-            globals=tuple(_segments(self._sections)),
+            globals=tuple(placed_segments(self._sections)),
             pointers=tuple(_pointers(self._sections, self._symbols, entry, banks)),
+            functions=tuple(_functions(self._sections, self._symbols, entry, banks)),
             cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
             barriers=_barriers(own, self.by_name[f"{_CODE}{entry}"]),
             mbarriers=next((_number(value) for value in own.get(_MBARRIERS, ())), None),
             max_threads=_max_threads(own),
         )
+
+    def _least_stack(self, entry: str, own: Mapping[int, list[bytes]]) -> int:
+        """Return the driver's default for a kernel of which nobody knows how deep its own functions call each other."""
+        prefix, internal = f"${entry}$", f"${entry}$__"
+        calls = any(s.name.startswith(prefix) and not s.name.startswith(internal) for s in self._symbols)
+        return DEFAULT_STACK if calls and _CALL_STACK in own else 0
 
 
 def _barriers(attributes: Mapping[int, list[bytes]], code: Section) -> int:
@@ -251,30 +277,51 @@ def _section_of(sections: list[Section], symbol: Symbol) -> Section:
     return sections[symbol.section if symbol.section < len(sections) else 0]
 
 
-def _segments(sections: list[Section]) -> Iterator[Segment]:
+def placed_segments(sections: list[Section]) -> Iterator[Segment]:
+    """Yield the device variables' sections, which have an address where relocations of code may ask for it."""
+    in_code = any(s.name.startswith((".rel.text.", ".rela.text.")) and s.size for s in sections)
+    address = SEGMENTS_AT
     for section in sections:
         if section.name in (".nv.global", ".nv.global.init"):
-            yield Segment(section.name, _bounded(section.size, "device variables"), section.data)
+            size = _bounded(section.size, "device variables")
+            yield Segment(section.name, size, section.data, address if in_code else None)
+            address += size + -size % SEGMENT_GAP + SEGMENT_GAP
 
 
 def _pointers(
     sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
 ) -> Iterator[Pointer]:
-    """Yield the places in banks that hold addresses of device variables; other relocations are ignored."""
-    segments = {segment.name for segment in _segments(sections)}
+    """Yield the places in banks that hold addresses of device variables."""
+    segments = {segment.name for segment in placed_segments(sections)}
+    for bank, relocation, symbol in _relocated(sections, symbols, entry, banks):
+        target = _section_of(sections, symbol).name
+        if target in segments:
+            addend = relocation.addend
+            if addend is None:
+                addend = _number(banks[bank][relocation.offset : relocation.offset + 8])
+            yield Pointer(bank, relocation.offset, target, symbol.value + addend)
+
+
+def _functions(
+    sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
+) -> Iterator[FunctionPointer]:
+    """Yield the places in banks that hold addresses of what the file does not define."""
+    for bank, relocation, symbol in _relocated(sections, symbols, entry, banks):
+        if not symbol.section:
+            yield FunctionPointer(bank, relocation.offset, symbol.name)
+
+
+def _relocated(
+    sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
+) -> Iterator[tuple[int, elf.Relocation, Symbol]]:
+    """Yield the places in banks that hold whole addresses: bank, relocation, symbol; other relocations are ignored."""
     for bank, data in banks.items():
         for name in (f".nv.constant{bank}.{entry}", f".nv.constant{bank}"):
             for relocation in elf.relocations(sections, name):
                 if relocation.symbol >= len(symbols) or relocation.offset + 8 > len(data):
                     raise UsageError(f"the binary is no cubin: a relocation of {name} lies outside of it")
-                symbol = symbols[relocation.symbol]
-                target = _section_of(sections, symbol).name
-                if relocation.kind != _ADDRESS or target not in segments:
-                    continue
-                addend = relocation.addend
-                if addend is None:
-                    addend = _number(data[relocation.offset : relocation.offset + 8])
-                yield Pointer(bank, relocation.offset, target, symbol.value + addend)
+                if relocation.kind == _ADDRESS:
+                    yield bank, relocation, symbols[relocation.symbol]
 
 
 def _max_threads(own: Mapping[int, list[bytes]]) -> int | None:

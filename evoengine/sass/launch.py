@@ -45,6 +45,8 @@ _CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0xFF0000000000, 0xFE0000000000, 0xFD0000000000
+PROVIDED = {"vprintf": 0xFC0000000000, "__assertfail": 0xFC0000000010}
+"""functions of the driver → addresses, as in core/machine.h"""
 
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
@@ -227,7 +229,8 @@ def is_executable(arch: int) -> bool:
 def require_arch_of(arch: int) -> None:
     """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
     if not is_executable(arch):
-        raise UsageError(f"machine code of sm_{arch} cannot be executed; that of sm_75 to sm_90 can")
+        lacks = ": its tensor memory and tcgen05 are missing" if 100 <= arch < 120 else ""
+        raise UsageError(f"machine code of sm_{arch} cannot be executed{lacks}; that of sm_75 to sm_90 can")
 
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
@@ -280,7 +283,7 @@ class Memory:
                 if sizes.setdefault(item.name, item.size) != item.size:
                     raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
                 sparse |= isinstance(item.of, Sparse)
-                if isinstance(item.of, HostMemory | DrawnArgument) and item.of.address is not None:
+                if isinstance(item.of, HostMemory | DrawnArgument | Segment) and item.of.address is not None:
                     fixed[item.name] = item.of.address
                 if item.writable and item.name not in self._held:
                     self._held[item.name] = _first_contents(item.of)
@@ -419,6 +422,8 @@ def _banks(
     banks = {bank: bytearray(data) for bank, data in kernel.banks.items()}
     for pointer in kernel.pointers:
         struct.pack_into("<Q", banks[pointer.bank], pointer.offset, placed[pointer.segment].address + pointer.place)
+    for function in kernel.functions:
+        struct.pack_into("<Q", banks[function.bank], function.offset, PROVIDED.get(function.name, 0))
     for name, value in constants.items():
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]
@@ -467,7 +472,7 @@ def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
         return argument.value.tobytes()
     if isinstance(argument, TensorMapArgument):
         tensor_map.check(argument, placed[argument.tensor].bytes)
-        return tensor_map.describe(argument, placed[argument.tensor].address)
+        return tensor_map.pack(argument, placed[argument.tensor].address)
     whole = bytearray(argument.bytes)
     for offset, part in argument.parts:
         value = _value(part, placed)

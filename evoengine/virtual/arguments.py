@@ -11,6 +11,7 @@ import torch
 
 from evoengine.devices.base import ConstantArgument, ScalarArgument, TensorMapArgument
 from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part, PointerArgument, StructArgument
+from evoengine.virtual.tables import KnownAddresses
 
 WHOLE_BYTES = 1 << 20
 """up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped"""
@@ -28,7 +29,15 @@ _FLOATS = {
     "f32": torch.float32,
     "fp64": torch.float64,
 }
-_MAPPED = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_ADDRESSES, _WHOLE = ("i64", "u64"), 2**64 - 1
+"""types of integers that may be addresses"""
+MAPPED = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.bool: "uint8",
+    torch.int8: "uint8", torch.uint8: "uint8", torch.int16: "uint16", torch.uint16: "uint16", torch.int32: "int32",
+    torch.uint32: "uint32", torch.int64: "int64", torch.uint64: "uint64", torch.float8_e4m3fn: "uint8",
+    torch.float8_e5m2: "uint8", torch.float8_e4m3fnuz: "uint8", torch.float8_e5m2fnuz: "uint8",
+}  # fmt: skip # a table
+"""dtype of a tensor → that of a tensor map over it"""
 _SWIZZLES = (0, 32, 64, 128)
 
 
@@ -52,6 +61,8 @@ class Arguments:
         self.given: dict[str, Any] = {}
         """what the program passed, by the names of the function's parameters"""
         self._storages: dict[int, HostMemory] = {}
+        self._addresses: list[np.ndarray] = []
+        """64-bit integers that may be addresses"""
 
     @property
     def mapped(self) -> Sequence[HostMemory]:
@@ -66,6 +77,14 @@ class Arguments:
         """Return what a prediction depends on, but for the contents of tensors."""
         return (*map(_hashable, self.parameters), *((s.name, s.bytes) for s in self.mapped))
 
+    def follow(self, known: KnownAddresses) -> None:
+        """Hold what addresses among the arguments point to: those in tensors of 64-bit integers, and numbers."""
+        for storage in known.storages_at(np.concatenate([np.empty(0, np.int64), *self._addresses])):
+            start = storage.data_ptr()
+            name = self._storages[start].name if start in self._storages else f"the tensor at {start:#x}"
+            data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            self._storages[start] = HostMemory(name, data, start)
+
     def add(self, name: str, kind: Any, value: Any) -> None:
         """Append the parameters that an argument of Triton's type `kind` becomes. Raises BadArgument."""
         if isinstance(kind, tuple):
@@ -73,10 +92,14 @@ class Arguments:
                 self.add(f"{name}[{number}]", inner, each)
         elif kind.startswith("*"):
             self.parameters.append(self._pointer(name, value))
+            if kind.lstrip("*") in _ADDRESSES and isinstance(value, torch.Tensor):
+                self._addresses.append(value.detach().reshape(-1).view(torch.int64).numpy())
         elif kind.startswith("tensordesc"):
             self._add_descriptor(name, value)
         elif kind != "constexpr":
             self.parameters.append(ScalarArgument(name, np.void(_packed(name, kind, value))))
+            if kind in _ADDRESSES:
+                self._addresses.append(np.array([value & _WHOLE], np.uint64).view(np.int64))
 
     def _pointer(self, name: str, value: Any) -> Part:
         if value is None:
@@ -124,17 +147,22 @@ class Arguments:
             self.parameters.append(ScalarArgument(name, np.void(_packed(name, kind, value))))
 
     def _tensor_map(self, name: str, value: Any, meta: Any, shape: list[int], strides: list[int]) -> TensorMapArgument:
-        dtype = _MAPPED.get(value.base.dtype)
-        if dtype is None or meta["fp4_padded"] or meta.get("is_im2col") or value.padding == "nan":
-            what = (
-                "im2col" if meta.get("is_im2col") else "padding by NaN" if value.padding == "nan" else value.base.dtype
-            )
-            raise BadArgument(f"argument {name} is a tensor descriptor with {what}, which cannot be executed yet")
+        dtype = MAPPED.get(value.base.dtype)
+        refused = {
+            "im2col": meta.get("is_im2col"),
+            "padded FP4": meta["fp4_padded"],
+            "rounding to TF32": getattr(value, "round_f32_to_tf32", False),
+            f"elements of {value.base.dtype}": dtype is None,
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise BadArgument(f"argument {name} is a tensor descriptor with {what}, which cannot be executed")
+        assert dtype is not None  # it would be refused
         size = value.base.element_size()
         storage, offset = self._place(name, value.base)
         return TensorMapArgument(
             name, storage, dtype, tuple(reversed(shape)), tuple(n * size for n in reversed(strides[:-1])),
-            tuple(reversed(meta["block_size"])), _SWIZZLES[meta["swizzle"]], offset,
+            tuple(reversed(meta["block_size"])), _SWIZZLES[meta["swizzle"]], offset, value.padding == "nan",
         )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class _Judge:
         prediction = self._device.predicted(loaded, step.geometry, self._plan.arguments(step))
         seconds = seconds_to_execute(prediction, step.geometry)
         try:
-            blocks = self._device.sampled(step.geometry, seconds)
+            blocks = self._device.sampled(loaded, step.geometry, seconds)
         except VirtualGpuError as error:
             raise UsageError(str(error)) from None
         self._blocks.append(blocks)

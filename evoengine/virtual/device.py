@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from evoengine.devices.base import KernelFailure, KernelRaced
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
@@ -22,7 +24,8 @@ from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
 from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
-from evoengine.sass.listing import disassemble, line_table
+from evoengine.sass.linking import linked_listing
+from evoengine.sass.listing import line_table
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.sass.source_lines import names_an_instruction, with_source_lines
 
@@ -31,10 +34,13 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS_PER_SECOND = 4e6
 """warp instructions that the executor runs on one core with its checks, by which long launches are announced"""
-SAMPLED_FROM, SAMPLED_SECONDS = 60.0, 10.0
-"""with `sample`: launches estimated to take longer than the former execute blocks for the latter"""
+SAMPLED_FROM, SAMPLED_SECONDS, SAMPLED_LATER = 60.0, 10.0, 1.0
+"""with `sample`: from which estimated seconds of a kernel's launches in all they execute only some blocks, for how long
+the first of these does, and the later ones"""
 LONGEST = 3600.0
 """estimated seconds from which a launch that is not sampled is refused"""
+CORES = min(len(os.sched_getaffinity(0)), 16)
+"""threads that execute one launch, at most"""
 PATIENCE = 10.0
 """seconds after which a launch that goes on is reported, and between such reports"""
 
@@ -107,16 +113,18 @@ class VirtualGpu:
         """whether launches are timed and not executed, as in the loops of a benchmark"""
         self._uses: dict[tuple[str, str], Use] = {}
         self._predictions: dict[object, Prediction | str] = {}
+        self._spent: dict[str, float] = defaultdict(float)
+        """kernel → estimated seconds for which its launches were executed"""
 
     def load(self, cubin: bytes, name: str) -> LoadedKernel:
         """Decode a kernel. Raises VirtualGpuError where it cannot be executed."""
         try:
-            kernel, program = read_kernel(cubin, name), Program(disassemble(cubin), name)
+            kernel, program = read_kernel(cubin, name), Program(linked_listing(cubin, name), name)
         except UsageError as error:
             raise VirtualGpuError(str(error)) from error
         if program.unknown:
             names = ", ".join(program.unknown)
-            raise VirtualGpuError(f"kernel {name} cannot be executed: its instructions {names} are not known")
+            raise VirtualGpuError(f"kernel {name} cannot be executed: {names} in its machine code are not known")
         return LoadedKernel(kernel, program, cubin)
 
     def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
@@ -166,24 +174,25 @@ class VirtualGpu:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
         launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
         seconds = seconds_to_execute(prediction, geometry)
-        blocks = self.sampled(geometry, seconds)
-        before = [storage.data.copy() for storage in arguments.mapped]
+        blocks = self.sampled(loaded, geometry, seconds)
         try:
             run_watched(loaded, launch, blocks, seconds)
         except KernelRaced as race:
             use.races.append(explained(race, loaded))
             _warn(use.races[-1])
-            for storage, contents in zip(arguments.mapped, before, strict=True):
-                storage.data[:] = contents
             run_watched(loaded, launch, blocks, seconds, Races.NONE)
         return blocks
 
-    def sampled(self, geometry: Geometry, seconds: float) -> Sequence[int]:
+    def sampled(self, loaded: LoadedKernel, geometry: Geometry, seconds: float) -> Sequence[int]:
         """Return the blocks to execute, none for all. Raises VirtualGpuError for a launch that would take hours."""
-        if self.sample and seconds > SAMPLED_FROM:
+        spent = self._spent[loaded.kernel.entry]
+        allowed = SAMPLED_LATER if spent > SAMPLED_FROM else SAMPLED_SECONDS
+        if self.sample and spent + seconds > SAMPLED_FROM and seconds > allowed:
+            self._spent[loaded.kernel.entry] += allowed
             total = math.prod(geometry.grid)
-            count = max(1, int(total * SAMPLED_SECONDS / seconds))
+            count = max(1, int(total * allowed / seconds))
             return [int((n + 0.5) * total / count) for n in range(count)]
+        self._spent[loaded.kernel.entry] += seconds
         if seconds > LONGEST:
             raise VirtualGpuError(
                 f"executing it would take about {seconds / 3600:.1f} hours; with --sample (sample=True) only blocks "
@@ -262,23 +271,58 @@ def run_watched(
     seconds: float = 0.0,
     races: Races = Races.NO_REPLICAS,
 ) -> None:
+    """Execute, on all cores where blocks cannot tell each other anything, and print what the kernel prints.
+
+    After a race the memory is as it was before. Raises as `core.run` does.
+    """
+    before = [(a.held, a.held.copy()) for a in launch.allocations if a.writable] if races else []
+    try:
+        try:
+            _watched(loaded, launch, blocks, seconds, races, CORES)
+        except core.RacedInParallel as race:
+            _restore(before)
+            _watched(loaded, launch, blocks, seconds, races, 1)  # which names the first race of all, or finds none
+            if names_an_instruction(str(race)):
+                raise
+    except KernelRaced:
+        _restore(before)
+        raise
+
+
+def _restore(before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for held, contents in before:
+        held[:] = contents
+
+
+def _watched(
+    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, races: Races, threads: int
+) -> None:
     """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
     failures: list[BaseException] = []
+    printed: list[str] = []
 
     def work() -> None:
         try:
-            core.run(loaded.program, launch, blocks, races=races)
+            core.run(loaded.program, launch, blocks, races=races, threads=threads)
+            printed.append(core.printed())
         except (KernelFailure, EvoengineError) as error:
             failures.append(error)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     worker.join(PATIENCE)
-    passed = 0.0
+    passed, total = 0.0, len(blocks) or math.prod(launch.grid)
     while worker.is_alive():
         passed += PATIENCE
         about = f" of about {seconds:.0f}" if seconds > passed else ""
-        print(f"evoengine: executing kernel {loaded.kernel.entry}: {passed:.0f} s{about}", file=sys.stderr, flush=True)
+        done = min(core.blocks_ended(launch), total)
+        print(
+            f"evoengine: executing kernel {loaded.kernel.entry}: {passed:.0f} s{about}, {done} of {total} blocks",
+            file=sys.stderr,
+            flush=True,
+        )
         worker.join(PATIENCE)
     if failures:
         raise failures[0]
+    if printed and printed[0]:
+        print(printed[0], end="", flush=True)

@@ -20,7 +20,7 @@ from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.sass.launch import Geometry, Part, PointerArgument, StructArgument
-from evoengine.virtual.arguments import Arguments
+from evoengine.virtual.arguments import MAPPED, Arguments
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 DTYPES = {
@@ -44,7 +44,7 @@ _TOP = ("tensors", "grid", "block", "shared", "cluster", "arguments", "constants
 _LAUNCH = ("entry", *_TOP[1:-1])
 _TENSOR = ("dtype", "shape", "draw", "file", "values", "expected")
 _DRAWS = ("normal", "uniform", "zeros", "ones", "nan", "arange")
-_MAP = ("tensor", "dtype", "dims", "strides", "box", "swizzle", "offset", "name")
+_MAP = ("tensor", "dims", "strides", "box", "swizzle", "offset", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +233,8 @@ class _Reader:
         dims, strides, box = (
             tuple(_integers(described.get(part, []), f"{where}.{part}")) for part in ("dims", "strides", "box")
         )
-        dtypes = {dtype: own for own, dtype in DTYPES.items()}
-        dtype = str(described.get("dtype", dtypes[self.tensors[name].dtype]))
         (swizzle,) = _integers([described.get("swizzle", 0)], f"{where}.swizzle")
-        return TensorMapArgument(where, name, dtype, dims, strides, box, swizzle, offset)
+        return TensorMapArgument(where, name, MAPPED[self.tensors[name].dtype], dims, strides, box, swizzle, offset)
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────────

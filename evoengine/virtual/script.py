@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.virtual import activate
 
-_CUDA = re.compile(r"cuda(:\d+)?")
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """parts of what PyTorch says where a script asks for CUDA and there is none"""
 HINT = (
@@ -28,7 +25,8 @@ def run_script(script: Path, arguments: Sequence[str], gpu: str, sample: bool = 
     """Run the script with these arguments and return its exit code, 1 after an exception that it does not catch.
 
     After races it is 1 too. The summary goes to stderr. `map_cuda` makes tensors on the CPU that the script wants on a
-    CUDA device. Raises UsageError for a script that is no file, and as `activate` does.
+    CUDA device, and lets torch.cuda answer for the virtual GPU. Raises UsageError for a script that is no file, and as
+    `activate` does.
     """
     if not script.is_file():
         raise UsageError(f"there is no file {str(script)!r} to run")
@@ -36,7 +34,9 @@ def run_script(script: Path, arguments: Sequence[str], gpu: str, sample: bool = 
     try:
         with ExitStack() as stack:
             if map_cuda:
-                stack.enter_context(cuda_on_cpu())
+                from evoengine.virtual.map_cuda import cuda_on_cpu
+
+                stack.enter_context(cuda_on_cpu(device))
             code = _run(script, arguments)
             return code or int(device.raced)
     finally:
@@ -74,27 +74,3 @@ def _from_script(found: TracebackType | None, script: str) -> TracebackType | No
     while place is not None and place.tb_frame.f_code.co_filename != script:
         place = place.tb_next
     return place
-
-
-def cuda_on_cpu() -> Any:
-    """Return a context in which PyTorch makes tensors on the CPU where CUDA is asked for."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class OnCpu(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
-        ) -> Any:
-            if function is torch.Tensor.cuda:
-                return args[0]
-            return function(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
-
-    return OnCpu()
-
-
-def _on_cpu(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return torch.device("cpu")
-    return "cpu" if isinstance(value, str) and _CUDA.fullmatch(value) else value

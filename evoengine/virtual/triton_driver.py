@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from triton.runtime import _allocation
 from evoengine.errors import UsageError
 from evoengine.sass.launch import Geometry
 from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
-from evoengine.virtual.device import Instant, LoadedKernel, VirtualGpu, VirtualGpuError
+from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
+from evoengine.virtual.map_cuda import Event
+from evoengine.virtual.tables import KnownAddresses
 
 OLDEST, NEWEST = (3, 7), (3, 9)
 WARP, LARGEST_BLOCK = 32, 1024
@@ -35,13 +37,24 @@ def install(device: VirtualGpu) -> None:
     found = re.match(r"(\d+)\.(\d+)", triton.__version__)
     if not found or not OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
         raise UsageError(f"this is Triton {triton.__version__}; a virtual GPU works with 3.7 to 3.9")
-    triton.runtime.driver.set_active(Driver(device))
+    stop()
+    driver = Driver(device)
+    triton.runtime.driver.set_active(driver)
+    driver.record_addresses()
     if triton.knobs.runtime.add_stages_inspection_hook is None:
         triton.knobs.runtime.add_stages_inspection_hook = correct_lines
 
 
+def stop() -> None:
+    """Let the active driver, if it is ours, forget the tensors that it knows."""
+    active = triton.runtime.driver._active  # noqa: SLF001 # `active` would look for a GPU
+    if isinstance(active, Driver):
+        active.stop()
+
+
 def uninstall() -> None:
     """Leave Triton to find a GPU of this machine."""
+    stop()
     triton.runtime.driver.set_active(Aside())
     if triton.knobs.runtime.add_stages_inspection_hook is correct_lines:
         triton.knobs.runtime.add_stages_inspection_hook = None
@@ -85,6 +98,15 @@ class Driver(DriverBase):
         self.device = device
         self.utils = Utilities(device)
         self.launcher_cls = Launcher
+        self.addresses = KnownAddresses()
+        self._recording = ExitStack()
+
+    def record_addresses(self) -> None:
+        """Remember tensors whose addresses the program takes, until `stop`."""
+        self._recording.enter_context(self.addresses.recorded())
+
+    def stop(self) -> None:
+        self._recording.close()
 
     @classmethod
     def is_active(cls) -> bool:
@@ -196,24 +218,6 @@ class Interface:
         return 0
 
 
-class Event:
-    """A moment of the virtual clock."""
-
-    def __init__(self, device: VirtualGpu) -> None:
-        self._device = device
-        self._at = Instant(0.0, 0, 0)
-
-    def record(self, stream: object = None) -> None:
-        self._at = self._device.now
-
-    def synchronize(self) -> None:
-        """Return at once: it has happened when it is recorded."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """Return milliseconds."""
-        return self._device.ms_between(self._at, end._at)
-
-
 class Utilities:
     """What Triton's compiler and runtime ask of a driver's C module."""
 
@@ -288,6 +292,7 @@ class Launcher:
             found.add(str(name), kind, _with_meta(kind, value, descriptors))
         for name in ("global_scratch", "profile_scratch"):
             found.add(name, "*i8", self._scratch(name, grid))
+        found.follow(triton.runtime.driver.active.addresses)
         return found
 
     def _scratch(self, name: str, grid: tuple[int, int, int]) -> torch.Tensor | None:

@@ -33,6 +33,10 @@ extern "C" __global__ void kernel(float* x) {
   else if (v == -1) x[threadIdx.x] = v;
 }
 """
+# both warps store by one instruction what they have loaded by another one: the second needs what the first one replaces
+SPREAD = """
+extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = 2 * x[threadIdx.x % 32]; }
+"""
 # one number for all, on which a branch of the second warp depends
 FLAG = """
 extern "C" __global__ void kernel(float* x) {
@@ -63,6 +67,6 @@ def test_replicas_race_only_where_all_races_are_looked_for(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_store_races_with_a_load_that_is_no_replica_of_its_own(seed):
-    for text in (APART, SHIFTED, FLAG):
+    for text in (APART, SHIFTED, SPREAD, FLAG):
         with pytest.raises(KernelRaced, match="nothing orders the two"):
             launched(text, Races.NO_REPLICAS, seed)

@@ -87,3 +87,34 @@ def copy_tile(source, target, ROWS: tl.constexpr, COLS: tl.constexpr):
 tuned_add = triton.autotune(
     [triton.Config({"BLOCK": 32}, num_warps=1), triton.Config({"BLOCK": 1024}, num_warps=4)], key=["n"]
 )(add)
+
+
+@triton.jit
+def copy_by_own_map(source, target, rows, columns, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Copy a tile by tensor maps that the program makes."""
+    given = tl.make_tensor_descriptor(source, [rows, columns], [columns, 1], [ROWS, COLS])
+    made = tl.make_tensor_descriptor(target, [rows, columns], [columns, 1], [ROWS, COLS])
+    at = [tl.program_id(0) * ROWS, tl.program_id(1) * COLS]
+    made.store(at, given.load(at))
+
+
+@triton.jit
+def sum_of_pointed(table, out, count, N: tl.constexpr):
+    """Add up rows to which a table of addresses points."""
+    at = tl.arange(0, N)
+    total = tl.zeros((N,), tl.float32)
+    for n in range(count):
+        total += tl.load(tl.load(table + n).to(tl.pointer_type(tl.float32)) + at)
+    tl.store(out + at, total)
+
+
+@triton.jit
+def says(x, n):
+    tl.device_print("value", tl.load(x))
+    tl.device_assert(n < 3, "n is too large")
+
+
+@triton.jit
+def copy_block(source, target, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
+    """Copy the second block along each dimension of five to the first."""
+    target.store([0, 0, 0, 0, 0], source.load([A, B, C, D, E]))

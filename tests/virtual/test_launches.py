@@ -111,6 +111,46 @@ def test_host_tensor_descriptors_are_tensor_maps_or_pointers(gpu: VirtualGpu, na
     assert torch.equal(target, source)
 
 
+DTYPES = [torch.float16, torch.float8_e5m2, torch.float64, torch.int32, torch.uint8, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, *more(DTYPES)])
+def test_tensor_maps_that_a_program_makes_have_elements_of_every_type(gpu: VirtualGpu, dtype):
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))
+    source, target = (torch.randn(50, 96) * 9).to(dtype), torch.zeros(50, 96).to(dtype)
+    kernels.copy_by_own_map[(2, 3)](source, target, 50, 96, ROWS=32, COLS=32)
+    assert torch.equal(target.view(torch.uint8), source.view(torch.uint8))
+
+
+def test_a_tensor_map_has_up_to_five_dimensions(gpu: VirtualGpu):
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    source, target = torch.randn(2, 4, 2, 4, 32).half(), torch.zeros(1, 2, 1, 2, 16).half()
+    box = [1, 2, 1, 2, 16]
+    both = [TensorDescriptor.from_tensor(tensor, box) for tensor in (source, target)]
+    kernels.copy_block[(1,)](*both, *box)
+    assert torch.equal(target, source[1:, 2:, 1:, 2:, 16:])
+
+
+def test_a_table_has_addresses_of_tensors_that_are_no_arguments(gpu: VirtualGpu):
+    rows, other = [torch.randn(64) for _ in range(3)], torch.randn(64)
+    out = torch.empty(64)
+    kernels.sum_of_pointed[(1,)](torch.tensor([row.data_ptr() for row in rows]), out, 3, N=64)
+    torch.testing.assert_close(out, sum(rows))
+    wild = torch.tensor([rows[0].data_ptr(), other.data_ptr() + 8 * 256 * 4096])
+    with pytest.raises(VirtualGpuError, match="outside all tensors"):
+        kernels.sum_of_pointed[(1,)](wild, out, 2, N=64)
+
+
+def test_what_a_kernel_prints_is_printed_and_an_assertion_that_fails_is_an_error(gpu: VirtualGpu, capfd):
+    x = torch.tensor([1.5])
+    says = triton.JITFunction(kernels.says.fn, debug=True)
+    says[(1,)](x, 2, num_warps=1)
+    assert "value: 1.5" in capfd.readouterr().out
+    with pytest.raises(VirtualGpuError, match=r"triton_kernels.py:\d+: .*: assertion `n is too large` failed"):
+        says[(1,)](x, 4)
+
+
 # ── what is reported ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -165,10 +205,10 @@ def test_after_a_race_the_launch_begins_from_what_it_found(gpu: VirtualGpu, monk
 
 def test_a_barrier_that_is_taken_out_of_the_binary_is_a_race(gpu: VirtualGpu, monkeypatch):
     """Several of them; the same kernel with all of them has none."""
-    x, out, disassemble = torch.randn(3, 300), torch.empty(3, 300), module.disassemble
+    x, out, listing = torch.randn(3, 300), torch.empty(3, 300), module.linked_listing
     triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512)
     assert not gpu.raced
-    monkeypatch.setattr(module, "disassemble", lambda cubin: re.sub(r"BAR\.SYNC[^;]*;", "NOP;", disassemble(cubin)))
+    monkeypatch.setattr(module, "linked_listing", lambda *of: re.sub(r"BAR\.SYNC[^;]*;", "NOP;", listing(*of)))
     with pytest.warns(RaceWarning, match="kernel softmax, .* shared address .*: nothing orders the two"):
         triton_kernels.softmax[(3,)](x, out, 300, BLOCK=512, num_warps=2)
 

@@ -14,7 +14,7 @@ using namespace sass;
 
 namespace {
 
-constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3;
+constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3, RACED_IN_PARALLEL = 4;
 
 void tell(const std::string& text, char* message, int size) { snprintf(message, size, "%s", text.c_str()); }
 
@@ -26,7 +26,7 @@ int guarded(Work work, char* message, int size) {
     return OK;
   } catch (const Fault& fault) {
     tell(fault.message, message, size);
-    return fault.hung ? HUNG : fault.race ? RACED : CRASHED;
+    return fault.hung ? HUNG : !fault.race ? CRASHED : fault.in_parallel ? RACED_IN_PARALLEL : RACED;
   } catch (const std::exception& error) {
     tell(std::string("the executor failed: ") + error.what(), message, size);
     return CRASHED;
@@ -147,27 +147,34 @@ int sass_latencies(void* program, int arch, char* text, int size) {
   return int(lines.size());
 }
 
-static thread_local std::vector<Visited> last_visits;
+static thread_local Ran last_run;
 
 int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, int races,
-             char* message, int size) {
+             int threads, char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
         require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
         require_declared_barriers(*static_cast<Program*>(program), launch);
         auto banks = banks_of(*from);
-        last_visits.clear();
-        last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-                          cluster_starts(launch, blocks, count), limit, Races(races));
+        last_run = {};
+        last_run = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                       cluster_starts(launch, blocks, count), limit, Races(races), u32(threads));
       },
       message, size);
 }
 
 const void* sass_visits(uint64_t* count) {
-  *count = last_visits.size();
-  return last_visits.data();
+  *count = last_run.visited.size();
+  return last_run.visited.data();
 }
+
+const void* sass_printed(uint64_t* bytes) {
+  *bytes = last_run.printed.size();
+  return last_run.printed.data();
+}
+
+uint64_t sass_clusters_ended() { return clusters_ended; }
 
 static thread_local std::vector<u8> last_traces;
 

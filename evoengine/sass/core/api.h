@@ -41,10 +41,15 @@ int sass_hazards(void* program, int arch, int registers, char* text, int size);
 // What measure_latencies tells; returns its length, of which `size` − 1 bytes are given.
 int sass_latencies(void* program, int arch, char* text, int size);
 
-// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race; the
-// reason goes to `message`. `limit` is in warp instructions, per block; `races`, which are looked for, as in world.h.
-int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races, char* message,
-             int size);
+// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race, 4 one of several threads; the
+// reason goes to `message`. `limit` is in warp instructions, per block; `races`, which are looked for, as in world.h;
+// `threads` as of `run` in functional.h.
+int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races, int threads,
+             char* message, int size);
+// How many clusters of the launch that runs, in whatever thread, have come to their end.
+uint64_t sass_clusters_ended();
+// What the calling thread's last run printed: `bytes` bytes, valid until that thread's next run.
+const void* sass_printed(uint64_t* bytes);
 // What the warps of the calling thread's last run did at sites: `count` records of the layout of VISIT in
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);

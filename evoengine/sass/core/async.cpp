@@ -177,6 +177,8 @@ Step wait_for_groups(Context& c, const Instruction& i) {
 
 Execute prepare_wait_for_groups(Instruction& i) {
   Modifiers m(i);
+  // DEPBAR {5,4}: registers are as they will be
+  if (m.none_left() && i.operands.size() == 1 && i.operands[0].kind == Operand::Kind::Immediate) return nothing;
   bool scoreboard = i.operands.size() >= 2 && i.operands[0].kind == Operand::Kind::Scoreboard &&
                     i.operands[1].kind == Operand::Kind::Immediate;
   return m.take("LE") && m.none_left() && scoreboard ? wait_for_groups : nullptr;

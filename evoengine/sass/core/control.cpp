@@ -3,6 +3,9 @@
 
 namespace sass {
 
+Step call_absolute(Context&, const Instruction&);  // in calls.cpp
+Step load_address(Context&, const Instruction&);
+
 namespace {
 
 // ── branches ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,13 +66,18 @@ Step branch_indirect(Context& c, const Instruction& i) {  // BRX R2 -0x10: relat
 
 Execute prepare_branch_indirect(Instruction&) { return branch_indirect; }
 
-// The caller has put the return address into registers before it calls.
-Step call(Context& c, const Instruction& i) { return jump(c, i, c.lanes); }
+// The caller has put the return address into registers before it calls. CALL.REL R6 `(entry): by a pointer to a function
+Step call(Context& c, const Instruction& i) {
+  return i.operands[0].kind == Operand::Kind::Register ? jump_by_lane(c, i, 0) : jump(c, i, c.lanes);
+}
 
 Execute prepare_call(Instruction& i) {
   Modifiers m(i);
   m.take("NOINC");
-  return m.take("REL") && m.none_left() ? call : nullptr;
+  const bool absolute = m.take("ABS"), relative = m.take("REL");
+  if (i.operands.empty() || absolute == relative || !m.none_left()) return nullptr;
+  if (absolute && i.operands[0].kind == Operand::Kind::Register) return call_absolute;
+  return i.operands[0].kind == Operand::Kind::Register || target_of(i) >= 0 ? call : nullptr;
 }
 
 Step back(Context& c, const Instruction& i) { return jump_by_lane(c, i, 0); }
@@ -77,7 +85,7 @@ Step back(Context& c, const Instruction& i) { return jump_by_lane(c, i, 0); }
 Execute prepare_back(Instruction& i) {
   Modifiers m(i);
   m.take("NODEC");
-  return m.take("REL") && m.none_left() ? back : nullptr;
+  return (m.take("REL") || m.take("ABS")) && m.none_left() ? back : nullptr;
 }
 
 Step leave(Context& c, const Instruction& i) {
@@ -265,6 +273,10 @@ Execute prepare_barrier_result(Instruction& i) {
   return result && m.none_left() && (i.operands.size() == 1 || i.operands.size() == 2) ? barrier_result : nullptr;
 }
 
+Execute prepare_load_address(Instruction& i) {
+  return !i.operands.empty() && i.operands[0].kind == Operand::Kind::Register && i.modifiers.empty() ? load_address : nullptr;
+}
+
 Execute prepare_no_operation(Instruction&) { return nothing; }
 
 }  // namespace
@@ -275,6 +287,7 @@ const Opcode CONTROL[] = {
     {"BRX", Pipe::Branch, prepare_branch_indirect},
     {"CALL", Pipe::Branch, prepare_call},
     {"RET", Pipe::Branch, prepare_back},
+    {"LEPC", Pipe::Branch, prepare_load_address},
     {"EXIT", Pipe::Branch, prepare_leave},
     {"BPT", Pipe::Branch, prepare_trap},
     {"BSSY", Pipe::Branch, prepare_set_convergence},

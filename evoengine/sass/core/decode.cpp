@@ -368,12 +368,12 @@ bool Modifiers::take(string_view name) {
   return false;
 }
 
-Program decode(string_view listing, string_view entry) {
-  Program program;
-  program.entry = string(entry);
-  string_view rest = section(listing, entry);
-  program.code.reserve(rest.size() / 220);
-  std::vector<bool> known;
+namespace {
+
+// Appends the instructions and labels of a section; `known` says of which instructions every operand is.
+void append(Program& program, std::vector<bool>& known, string_view rest) {
+  const int base = int(program.code.size()) * 16;
+  program.code.reserve(program.code.size() + rest.size() / 220);
   next_part(rest, '\n');
   while (!rest.empty()) {
     const string_view line = trim(next_part(rest, '\n'));
@@ -386,16 +386,57 @@ Program decode(string_view listing, string_view entry) {
       }
       Instruction& i = program.code.emplace_back();
       std::from_chars(line.data() + 2, line.data() + end, i.address, 16);
+      i.address += base;
       i.word[0] = encoding(line.substr(comment));
       known.push_back(instruction(i, line.substr(end + 2, semicolon - end - 2)));
     } else if (line.ends_with(":")) {
       program.labels[string(line.substr(0, line.size() - 1))] = int(program.code.size());
     }
   }
+}
+
+// An immediate that the driver fills in, `32@lo(…)` or `32@hi(…)`: of a label, a number, or what stands in the encoding
+// where it belongs to the kernel itself. False for the address of anything else.
+bool relocate(const Program& program, Operand& o) {
+  const string_view text = o.text;
+  const bool high = text.starts_with("32@hi(");
+  if (!high && !text.starts_with("32@lo(")) return true;
+  if (const size_t at = text.find(".L_x_"); at != text.npos) {
+    const auto label = program.labels.find(string(text.substr(at, text.find_first_of("@)", at) - at)));
+    if (label == program.labels.end()) return false;
+    o.immediate = high ? 0 : u32(label->second) * 16;
+    return true;
+  }
+  if (text.substr(6).starts_with("0x")) {
+    u64 value = 0;
+    std::from_chars(text.data() + 8, text.data() + text.size(), value, 16);
+    o.immediate = u32(high ? value >> 32 : value);
+    return true;
+  }
+  return text.find(program.entry) != text.npos;
+}
+
+}  // namespace
+
+Program decode(string_view listing, string_view entry) {
+  Program program;
+  program.entry = string(entry);
+  std::vector<bool> known;
+  append(program, known, section(listing, entry));
+  for (size_t k = 0; k < program.code.size(); k++) {  // functions in sections of their own, and what they call
+    if (!program.code[k].opcode.starts_with("CALL")) continue;
+    for (size_t n = 0; n < program.code[k].operands.size(); n++) {
+      const string name = program.code[k].operands[n].text;
+      if (program.code[k].operands[n].kind != Operand::Kind::Label || program.labels.count(name)) continue;
+      if (listing.find(".section\t.text." + name + ",") != listing.npos) append(program, known, section(listing, name));
+    }
+  }
   for (size_t k = 0; k < program.code.size(); ++k) {
     for (Operand& o : program.code[k].operands)
       if (o.kind == Operand::Kind::Label)
         if (const auto label = program.labels.find(o.text); label != program.labels.end()) o.target = label->second;
+    for (Operand& o : program.code[k].operands)
+      if (o.kind == Operand::Kind::Immediate && !relocate(program, o)) ++program.unknown[o.text];
     prepare(program, program.code[k], known[k]);
   }
   mark_optimistic(program.code);

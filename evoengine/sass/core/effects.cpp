@@ -182,9 +182,10 @@ struct Builder {
     }
     if (base == "SYNCS") return synchronisation();
     if (only_reads(base)) {
-      if (one_of(base, {"RET", "BRX"})) read(0, 2);
+      if (one_of(base, {"RET", "BRX", "CALL"})) read(0, 2);
       return read_from(0);
     }
+    if (base == "LEPC") return write(0, 2);
     const size_t first = destinations();
     for (size_t n = 0; n < first; n++) write(n, written());
     if (base == "IMAD" && has(i, "WIDE"))

@@ -10,11 +10,15 @@
 #include "functional.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "order.h"
 #include "sparse.h"
 
 namespace sass {
+
+std::atomic<u64> clusters_ended{0};
 
 namespace {
 
@@ -313,7 +317,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
     }
     for (Resident& r : residents)
       if (r.warps.empty() && visited) add_visits(machine, r, *visited);
-    std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
+    clusters_ended += std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
     idle = machine.acts == acts ? idle + warps : 0;
     acts = machine.acts;
     if ((!moved || idle >= IDLE_UNTIL_ONE_GOES_ON * warps || ++rounds > MOST_LAG) && let_one_go_on(machine, residents)) {
@@ -409,28 +413,145 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   }
 }
 
-[[gnu::cold]]
-std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
-                         const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit, Races races) {
+namespace {
+
+// Several clusters one after the other, with records of their own of who touched what.
+struct Worker {
   Functional machine;
-  prepare(machine, program, launch, std::move(allocations), banks, seed);
-  machine.landing = Landing(machine.random.below(3));
-  machine.visits = &machine.counted;
-  World world(program, launch);
-  world.races = races;
+  World world;
   std::deque<Shadow> shadows;
-  for (Allocation& a : machine.memory.allocations) {
-    if (!a.writable || a.period != a.bytes) continue;
-    a.shadow = &shadows.emplace_back();
-    a.shadow->writer.assign((a.bytes + 3) / 4, 0);
-  }
-  if (world.talks && (clusters.size() <= LANES || machine.random.below(2)))
-    for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
   std::vector<Visited> visited;
-  run_clusters(machine, &world, clusters, limit, &visited);
-  for (const Allocation& a : machine.memory.allocations)
-    if (a.shadow && a.written) mark_written(a);
-  return visited;
+
+  Worker(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
+         u64 seed, Races races)
+      : world(program, launch) {
+    prepare(machine, program, launch, std::move(allocations), banks, seed);
+    machine.landing = Landing(machine.random.below(3));
+    machine.visits = &machine.counted;
+    world.races = races;
+    for (Allocation& a : machine.memory.allocations) {
+      if (races == Races::None || !a.writable || a.period != a.bytes) continue;
+      a.shadow = &shadows.emplace_back();
+      a.shadow->writer.assign((a.bytes + 3) / 4, 0);
+    }
+  }
+
+  Ran ran(std::string printed) {
+    for (const Allocation& a : machine.memory.allocations)
+      if (a.shadow && a.written) mark_written(a);
+    return {std::move(visited), std::move(printed)};
+  }
+};
+
+// The bytes of each word that a worker has written, and those that it has read since; see Shadow.
+void add_touched(const Shadow& shadow, std::vector<u8>& written, std::vector<u8>& read) {
+  for (size_t n = 0; n < shadow.writer.size(); n++) written[n] = shadow.writer[n] >> 4 ? shadow.writer[n] & 15 : 0;
+  for (size_t n = 0; n < shadow.reader.size(); n++) read[n] = shadow.reader[n] >> 4 ? shadow.reader[n] & 15 : 0;
+  for (const auto& [word, entries] : shadow.more_writers)
+    for (u32 entry : entries) written[word] |= u8(entry & 15);
+  for (const auto& [word, entries] : shadow.more_readers)
+    for (u32 entry : entries) read[word] |= u8(entry & 15);
+}
+
+// Whether clusters of two workers touched the same bytes, one of them by a write. Blocks that cannot tell each other
+// anything race then, unless both stored the same.
+bool conflict(const std::deque<Worker>& workers) {
+  for (size_t a = 0; a < workers[0].shadows.size(); a++) {
+    const size_t words = workers[0].shadows[a].writer.size();
+    std::vector<u8> all_written(words), all_read(words), written(words), read(words);
+    for (const Worker& worker : workers) {
+      std::fill(read.begin(), read.end(), u8(0));
+      add_touched(worker.shadows[a], written, read);
+      u8 both = 0;
+      for (size_t n = 0; n < words; n++) {
+        both |= u8((written[n] & (all_written[n] | all_read[n])) | (read[n] & all_written[n]));
+        all_written[n] |= written[n];
+        all_read[n] |= read[n];
+      }
+      if (both) return true;
+    }
+  }
+  return false;
+}
+
+constexpr size_t CHUNKS = 64;  // of the clusters, each with draws of its own, whoever runs it
+
+// Runs clusters that cannot tell each other anything on several threads. Each chunk is run as if it were alone, so that
+// results do not depend on how many threads there are.
+Ran run_in_parallel(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
+                    const std::vector<u8>* banks, u64 seed, const std::vector<u64>& clusters, u64 limit, Races races,
+                    size_t threads) {
+  const size_t chunks = std::min(CHUNKS, clusters.size());
+  std::deque<Worker> workers;
+  for (size_t n = 0; n < threads; n++) workers.emplace_back(program, launch, allocations, banks, seed, races);
+  std::atomic<size_t> next{0}, failed{chunks};  // chunks; the first that failed, behind which none matters
+  std::vector<std::string> printed(chunks);
+  std::vector<Fault> faults(chunks);
+  auto work = [&](Worker& worker) {
+    for (size_t chunk; (chunk = next++) < chunks;) {
+      if (chunk > failed) continue;
+      worker.machine.random.state = seed + chunk * 0x9e3779b97f4a7c15ull;
+      worker.machine.landing = Landing(worker.machine.random.below(3));
+      worker.machine.printed.clear();
+      try {
+        run_clusters(worker.machine, &worker.world,
+                     {clusters.begin() + long(chunk * clusters.size() / chunks), clusters.begin() + long((chunk + 1) * clusters.size() / chunks)},
+                     limit, &worker.visited);
+      } catch (const Fault& fault) {
+        faults[chunk] = fault;
+        for (size_t first = failed; chunk < first && !failed.compare_exchange_weak(first, chunk);) {
+        }
+      } catch (const std::exception& error) {
+        faults[chunk] = Fault{std::string("the executor failed: ") + error.what()};
+        failed = 0;
+        next = chunks;
+      }
+      printed[chunk] = std::move(worker.machine.printed);
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t n = 1; n < threads; n++) others.emplace_back([&, n] { work(workers[n]); });
+  work(workers[0]);
+  for (std::thread& other : others) other.join();
+  if (failed < chunks)
+    for (const Fault& fault : faults)
+      if (!fault.message.empty()) throw Fault{fault.message, fault.hung, fault.race, true};
+  if (races != Races::None && conflict(workers)) throw Fault{"blocks touch the same memory, one of them by a write", false, true, true};
+  Ran all;
+  for (const std::string& text : printed) all.printed += text;
+  for (Worker& worker : workers) {
+    Ran one = worker.ran("");
+    all.visited.insert(all.visited.end(), one.visited.begin(), one.visited.end());
+  }
+  return all;
+}
+
+constexpr u64 MOST_SHADOWED = 1ull << 32;  // bytes of memory, times threads, of which accesses are recorded
+
+// How many threads are of use: one for blocks that may tell each other something, which must run side by side.
+size_t useful_threads(const World& world, const std::vector<Allocation>& allocations, size_t clusters, u32 threads) {
+  u64 shadowed = 1;
+  for (const Allocation& a : allocations) shadowed += a.writable && a.period == a.bytes ? a.bytes : 0;
+  if (world.talks || clusters < 4) return 1;
+  return size_t(std::clamp<u64>(MOST_SHADOWED / shadowed, 1, std::min<u64>(threads, clusters / 2)));
+}
+
+}  // namespace
+
+[[gnu::cold]]
+Ran run(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
+        u64 seed, std::vector<u64> clusters, u64 limit, Races races, u32 threads) {
+  clusters_ended = 0;
+  if (threads > 1) {
+    const size_t useful = useful_threads(World(program, launch), allocations, clusters.size(), threads);
+    if (useful > 1) return run_in_parallel(program, launch, allocations, banks, seed, clusters, limit, races, useful);
+  }
+  Worker worker(program, launch, std::move(allocations), banks, seed, races);
+  Functional& machine = worker.machine;
+  if (worker.world.talks && (clusters.size() <= LANES || machine.random.below(2)))
+    for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
+  run_clusters(machine, &worker.world, clusters, limit, &worker.visited);
+  return worker.ran(std::move(machine.printed));
 }
 
 [[gnu::cold]]

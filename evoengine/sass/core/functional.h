@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+
 #include "machine.h"
 #include "world.h"
 
@@ -18,10 +20,19 @@ struct Visited {
 // Throws Fault where the program names a barrier, or initialises an mbarrier, beyond those that its binary declares.
 void require_declared_barriers(const Program&, const Launch&);
 
+struct Ran {
+  std::vector<Visited> visited;
+  std::string printed;  // by printf
+};
+
+// Of the launch that runs, or ran last.
+extern std::atomic<u64> clusters_ended;
+
 // Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
-// instructions, per block. `banks` are 8. `races` are those that are looked for.
-std::vector<Visited> run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
-                         std::vector<u64> clusters, u64 limit, Races races);
+// instructions, per block. `banks` are 8. `races` are those that are looked for. With several threads the draws are others
+// than with one, and a Fault of a race may be one of stores of the same values, which are none: only one thread can tell.
+Ran run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
+        std::vector<u64> clusters, u64 limit, Races races, u32 threads);
 
 // A block that is run by itself; `input_limit` is in bytes of sparse inputs, in whole pages.
 struct ChosenBlock {

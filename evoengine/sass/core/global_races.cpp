@@ -31,7 +31,7 @@ bool Order::knows(const View& view, u32 number) const {
   return known != view.others->end() && r.agent < known->second.size() && known->second[r.agent] >= r.time;
 }
 
-void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, bool wrote) const {
+std::string Order::race_text(const GlobalTouch& t, u32 lane, u64 offset, u32 number, bool wrote) const {
   const GlobalAccess& r = world.records[number];
   const Instruction& other = world.program.code[r.index];
   const Launch& l = world.launch;
@@ -44,7 +44,7 @@ void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, 
   snprintf(place, sizeof place, "` at 0x%x %s in block (%llu, %llu, %llu), warp %d: nothing orders the two", other.address,
            wrote ? "writes" : "reads", (unsigned long long)block[0], (unsigned long long)block[1],
            (unsigned long long)block[2], r.warp);
-  throw Fault{text + other.text + place, false, true};
+  return text + other.text + place;
 }
 
 // By which instruction the agent's warp has last read this word; MIXED where it has not.
@@ -71,9 +71,27 @@ bool Order::are_replicas(const GlobalTouch& t, u64 word, u32 record, bool wrote)
   return t.kind == Touch::Write && other.spread && own_read(t, word) == other.index;
 }
 
+// A replica does not store by the instruction by which another warp stores what it has read: what it computes goes nowhere.
+// False where it has done so before; a later store by it is a race.
+bool Order::excuse(const GlobalTouch& t, u32 lane, u64 offset, u32 record, bool wrote) {
+  const GlobalAccess &own = world.records[t.record], &other = world.records[record];
+  const GlobalAccess &reader = wrote ? own : other, &writer = wrote ? other : own;
+  const u64 store = store_of(reader.rank, reader.warp, writer.index);
+  if (stored_by.count(store)) return false;
+  if (!excused.count(store)) excused[store] = race_text(t, lane, offset, record, wrote);
+  return true;
+}
+
+u64 Order::store_of(u32 rank, int warp, int index) const { return (u64(rank) << 16 | u64(warp)) << 32 | u32(index); }
+
 GlobalTouch Order::begin_global(const Warp& w, const Instruction& i, const Allocation& a, Touch kind, bool spread) {
   const u32 id = agent_of(w), number = record(id, w, i);
   world.records[number].spread |= spread;
+  if (kind == Touch::Write && world.races == Races::NoReplicas) {
+    const u64 store = store_of(w.block->rank, w.number, int(index_of(i)));
+    stored_by.insert(store);
+    if (const auto found = excused.find(store); found != excused.end()) throw Fault{found->second, false, true};
+  }
   return {kind, i.strength, &a, &agents[id].view, number};
 }
 
@@ -96,8 +114,9 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
   u64 word = offset / 4;
   auto check = [&](u32 entry, bool wrote) {
     if (!conflicts(entry) || (writes && wrote && after && !std::memcmp(before, after, bytes))) return;
-    if (world.races == Races::NoReplicas && are_replicas(t, word, entry >> 4, wrote)) return;
-    global_race(t, lane, offset, entry >> 4, wrote);
+    if (world.races == Races::NoReplicas && are_replicas(t, word, entry >> 4, wrote) && excuse(t, lane, offset, entry >> 4, wrote))
+      return;
+    throw Fault{race_text(t, lane, offset, entry >> 4, wrote), false, true};
   };
   auto check_more = [&](auto& more, bool wrote) {
     if (more.empty()) return;

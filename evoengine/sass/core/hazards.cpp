@@ -147,6 +147,7 @@ Successors successors(const Instruction& i) {
     else if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate)
       always &= o.index == PT && !o.negate;
   if (starts(i, "BRA") || starts(i, "JMP")) s.next = !always || has(i, "DIV") || has(i, "CONV");
+  else if (starts(i, "CALL") && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
   else if (starts(i, "CALL")) s.calls = true, s.next = !always;
   else if (starts(i, "RET")) s.returns = true, s.target = -1, s.next = !always;
   else if (starts(i, "EXIT") || starts(i, "BRX") || starts(i, "JMX")) s.target = -1, s.next = !always;

@@ -146,6 +146,7 @@ struct Modifiers {
 struct Fault {  // what ends a run; `hung` where nothing could go on, `race` where nothing orders two accesses
   std::string message;
   bool hung = false, race = false;
+  bool in_parallel = false;  // found where several threads ran clusters
 };
 
 struct Shadow;
@@ -169,6 +170,10 @@ struct Allocation {
 constexpr u64 SHARED_WINDOW = 0xff0000000000ull;    // + the shared address (which has the rank in its cluster in bits 24…)
 constexpr u64 LOCAL_WINDOW = 0xfe0000000000ull;
 constexpr u64 CONSTANT_WINDOW = 0xfd0000000000ull;  // + offset in bank 0: __grid_constant__ parameters
+
+// Functions that the driver provides: printf and assert, at addresses as of no memory. evoengine/sass/launch.py puts them into
+// the constant bank from which code loads them.
+constexpr u64 BUILTINS = 0xfc0000000000ull, BUILTIN_BYTES = 16, PROVIDED = 2;
 
 struct GlobalMemory {
   std::vector<Allocation> allocations;  // by address
@@ -368,6 +373,7 @@ struct Machine {
   GlobalMemory memory;
   std::vector<u8> banks[8];  // constant memory
   u64 seed = 0;
+  std::string printed;             // by printf
   u64 acts = 0;                    // how often something was done that another warp may wait for
   Visits* visits = nullptr;        // null where nobody counts
   // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "machine.h"
 #include "world.h"
@@ -147,7 +148,9 @@ class Order {
   void take(View&, u64 of, const Told&) const;
   bool are_replicas(const GlobalTouch&, u64 word, u32 record, bool wrote) const;
   int own_read(const GlobalTouch&, u64 word) const;
-  [[noreturn]] void global_race(const GlobalTouch&, u32 lane, u64 offset, u32 record, bool wrote) const;
+  std::string race_text(const GlobalTouch&, u32 lane, u64 offset, u32 record, bool wrote) const;
+  bool excuse(const GlobalTouch&, u32 lane, u64 offset, u32 record, bool wrote);
+  u64 store_of(u32 rank, int warp, int index) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
 
   World& world;
@@ -161,6 +164,10 @@ class Order {
   Meeting cluster_barrier;
   std::unordered_map<u32, Meeting> mbarriers;
   u32 stride;
+  // Stores to global memory by their block, warp and instruction: those that happened, and the races of those by replicas,
+  // which must not happen.
+  std::unordered_set<u64> stored_by;
+  std::unordered_map<u64, std::string> excused;
 };
 
 // Of the warp's cluster; null where nobody asks.

@@ -138,12 +138,28 @@ void exponents_of(const float* from, i16* to, int count, i32 least) {
   for (int n = 0; n < count; n++) to[n] = i16(exponent_of(from[n], least));
 }
 
-EightInts exponents_of(Eight values, i32 least) {
-  const EightInts magnitude = EightInts(values) & 0x7fffffff;
-  EightInts exponent = (magnitude >> 23) - 127;
-  exponent = exponent > least ? exponent : least - (EightInts){};
-  exponent = magnitude >= 0x7f800000 ? OF_INFINITY - (EightInts){} : exponent;
-  return magnitude == 0 ? OF_ZERO - (EightInts){} : exponent;
+// Lanes at once, as wide as the processor's registers, and its first four lanes repeated.
+#ifdef __AVX512BW__
+constexpr int WIDE = 16;
+#define REPEATED 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3
+#else
+constexpr int WIDE = 8;
+#define REPEATED 0, 1, 2, 3, 0, 1, 2, 3
+#endif
+constexpr int PARTS = LANES / WIDE;
+typedef float Floats __attribute__((vector_size(4 * WIDE)));
+typedef i32 Ints __attribute__((vector_size(4 * WIDE)));
+typedef u32 Words __attribute__((vector_size(4 * WIDE)));
+typedef i16 Shorts __attribute__((vector_size(2 * WIDE)));
+typedef i16 TwiceShorts __attribute__((vector_size(4 * WIDE)));  // of two parts
+typedef u64 Longs __attribute__((vector_size(4 * WIDE)));
+
+Ints exponents_of(Floats values, i32 least) {
+  const Ints magnitude = Ints(values) & 0x7fffffff;
+  Ints exponent = (magnitude >> 23) - 127;
+  exponent = exponent > least ? exponent : least - (Ints){};
+  exponent = magnitude >= 0x7f800000 ? OF_INFINITY - (Ints){} : exponent;
+  return magnitude == 0 ? OF_ZERO - (Ints){} : exponent;
 }
 
 // A sum as the tensor core leaves it: the bits beyond those that are kept cut off, or rounded to a half.
@@ -175,85 +191,87 @@ float exact_sum(float c, const float* a, size_t step_a, const float* b, size_t s
   return sum_of(std::ldexp(sum, top - how.fraction), how);
 }
 
-typedef i16 SixteenShorts __attribute__((vector_size(32)));
-typedef i16 EightShorts __attribute__((vector_size(16)));
-typedef u64 FourLongs __attribute__((vector_size(32)));
-
 struct Exponents {
   alignas(64) i16 left[MAX_K][2][LANES];
   alignas(64) i16 right[MAX_K][2][MAX_COLUMNS / 2];
 };
 
+// Four floats for each row; as many lanes are read as are at once.
+Floats repeated(const float* four) {
+  Floats x;
+  std::memcpy(&x, four, sizeof x);
+  return __builtin_shufflevector(x, x, REPEATED);
+}
+
 // Whole multiples of 2^(top - fraction) as sums.
-Eight sums_of(EightInts whole, EightInts top, const Sums& how) {
-  const EightInts sign = whole & i32(0x80000000);
-  const EightWords magnitude = EightWords(whole < 0 ? -whole : whole);
-  EightInts bits = EightInts(__builtin_convertvector(EightInts(magnitude), Eight));  // rounded to the nearest
-  const EightWords back = EightWords(__builtin_convertvector(Eight(bits), EightInts));
-  bits += EightInts(back > magnitude);  // cut off
-  if (how.halves) bits |= EightInts(back != magnitude) & 1;  // odd where something was cut off
+Floats sums_of(Ints whole, Ints top, const Sums& how) {
+  const Ints sign = whole & i32(0x80000000);
+  const Words magnitude = Words(whole < 0 ? -whole : whole);
+  Ints bits = Ints(__builtin_convertvector(Ints(magnitude), Floats));  // rounded to the nearest
+  const Words back = Words(__builtin_convertvector(Floats(bits), Ints));
+  bits += Ints(back > magnitude);  // cut off
+  if (how.halves) bits |= Ints(back != magnitude) & 1;  // odd where something was cut off
   else bits &= i32(ALL << (23 - how.kept));
-  const Eight cut = Eight(bits | sign) * Eight((127 - how.fraction + top) << 23);
+  const Floats cut = Floats(bits | sign) * Floats((127 - how.fraction + top) << 23);
   if (!how.halves) return cut;
-  Eight out;
-  for (int n = 0; n < 8; n++) out[n] = half_to_float(to_half(cut[n])) + 0.0f;
+  Floats out;
+  for (int n = 0; n < WIDE; n++) out[n] = half_to_float(to_half(cut[n])) + 0.0f;
   return out;
 }
 
-bool any(EightInts flags) {
-  u64 words[4];
+bool any(Ints flags) {
+  u64 words[WIDE / 2], found = 0;
   std::memcpy(words, &flags, sizeof words);
-  return words[0] | words[1] | words[2] | words[3];
+  for (u64 word : words) found |= word;
+  return found;
 }
 
-// 4 eights: columns 8j, 8j + 2, 8j + 4 and 8j + 6, or those after them where `odd`, of rows 0 … 7 or 8 … 15.
+// Lane 4g + t: column 8j + 2t, or 8j + 2t + 1 where `odd`, of row g, or of row 8 + g where `half`.
 struct Place {
   int j, half, odd, first, count;  // products `first` … `first` + `count` - 1
 };
 
 // Adds the products; false where that takes exact_sum.
-bool add_products(Eight* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
-  SixteenShorts top16[2] = {2 * OF_ZERO - (SixteenShorts){}, 2 * OF_ZERO - (SixteenShorts){}};
+bool add_products(Floats* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
+  TwiceShorts tops[PARTS / 2];
+  for (TwiceShorts& top : tops) top = 2 * OF_ZERO - (TwiceShorts){};
   for (int k = at.first; k < at.first + at.count; k++) {
-    FourLongs four;
     u64 own;
     std::memcpy(&own, &exponents.right[k][at.odd][4 * at.j], sizeof own);
-    four = FourLongs{own, own, own, own};
-    for (int n = 0; n < 2; n++) {
-      const SixteenShorts e = reinterpret_cast<const SixteenShorts*>(exponents.left[k][at.half])[n] + SixteenShorts(four);
-      top16[n] = e > top16[n] ? e : top16[n];
+    for (int n = 0; n < PARTS / 2; n++) {
+      const TwiceShorts e = reinterpret_cast<const TwiceShorts*>(exponents.left[k][at.half])[n] + TwiceShorts(own - (Longs){});
+      tops[n] = e > tops[n] ? e : tops[n];
     }
   }
-  EightInts top[4], products[4] = {}, unusual = {};
-  Eight scale[4];
-  for (int n = 0; n < 4; n++) {
-    EightShorts own;
-    std::memcpy(&own, reinterpret_cast<const i16*>(top16) + 8 * n, sizeof own);
-    const EightInts e = __builtin_convertvector(own, EightInts), of_sum = exponents_of(sums[n], how.least_sum);
+  Ints top[PARTS], products[PARTS] = {}, unusual = {};
+  Floats scale[PARTS];
+  for (int n = 0; n < PARTS; n++) {
+    Shorts own;
+    std::memcpy(&own, reinterpret_cast<const i16*>(tops) + WIDE * n, sizeof own);
+    const Ints e = __builtin_convertvector(own, Ints), of_sum = exponents_of(sums[n], how.least_sum);
     top[n] = e > of_sum ? e : of_sum;
     unusual |= (top[n] > HIGHEST) | ((top[n] < LOWEST) & (top[n] > ZEROS));
-    top[n] = top[n] > LOWEST ? top[n] : LOWEST - (EightInts){};
-    scale[n] = Eight((127 + how.fraction - top[n]) << 23);
+    top[n] = top[n] > LOWEST ? top[n] : LOWEST - (Ints){};
+    scale[n] = Floats((127 + how.fraction - top[n]) << 23);
   }
   if (any(unusual)) return false;
   for (int k = at.first; k < at.first + at.count; k++) {
-    const Eight* a = reinterpret_cast<const Eight*>(left.of[k][at.half]);
-    const Four four = *reinterpret_cast<const Four*>(&right.of[k][at.odd][4 * at.j]);
-    const Eight b = __builtin_shufflevector(four, four, 0, 1, 2, 3, 0, 1, 2, 3);
-    for (int n = 0; n < 4; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], EightInts);
+    const Floats* a = reinterpret_cast<const Floats*>(left.of[k][at.half]);
+    const Floats b = repeated(&right.of[k][at.odd][4 * at.j]);
+    for (int n = 0; n < PARTS; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], Ints);
   }
-  for (int n = 0; n < 4; n++) {
-    const EightInts start = __builtin_convertvector(sums[n] * scale[n], EightInts);
-    const EightInts whole = EightInts(EightWords(products[n]) + EightWords(start));
+  for (int n = 0; n < PARTS; n++) {
+    const Ints start = __builtin_convertvector(sums[n] * scale[n], Ints);
+    const Ints whole = Ints(Words(products[n]) + Words(start));
     unusual |= ((products[n] ^ whole) & (start ^ whole)) < 0;
     products[n] = whole;
   }
   if (any(unusual)) return false;
-  for (int n = 0; n < 4; n++) sums[n] = sums_of(products[n], top[n], how);
+  for (int n = 0; n < PARTS; n++) sums[n] = sums_of(products[n], top[n], how);
   return true;
 }
 
-void add_exactly(Eight* sums, const Left& left, const Right& right, const Place& at, const Sums& how) {
+void add_exactly(Floats* sums, const Left& left, const Right& right, const Place& at, const Sums& how) {
   for (int lane = 0; lane < LANES; lane++) {
     float& sum = reinterpret_cast<float*>(sums)[lane];
     sum = exact_sum(sum, &left.of[at.first][at.half][lane], 2 * LANES,
@@ -286,7 +304,7 @@ void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k
     }
   for (int j = 0; j < columns / 8; j++)
     for (int n = 0; n < 4; n++) {
-      Eight sums[4];
+      Floats sums[PARTS];
       std::memcpy(sums, d[4 * j + n].v, sizeof sums);
       for (int first = 0; first < k; first += how.block) {
         const Place at{j, n / 2, n % 2, first, std::min(how.block, k - first)};

@@ -37,6 +37,7 @@ struct alignas(64) Left {
 // B: [k][even columns, odd columns][column / 2].
 struct alignas(64) Right {
   float of[MAX_K][2][MAX_COLUMNS / 2];
+  float beyond[12];  // is read with the last columns
 };
 
 // The two halves of each word as floats: the lower ones and the upper ones; of TFloat the same whole word twice. Works

@@ -16,21 +16,52 @@ namespace sass {
 
 namespace {
 
-// The 128 bytes of a tensor map, as evoengine.cuda_emulator.run packs them: the global address first.
 struct TensorMap {
-  u64 address, argument;
+  u64 address;
   u64 strides[4];  // bytes, of the dimensions but the innermost
   u32 dims[5];
   u16 box[5];
   u8 element_bytes, rank;
   u16 swizzle;     // bytes; 16 for none
-  u8 unused[46];
+  bool nan;        // whether what lies outside of the tensor reads as NaN
 
   u32 row_bytes() const { return u32(box[0]) * element_bytes; }
   u32 rows() const { return u32(box[1]) * box[2] * box[3] * box[4]; }
   u32 bytes() const { return row_bytes() * rows(); }
 };
-static_assert(sizeof(TensorMap) == 128);
+
+// The 128 bytes of a tensor map as hardware has them, by what ptxas makes of `tensormap.replace`: address, then a word of
+// fields, four strides in units of 16 bytes, their upper four bits, five dims less one, and element strides (three bits
+// each) and boxes (bytes) less one.
+struct Packed {
+  u64 address;
+  u32 fields, strides[4], upper, dims[5], element_strides_and_box, boxes;
+  u8 unused[68];
+
+  u32 field(int at, int bits) const { return fields >> at & ((1u << bits) - 1); }
+};
+static_assert(sizeof(Packed) == 128);
+
+constexpr int MAP_BYTES = 128;
+constexpr int RANK_AT = 4, TYPE_AT = 7, INTERLEAVE_AT = 11, SWIZZLE_AT = 13, FILL_AT = 15;
+// by type: u8 u16 u32 s32 u64 s64 f16 f32 f32.ftz f64 bf16; TF32, which rounds, and packed types are not executed
+constexpr u8 ELEMENT_BYTES[16] = {1, 2, 4, 4, 8, 8, 2, 4, 0, 8, 2};
+
+TensorMap unpacked(const Packed& p) {
+  TensorMap map{};
+  map.address = p.address;
+  map.rank = u8(p.field(RANK_AT, 3) + 1);
+  map.element_bytes = ELEMENT_BYTES[p.field(TYPE_AT, 4)];
+  map.swizzle = u16(16u << p.field(SWIZZLE_AT, 2));
+  map.nan = p.field(FILL_AT, 1);
+  for (int d = 0; d < 4; d++) map.strides[d] = (u64(p.upper >> 4 * d & 15) << 32 | p.strides[d]) << 4;
+  for (int d = 0; d < 5; d++) {
+    const bool used = d < map.rank;
+    map.dims[d] = used ? p.dims[d] + 1 : 1;
+    map.box[d] = u16(used ? (d ? p.boxes >> 8 * (d - 1) & 255 : p.element_strides_and_box >> 24) + 1 : 1);
+  }
+  return map;
+}
 
 struct Tile {
   TensorMap map;
@@ -43,22 +74,24 @@ constexpr u32 MAX_ROW = 256 * 8;
 u32 swizzled(u32 address, u32 width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
 
 TensorMap map_at(Context& c, u64 address, u32 rank, const Instruction& i) {
-  TensorMap map;
+  Packed packed;
   char place[64];
   snprintf(place, sizeof place, ": tensor map at 0x%llx ", (unsigned long long)address);
   if (address % 64) throw Fault{named(i) + place + "is not at a multiple of 64"};
   const std::vector<u8>& bank = c.machine.banks[0];
   u64 offset = address - CONSTANT_WINDOW;
   if (address < CONSTANT_WINDOW || offset > 0xffffffff)
-    c.machine.memory.load(address, &map, sizeof map);
-  else if (offset + sizeof map <= bank.size())
-    std::memcpy(&map, bank.data() + offset, sizeof map);
+    c.machine.memory.load(address, &packed, MAP_BYTES);
+  else if (offset + MAP_BYTES <= bank.size())
+    std::memcpy(&packed, bank.data() + offset, MAP_BYTES);
   else
     throw Fault{named(i) + place + "is outside of the parameters"};
-  bool width = map.swizzle == 16 || map.swizzle == 32 || map.swizzle == 64 || map.swizzle == 128;
-  bool box = std::all_of(map.box, map.box + 5, [](u16 extent) { return extent >= 1 && extent <= 256; });
-  if (map.rank < 1 || map.rank > 5 || !width || !box || map.element_bytes < 1 || map.element_bytes > 8)
-    throw Fault{named(i) + place + "is none"};
+  const TensorMap map = unpacked(packed);
+  const bool strided = packed.element_strides_and_box & 0x7fff;
+  if (map.rank > 5 || !map.address || map.address % 16) throw Fault{named(i) + place + "is none"};
+  if (!map.element_bytes || packed.field(INTERLEAVE_AT, 2) || strided)
+    throw Fault{named(i) + place + "has elements of type " + std::to_string(packed.field(TYPE_AT, 4)) +
+                ", is interleaved or strides over elements: that is not executed"};
   if (map.rank != rank)
     throw Fault{named(i) + place + "has " + std::to_string(map.rank) + " dimensions, not " + std::to_string(rank)};
   return map;
@@ -209,6 +242,8 @@ Step load_tile(Context& c, const Instruction& i) {
     const TensorMap& m = tile.map;
     for_each_row(tile, [&](u32 offset, u64 from, u32 first, u32 bytes) {
       alignas(16) u8 row[MAX_ROW] = {};
+      if (m.nan)
+        for (u32 at = 0; at < m.row_bytes(); at++) row[at] = (at + 1) % m.element_bytes ? 0xff : 0x7f;
       if (bytes) machine->memory.load(from + first, row + first, bytes);
       for (const Destination& d : to) {
         u8* shared = d.block->cluster->blocks[d.shared >> 24]->shared.data();
