@@ -7,7 +7,7 @@ kernels' texts (no clock locked); --cubins holds FlashAttention-3's machine code
 row whose kernel is public neither as text nor as machine code is listed and not counted.
 
 Sets: `fa3` and `fast_cu`, on which no constant is fitted. The binary of D128 without a mask is not quite the one that
-was measured, which ran clusters of two blocks.
+was measured, which ran clusters of two blocks; its rows say so.
 
 JSON: a list of {"set", "kernel", "problem", "clock", "measured_us", "predicted_us"}, with the class of the kernel and
 what bounds it. Exit code 1 where a row that has text or machine code could not be predicted; it is named.
@@ -49,6 +49,8 @@ FA3_KINDS = {
     ("128", "1"): "d128_causal_128x128",
 }
 """head dimension and mask → machine code with the tile that ran"""
+MEASURED_OTHERWISE = {"d128_128x176": ", measured in clusters of 2"}
+"""machine code → in what the one that was measured differs"""
 UNLOCKED = Clock(BOOST)
 """of few launches behind one another: an H100 of this project takes fast.cu's published times alone (K10 187 µs, 181
 published), and 15 % more without a pause"""
@@ -83,7 +85,8 @@ def fa3_rows(data: Path, cubins: Path) -> Iterator[Row | Missed]:
         named = f"b{batch},h{heads},s{seqlen},d{dim},fp16" + ",causal" * problem.causal
         try:
             predicted = fa3.predict_launch(cubins, kind, problem, chip, Clock("locked", int(given["clock_mhz"])))
-            yield row_of("fa3", f"{kind} ({given['profile']})", named, float(given["ncu_us"]), predicted)
+            kernel = f"{kind} ({given['profile']}{MEASURED_OTHERWISE.get(kind, '')})"
+            yield row_of("fa3", kernel, named, float(given["ncu_us"]), predicted)
         except (*FAILURES, OSError) as error:
             yield Missed(f"fa3 {kind}, {named}: {error}")
 

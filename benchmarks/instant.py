@@ -43,9 +43,8 @@ from evoengine.records import (
 from evoengine.search import coordinator
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import Evaluator
-from evoengine.search.identity import Identity
+from evoengine.search.identity import Identity, Setting
 from evoengine.search.progress import Progress
-from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import Evaluation
 from evoengine.tuning.resume import ActiveRun, SearchRequest, begin

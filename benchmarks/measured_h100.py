@@ -40,8 +40,9 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from evoengine.devices import cuda_api, tensor_map  # noqa: E402
+from evoengine.devices import cuda_api  # noqa: E402
 from evoengine.devices.base import TensorMapArgument  # noqa: E402
+from evoengine.devices.cuda import encode_tensor_map  # noqa: E402
 from evoengine.devices.cuda_api import CudaError, Event, Function, Module, Parameters  # noqa: E402
 
 Row = dict[str, Any]
@@ -193,7 +194,7 @@ def value(given: Any, places: Mapping[str, int]) -> np.generic | bytes:
     if "map" in given:
         name, tensor, dtype, dims, strides, box, swizzle = given["map"]
         argument = TensorMapArgument(name, tensor, dtype, tuple(dims), tuple(strides), tuple(box), swizzle)
-        return tensor_map.encode(argument, places[tensor])
+        return encode_tensor_map(argument, places[tensor])
     whole = bytearray(given["struct"])
     for offset, part in given["parts"]:
         data = value(part, places)

@@ -33,8 +33,8 @@ from evoengine.paths import asset
 from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
+from evoengine.search.identity import Setting
 from evoengine.search.progress import Progress
-from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads import parse_problem

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evoengine.errors import UsageError
-from evoengine.passwords import without_passwords
+from evoengine.text import without_passwords
 
 
 def hint(command: str, *arguments: object, **options: object) -> str:

@@ -17,8 +17,8 @@ from evoengine.errors import UsageError
 from evoengine.ledger.database import display_url, parse_url
 from evoengine.ledger.optuna import dashboard as study_summary
 from evoengine.ledger.optuna import study
-from evoengine.passwords import command_line, hide_passwords
 from evoengine.paths import chosen_database
+from evoengine.text import command_line, hide_passwords
 from tests.support.recorded import cache
 from tests.support.vouch import vouch_for_all
 

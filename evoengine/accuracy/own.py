@@ -14,7 +14,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.records import L2, Candidate, Clocks, Kind, Rejection
 from evoengine.sass.clock import BOOST, SUSTAINED, Clock
 from evoengine.sass.predict import MODEL_VERSION, Unpredictable
-from evoengine.search.recompile import with_machine_code
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import target_of
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.terms import model_version

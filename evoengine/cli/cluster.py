@@ -24,7 +24,7 @@ def cluster() -> None:
 def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
     from evoengine.cli.output import print_json, say, stdout
-    from evoengine.tuning.cluster_status import cluster_status
+    from evoengine.tuning.detached import cluster_status
     from evoengine.views.cluster import cluster_json, cluster_remarks, nodes_table
 
     found = cluster_status(cluster)
@@ -78,7 +78,7 @@ def up(folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cp
     Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
     """
     from evoengine.cli.output import say
-    from evoengine.tuning.cluster_up import KUBERNETES, SLURM, Cluster, write_files
+    from evoengine.tuning.ray_cluster import KUBERNETES, SLURM, Cluster, write_files
 
     if slurm == k8s:
         raise UsageError("cluster up takes one of --slurm and --k8s")

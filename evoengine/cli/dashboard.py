@@ -57,7 +57,7 @@ def dashboard(db: str | None, port: int) -> None:
     from evoengine.hints import hint
     from evoengine.ledger.optuna.dashboard import summarise_large_studies
     from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage
-    from evoengine.passwords import hide_passwords
+    from evoengine.text import hide_passwords
 
     with reading(db) as ledger:
         _require_free(port)

@@ -76,7 +76,7 @@ def history(
     """List the trials in the ledger and their outcomes."""
     from evoengine.cli.output import say
     from evoengine.ledger.read import Wanted
-    from evoengine.space.where import Where
+    from evoengine.space.expression import Where
 
     if all_of_them and limit:
         raise UsageError("--all and --limit contradict each other; leave one out")
@@ -132,8 +132,8 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
     from evoengine.cli.output import say
-    from evoengine.publish.atomic_file import write_atomically
-    from evoengine.views.csv import csv_lines
+    from evoengine.paths import write_atomically
+    from evoengine.views.trials import csv_lines
 
     lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))
     if file == STDOUT:

@@ -46,14 +46,14 @@ def serve(host: str | None, port: int | None, trusted_proxy: str | None, check: 
     from evoengine.cli.output import say
 
     try:
-        from evoengine.service.server import serve as run
+        from evoengine.service.app import serve as run
         from evoengine.service.settings import load_settings
     except ModuleNotFoundError as error:
         raise MachineError(f"the service needs {error.name}: pip install evoengine[service]") from error
 
     settings = load_settings(host=host, port=port, trusted_proxy=trusted_proxy)
     if check:
-        from evoengine.service.server import check as checked
+        from evoengine.service.app import check as checked
 
         for line in checked(settings, db):
             say(line)

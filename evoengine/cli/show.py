@@ -85,7 +85,7 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.records import Rejection
-    from evoengine.search.recompile import with_machine_code
+    from evoengine.search.compilers import with_machine_code
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel

@@ -71,6 +71,7 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.optuna.study import optuna_storage, rebuild
     from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.transfer import import_run
     from evoengine.text import printable
 
     with LiveProgress() as live:
@@ -80,7 +81,7 @@ def import_(file: Path, db: str | None) -> None:
         with open_ledger(db, create=True) as ledger:
             live.stage("writing the ledger")
             storage = optuna_storage(ledger.url)
-            run, trials = ledger.import_run(_marked(whole, ledger), lambda done: live.count(done, count))
+            run, trials = import_run(ledger, _marked(whole, ledger), lambda done: live.count(done, count))
             numbers = f"run {run}, trials {trials[0]} to {trials[-1]}"
             live.say(f"imported {len(trials)} trials from {file} into {ledger.place} as {numbers}")
             live.say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
@@ -137,11 +138,9 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     from evoengine import __version__
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
-    from evoengine.passwords import command_line
     from evoengine.records import Kind
-    from evoengine.search.recorded import read_recorded
-    from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
-    from evoengine.text import printable
+    from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
+    from evoengine.text import command_line, printable
     from evoengine.tuning.recorded import echo_estimated_alone
 
     space, now = read_recorded(file), datetime.now(UTC)
@@ -179,6 +178,7 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
 def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     """Write a run to a T4 file, the common format of auto-tuners, for other tools or another ledger."""
     from evoengine.cli.output import say
+    from evoengine.ledger.transfer import read_run
     from evoengine.publish.t4 import to_t4
 
     with reading(db) as ledger:
@@ -190,7 +190,7 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
         run = run or max(runs)
         if run not in runs:
             raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
-        data = to_t4(ledger.whole_run(run))
+        data = to_t4(read_run(ledger, run))
     try:
         file.write_text(json.dumps(data, allow_nan=False) + "\n", "utf-8")
     except OSError as error:

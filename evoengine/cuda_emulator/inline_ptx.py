@@ -197,7 +197,12 @@ def _call(mnemonic: str, arguments: list[str], line: int) -> str:
 
 def _memory_call(mnemonic: str, arguments: list[str], line: int) -> str:
     """Translate a memory instruction with order, scope and type, which may be written in several orders."""
-    kind, *parts = re.sub(r"\.L[12]::[\w:]+", "", mnemonic).replace("shared::cta", "shared").split(".")
+    kind, *parts = (
+        re.sub(r"\.L[12]::[\w:]+", "", mnemonic)
+        .replace("shared::cta", "shared")
+        .replace("shared::cluster", "shared")
+        .split(".")
+    )
     order = next((_ORDERS[part] for part in parts if part in _ORDERS), None)
     scope = next((_SCOPES[part] for part in parts if part in _SCOPES), None)
     operation = next((part for part in parts if part in _OPERATIONS), None)

@@ -6,6 +6,7 @@ replaced.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from evoengine.devices import cuda_api, torch_gpu
+from evoengine.devices import cuda_api, tensor_map, torch_gpu
 from evoengine.devices.base import (
     LAUNCH_SECONDS,
     Argument,
@@ -34,7 +35,6 @@ from evoengine.devices.base import (
     Tensors,
 )
 from evoengine.devices.cuda_api import CudaError
-from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import Binary, Launch
@@ -166,7 +166,7 @@ def _parameter(argument: PassedArgument, buffers: dict[str, torch.Tensor]) -> np
     if isinstance(argument, TensorArgument):
         return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
     if isinstance(argument, TensorMapArgument):
-        return encode(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
+        return encode_tensor_map(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
     assert not isinstance(argument, ScratchArgument)  # rounds_by_launches passes scratch memory as a tensor
     return argument.value
 
@@ -188,6 +188,40 @@ def _check_guards(argument: TensorArgument, found: np.ndarray) -> np.ndarray:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_L2_PROMOTION_256B = 3
+
+
+def encode_tensor_map(argument: TensorMapArgument, device_pointer: int) -> bytes:
+    """Return the 128 bytes of the map of a tensor at `device_pointer`, a multiple of 16. Call `check` first.
+
+    Elements outside the dims read as zero and are not written. Raises MachineError if no driver supports tensor maps
+    (12.0 and later), KernelUnbuildable if it refuses the map.
+    """
+    rank = len(argument.dims)
+    _, dtype, _ = tensor_map.ELEMENTS[argument.dtype]
+    memory = ctypes.create_string_buffer(tensor_map.BYTES + tensor_map.ALIGNMENT)
+    start = -ctypes.addressof(memory) % tensor_map.ALIGNMENT
+    try:
+        cuda_api.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.addressof(memory) + start,
+            dtype,
+            rank,
+            device_pointer + argument.offset,
+            (ctypes.c_uint64 * rank)(*argument.dims),
+            (ctypes.c_uint64 * rank)(*argument.strides_bytes),
+            (ctypes.c_uint32 * rank)(*argument.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleaving
+            tensor_map.SWIZZLES[argument.swizzle],
+            _L2_PROMOTION_256B,
+            argument.nan,  # what lies outside of the tensor
+        )
+    except CudaError as error:
+        raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error
+    return memory.raw[start : start + tensor_map.BYTES]
 
 
 # Run rounds on a device that launches one kernel at a time and keeps no record of stores, as a GPU does.

@@ -1,4 +1,4 @@
-"""Tensor maps: the 128 bytes by which TMA finds tiles of a tensor. Their rules, and the driver's encoding of them.
+"""Tensor maps, the 128 bytes by which TMA finds tiles: their rules, and what stands for one without a driver.
 
 The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, Tensor Map Object Management) for maps without
 interleaving and with all element strides 1, which is what a dense tensor needs.
@@ -6,26 +6,22 @@ interleaving and with all element strides 1, which is what a dense tensor needs.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Iterator
 
-from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
-from evoengine.devices.cuda_api import CudaError
 
 BYTES = 128
 """of a tensor map; it must lie at a multiple of 64, since CUDA 13.0 of 128"""
 ALIGNMENT = 128
 
-_ELEMENTS = {
+ELEMENTS = {
     "uint8": (1, 0, 0), "uint16": (2, 1, 1), "uint32": (4, 2, 2), "int32": (4, 3, 3), "uint64": (8, 4, 4),
     "int64": (8, 5, 5), "fp16": (2, 6, 6), "fp32": (4, 7, 7), "fp64": (8, 8, 9), "bf16": (2, 9, 10),
 }  # fmt: skip # a table
 """dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*, the number of PTX's tensormap.replace"""
-_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """bytes → CU_TENSOR_MAP_SWIZZLE_*"""
-_L2_PROMOTION_256B = 3
 
 
 _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
@@ -42,7 +38,7 @@ def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> byte
         return [*values, *[1] * (5 - len(values))]
 
     strides = five(argument.strides_bytes)[:4]
-    element, rank = _ELEMENTS[argument.dtype][0], len(argument.dims)
+    element, rank = ELEMENTS[argument.dtype][0], len(argument.dims)
     shape = (*five(argument.dims), *five(argument.box))
     return _DESCRIPTION.pack(address + argument.offset, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
 
@@ -60,7 +56,7 @@ def pack(argument: TensorMapArgument, address: int) -> bytes:
     dims, box = ([n - 1 for n in of] + [0] * (5 - rank) for of in (argument.dims, argument.box))
     units = [stride // 16 for stride in argument.strides_bytes] + [0] * (5 - rank)
     upper = sum((unit >> 32 & 15) << 4 * n for n, unit in enumerate(units[:4]))
-    fields = rank - 1 << 4 | _ELEMENTS[argument.dtype][2] << 7 | _SWIZZLES[argument.swizzle] << 13 | argument.nan << 15
+    fields = rank - 1 << 4 | ELEMENTS[argument.dtype][2] << 7 | SWIZZLES[argument.swizzle] << 13 | argument.nan << 15
     boxes = int.from_bytes(bytes(box[1:]), "little")
     strides = [unit & 0xFFFFFFFF for unit in units[:4]]
     return _PACKED.pack(address + argument.offset, fields, *strides, upper, *dims, box[0] << 24, boxes)
@@ -74,9 +70,9 @@ def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
 
 def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     rank = len(a.dims)
-    if a.dtype not in _ELEMENTS:
-        yield f"dtype {a.dtype!r}, which must be one of {', '.join(_ELEMENTS)}"
-    if a.swizzle not in _SWIZZLES:
+    if a.dtype not in ELEMENTS:
+        yield f"dtype {a.dtype!r}, which must be one of {', '.join(ELEMENTS)}"
+    if a.swizzle not in SWIZZLES:
         yield f"a swizzle of {a.swizzle} bytes, which must be 0, 32, 64 or 128"
     if not 1 <= rank <= 5 or len(a.box) != rank or len(a.strides_bytes) != rank - 1:
         found = f"{rank} dims, {len(a.box)} of the box and {len(a.strides_bytes)} strides"
@@ -90,44 +86,13 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     for extent in a.box:
         if not 1 <= extent <= 256:
             yield f"a box of {extent} elements along a dim, which must be 1 to 256"
-    row = a.box[0] * _ELEMENTS[a.dtype][0]
+    row = a.box[0] * ELEMENTS[a.dtype][0]
     if row % 16:
         yield f"a box of {row} bytes along the innermost dim, which must be a multiple of 16"
     # A narrower row is legal too; nothing says how it is laid out, so it is refused here.
     if a.swizzle and row != a.swizzle:
         yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
     last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
-    end = a.offset + last + a.dims[0] * _ELEMENTS[a.dtype][0]
+    end = a.offset + last + a.dims[0] * ELEMENTS[a.dtype][0]
     if end > tensor_bytes:
         yield f"it reaches {end} bytes into tensor {a.tensor} of {tensor_bytes}"
-
-
-def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
-    """Return the 128 bytes of the map of a tensor at `device_pointer`, a multiple of 16. Call `check` first.
-
-    Elements outside the dims read as zero and are not written. Raises MachineError if no driver supports tensor maps
-    (12.0 and later), KernelUnbuildable if it refuses the map.
-    """
-    rank = len(argument.dims)
-    _, dtype, _ = _ELEMENTS[argument.dtype]
-    memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
-    start = -ctypes.addressof(memory) % ALIGNMENT
-    try:
-        cuda_api.call(
-            "cuTensorMapEncodeTiled",
-            ctypes.addressof(memory) + start,
-            dtype,
-            rank,
-            device_pointer + argument.offset,
-            (ctypes.c_uint64 * rank)(*argument.dims),
-            (ctypes.c_uint64 * rank)(*argument.strides_bytes),
-            (ctypes.c_uint32 * rank)(*argument.box),
-            (ctypes.c_uint32 * rank)(*[1] * rank),
-            0,  # no interleaving
-            _SWIZZLES[argument.swizzle],
-            _L2_PROMOTION_256B,
-            argument.nan,  # what lies outside of the tensor
-        )
-    except CudaError as error:
-        raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error
-    return memory.raw[start : start + BYTES]

@@ -13,9 +13,8 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, read_json, read_text
-from evoengine.formats.literals import NotLiteral, expression_of
 from evoengine.formats.naive_kernels import naive_kernel
-from evoengine.formats.tuned_kernel import STUB
+from evoengine.formats.tuned_kernel import STUB, NotLiteral, expression_of
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.space.expression import Expression
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.formats.folder import NewFolder, inside, read_text
-from evoengine.formats.scripts import run_script
+from evoengine.formats.folder import NewFolder, inside, read_text, run_script
 from evoengine.formats.tuned_kernel import (
     Argument,
     Parameter,

@@ -8,14 +8,16 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
-from evoengine.formats.literals import LARGEST, NotLiteral, values_of
 from evoengine.formats.tuned_kernel import (
+    LARGEST,
     Argument,
+    NotLiteral,
     TunedKernel,
     folder_of,
     knob_values,
     parameters_of,
     require_divisors,
+    values_of,
 )
 from evoengine.workloads.folder_reader import require_name
 

@@ -32,9 +32,9 @@ from evoengine.ledger.integrity import Damaged
 from evoengine.ledger.optuna import schema as optuna_schema
 from evoengine.ledger.schema import LOCK_KEY, REVISIONS, upgrade
 from evoengine.ledger.tables import VERSION_TABLE
-from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import chosen_database, default_database
 from evoengine.sandbox.machine import require_files
+from evoengine.text import hide_passwords, without_passwords
 
 
 class Unavailable(UsageError):

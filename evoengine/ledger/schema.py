@@ -45,8 +45,8 @@ from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.tables import VERSION_TABLE, Base, MachineCodeRow
-from evoengine.passwords import hide_passwords
 from evoengine.records import UNKNOWN_POLICY
+from evoengine.text import hide_passwords
 
 if TYPE_CHECKING:
     from alembic.migration import MigrationContext
@@ -107,7 +107,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables at once, as the migrations would have left them; tests/ledger/test_migrations.py compares."""
+    """Make all tables at once, as an upgrade would leave them; tests/ledger/test_migrations.py compares."""
     name = VERSION_TABLE
     revision = Column("version_num", String(32), nullable=False)
     versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))

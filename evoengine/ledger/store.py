@@ -84,7 +84,6 @@ from evoengine.ledger.tables import (
     VerdictRow,
 )
 from evoengine.ledger.transactions import Database, patient
-from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database
 from evoengine.records import (
@@ -347,21 +346,6 @@ class Ledger:
             known = [to_baseline(row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
-
-    def whole_run(self, run: int) -> RunHistory:
-        """Return all that is known of a run's finished candidates but their cubins, for another ledger to import."""
-        with self.database.reading() as session:
-            return read_run(session, run)
-
-    def import_run(
-        self, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
-    ) -> tuple[int, list[int]]:
-        """Insert a run of another ledger or tuner; return its number and the new trial numbers, in order.
-
-        `on_done` is told how many trials are written.
-        """
-        with self.database.writing() as session:
-            return insert_run(session, whole, utc_now(), on_done)
 
     @patient
     def look_for_killed(self) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
@@ -35,6 +35,9 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import Run
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
 from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
 
 IMPORTED = "imported: "
 """begins the compiler of a binary that another ledger had: what it said is kept, its machine code is not"""
@@ -74,19 +77,18 @@ class RunHistory:
     dossiers: Iterable[CandidateHistory]
 
 
-def read_run(session: Session, number: int) -> RunHistory:
-    """Return the run of that number; cubins, which no other ledger would take, are empty."""
+def read_run(ledger: Ledger, number: int) -> RunHistory:
+    """Return a run with its finished candidates; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
-    rows = session.scalars(
-        finished.options(*load_options(with_cubin=False), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
-    )
-    return RunHistory(
-        to_run(session.get_one(RunRow, number)),
-        [(b.taken_at, to_baseline(b)) for b in session.scalars(of_run)],
-        [_dossier(row) for row in rows],
-    )
+    whole = (*load_options(with_cubin=False), selectinload(CandidateRow.profiles))
+    with ledger.database.reading() as session:
+        return RunHistory(
+            to_run(session.get_one(RunRow, number)),
+            [(b.taken_at, to_baseline(b)) for b in session.scalars(of_run)],
+            [_dossier(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
+        )
 
 
 def _dossier(row: CandidateRow) -> CandidateHistory:
@@ -100,16 +102,24 @@ def _dossier(row: CandidateRow) -> CandidateHistory:
     )
 
 
-def insert_run(
-    session: Session, whole: RunHistory, now: datetime, on_done: Callable[[int], None]
+def import_run(
+    ledger: Ledger, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
 ) -> tuple[int, list[int]]:
-    """Insert a run; return its number and its candidates' new trial numbers, in order.
+    """Insert a run of another ledger or tuner; return its number and its candidates' new trial numbers, in order.
 
-    `now` stands for times that nobody noted, `on_done` is told how many trials are written.
+    `on_done` is told how many trials are written.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
+    with ledger.database.writing() as session:
+        return _insert_run(session, whole, datetime.now(UTC), on_done)
+
+
+def _insert_run(
+    session: Session, whole: RunHistory, now: datetime, on_done: Callable[[int], None]
+) -> tuple[int, list[int]]:
+    """Insert a run; `now` stands for times that nobody noted."""
     integrity.call_it(session.connection(), integrity.IMPORTED)
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"

@@ -35,7 +35,6 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
-from evoengine.passwords import hide_passwords
 from evoengine.publish.imported import validate_run
 from evoengine.records import (
     UNKNOWN_POLICY,
@@ -48,6 +47,7 @@ from evoengine.records import (
     Outcome,
     Source,
 )
+from evoengine.text import hide_passwords
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"

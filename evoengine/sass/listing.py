@@ -16,7 +16,6 @@ from pathlib import Path
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
-from evoengine.records import Binary
 from evoengine.sandbox.host_compiler import building, cache_folder, prune
 from evoengine.sandbox.machine import require_own_end
 from evoengine.sass import elf
@@ -160,11 +159,6 @@ def _printed(tool: str, cubin: bytes, only: Sequence[str]) -> str:
         said = done.stderr.strip().splitlines()
         raise UsageError(f"nvdisasm cannot read the binary: {said[0] if said else f'exit code {done.returncode}'}")
     return done.stdout
-
-
-def listing_of(binary: Binary) -> str:
-    """Return the listing that came with the binary, else a new one. Raises what `disassemble` raises."""
-    return binary.listing or disassemble(binary.cubin)
 
 
 def instruction_mix(listing: str) -> dict[str, int]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import replace
 
 from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
-from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.records import Binary, Candidate, CompiledCandidate, Outcome, Rejection, Source
+from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.sandbox.workers import Answer, WorkerPool, Workers
-from evoengine.search.setting import Setting
+from evoengine.search.identity import Setting
+from evoengine.search.targets import stored_gpu
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.render import Template, fill
-from evoengine.stages.tasks import COMPILE_SECONDS
+from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 from evoengine.stages.toolchain import compiler_version
 
 RENDER_LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)
@@ -112,3 +114,35 @@ class Compilers:
 def _holds(future: Future[Answer | Rejection], kind: type[Answer]) -> bool:
     """Return whether the future returned such an answer, or may still return one."""
     return not future.done() or (future.exception() is None and isinstance(future.result(), kind))
+
+
+# Recompile machine code that a ledger lacks, such as that of imported candidates, from the source.
+
+
+def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
+    """Return the trial with its cubin if it was compiled.
+
+    An imported trial is compiled for its GPU, and the binary is stored. Returns a Rejection if its source does not
+    compile. Raises MachineError if this machine has no compiler, UsageError if the GPU is unknown or the stored data is
+    damaged.
+    """
+    candidate = ledger.candidate(trial, with_cubin=True)
+    if candidate.source is None or candidate.binary is None or candidate.binary.cubin:
+        return candidate
+    arch = stored_gpu(ledger, candidate.gpu).arch
+    workers = WorkerPool(1, COMPILER_LIMITS)
+    try:
+        made = workers.submit(
+            compile_task,
+            candidate.source,
+            arch,
+            on_crash=Outcome.UNCOMPILABLE,
+            returns=Binary,
+            seconds=COMPILE_SECONDS,
+        ).result()
+    finally:
+        workers.close()
+    if isinstance(made, Rejection):
+        return made
+    ledger.record_binary(trial, candidate.source, made)
+    return replace(candidate, binary=made)

@@ -21,7 +21,7 @@ from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
-from evoengine.search.identity import Identity
+from evoengine.search.identity import Identity, Setting
 from evoengine.search.in_flight import InFlight, Pending
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests, sibling_prior
@@ -31,7 +31,6 @@ from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import PRIOR_GUIDED
-from evoengine.search.setting import Setting
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 

@@ -31,9 +31,9 @@ from evoengine.records import (
 )
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool, Workers
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.evaluators import CpuEvaluator, Evaluator, Job, make_plans, seed_for
 from evoengine.search.first_build import build_judges
-from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import SearchSpace
 from evoengine.timing.statistics import SAME_WITHIN

@@ -11,19 +11,44 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from evoengine.ledger.runs import Device
+from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.paths import package_folder
 from evoengine.records import GATE_VERSION, Config, Plans, Source
 from evoengine.sass.predict import MODEL_VERSION
-from evoengine.search.setting import Setting
+from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
+from evoengine.stages.render import Fill, fill
 from evoengine.stages.toolchain import compiler_version
-from evoengine.workloads.base import AnyWorkload
+from evoengine.workloads.base import AnyWorkload, Target
+
+# The settings of a search.
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is searched, where, and for how long."""
+
+    target: Target
+    space: SearchSpace
+    templates: Path
+    sampler: str
+    seed: int
+    trials: int
+    seconds: float | None
+    jobs: int
+    timed: bool
+    """whether a GPU times the candidates, so that spills are left to the timing"""
+    objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
+    fill: Fill = fill
+    remeasure: bool = False
+    """whether results in the ledger are not reused"""
+
 
 LIBRARIES = ("torch", "numpy")
 TEMPLATES = (".j2", ".cu", ".cuh", ".h", ".hpp", ".json", ".py", ".toml")

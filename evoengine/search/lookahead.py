@@ -18,8 +18,8 @@ from evoengine.errors import EvoengineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Rejection, Source, config_key
 from evoengine.sandbox.workers import Answer
 from evoengine.search.compilers import Compilers
+from evoengine.search.identity import Setting
 from evoengine.search.samplers.prior import Prior
-from evoengine.search.setting import Setting
 from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch

@@ -9,9 +9,8 @@ from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Config, Kind, config_key
-from evoengine.search.samplers.pool import Space
-from evoengine.search.samplers.prior import MIN_MEASURED, Prior
-from evoengine.search.setting import Setting
+from evoengine.search.identity import Setting
+from evoengine.search.samplers.prior import MIN_MEASURED, Prior, Space
 from evoengine.workloads import parse_problem
 
 OTHER_WORD = 8.0

@@ -7,17 +7,19 @@ projected into the ledger's file (`evoengine.ledger.optuna.study`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.records import Config, Value, config_key
-from evoengine.search.samplers.builtin import MAKERS, ORDINAL
-from evoengine.search.samplers.pool import StartedSpace
-from evoengine.search.samplers.prior import Prior
+from evoengine.search.samplers.evolution import EvolutionSampler
+from evoengine.search.samplers.prior import Prior, Space, StartedSpace
 from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
@@ -207,3 +209,20 @@ class Proposer:
 def _seed(seed: int, past: Sequence[PastTrial]) -> int:
     """Return a seed that depends on the past, so that a continued run does not repeat its first draws."""
     return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed
+
+
+# The samplers by name: evoengine's own and Optuna's.
+
+# grouped TPE, for conditional knobs, and CMA-ES with margin, for integers, are marked experimental
+warnings.filterwarnings("ignore", category=ExperimentalWarning, module="optuna")
+
+MAKERS: dict[str, Callable[[int, Space, Prior | None], BaseSampler]] = {
+    "evolution": EvolutionSampler,
+    "tpe": lambda seed, *_: TPESampler(seed=seed, group=True, multivariate=True),
+    "nsga2": lambda seed, *_: NSGAIISampler(seed=seed, population_size=20),
+    "cmaes": lambda seed, *_: CmaEsSampler(seed=seed, warn_independent_sampling=False, with_margin=True),
+    "gp": lambda seed, *_: GPSampler(seed=seed, deterministic_objective=True, warn_independent_sampling=False),
+    "random": lambda seed, *_: RandomSampler(seed=seed),
+}
+ORDINAL = frozenset({"cmaes", "gp"})
+"""samplers that work on numbers: an ordered knob is passed to them as the index of its value"""

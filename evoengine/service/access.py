@@ -10,12 +10,13 @@ import binascii
 import hashlib
 import re
 import secrets
+import threading
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -28,12 +29,13 @@ from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
-from evoengine.service.errors import problem
+from evoengine.service.answers import Answers, Reports
+from evoengine.service.executors import Executors
+from evoengine.service.jobs import Jobs
+from evoengine.service.limits import LANES, POLLS, Lane, Threads
+from evoengine.service.requests import problem
 from evoengine.service.settings import Settings
 from evoengine.service.tables import TokenRow
-
-if TYPE_CHECKING:
-    from evoengine.service.state import State
 
 PREFIX = "evo_"
 SCOPES = ("read", "submit", "work", "admin")
@@ -267,3 +269,32 @@ def _is_local(asking: HTTPConnection, settings: Settings) -> bool:
 
 def _is_browser(asking: HTTPConnection) -> bool:
     return "text/html" in asking.headers.get("accept", "")
+
+
+# What the parts of a server share.
+
+
+@dataclass(slots=True)
+class State:
+    settings: Settings
+    ledger: Ledger
+    jobs: Jobs
+    tokens: Tokens
+    answers: Answers
+    executors: Executors
+    dispatches: Callable[[], bool]
+    """whether this server's dispatcher works"""
+    reports: Reports
+    quick: Threads
+    """of what everybody needs at once: health, tokens, the best kernel; they use connections of their own"""
+    polls: Threads = field(default_factory=lambda: Threads(POLLS))
+    """of requests that wait for jobs"""
+    lanes: Mapping[str, Lane] = field(default_factory=lambda: {name: Lane(*sizes) for name, sizes in LANES.items()})
+    stopping: threading.Event = field(default_factory=threading.Event)
+    streams: int = 0
+    """requests that wait for events now"""
+
+
+def state_of(request: Request) -> State:
+    found: State = request.app.state.service
+    return found

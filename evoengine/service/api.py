@@ -31,13 +31,12 @@ from evoengine.ledger.tables import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
 from evoengine.sandbox.untrusted import parse_json
-from evoengine.service.access import require, require_own
+from evoengine.service.access import State, require, require_own, state_of
 from evoengine.service.answers import Answered, Question
 from evoengine.service.executors import server_json
 from evoengine.service.jobs import LONGEST_KEY, Job, job_json
 from evoengine.service.limits import busy, turn
 from evoengine.service.requests import JobRequest, RetuneRequest, checked, retune_requests
-from evoengine.service.state import State, state_of
 from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe

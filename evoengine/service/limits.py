@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from evoengine.service.errors import RETRY_SECONDS, problem
+from evoengine.service.requests import RETRY_SECONDS, problem
 from evoengine.service.settings import Settings
 
 LANES = {"jobs": (4, 100), "results": (4, 60), "pages": (3, 40)}

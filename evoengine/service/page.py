@@ -21,15 +21,13 @@ from pydantic import ValidationError
 
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
-from evoengine.search.replay import RECORDED
-from evoengine.service.access import may_cancel, may_submit, require_own, require_own_page
+from evoengine.search.recorded import RECORDED
+from evoengine.service.access import State, may_cancel, may_submit, require_own, require_own_page, state_of
 from evoengine.service.api import Name, Number, Reader, Submitter, tagged
-from evoengine.service.errors import sentence
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
 from evoengine.service.limits import turn
-from evoengine.service.requests import DEVICES, JobRequest, checked
-from evoengine.service.state import State, state_of
+from evoengine.service.requests import DEVICES, JobRequest, checked, sentence
 from evoengine.text import plain
 from evoengine.views.candidate_tables import config_line, sent_figure
 from evoengine.views.trials import TrialView, trial_json

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from evoengine.errors import EvoengineError, MachineError, NothingFound
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Candidate, Outcome
-from evoengine.search.replay import RECORDED
+from evoengine.search.recorded import RECORDED
 from evoengine.service.executors import CPU, Executors
 from evoengine.service.jobs import DONE, FAILED, Fenced, Job, Jobs
 from evoengine.service.settings import Settings, load_settings
-from evoengine.tuning.fleet_search import FleetSearch
+from evoengine.tuning.fleet import FleetSearch
 from evoengine.tuning.measure import MeasureRun
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions
@@ -34,7 +34,7 @@ from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
     from evoengine.search.progress import Progress
-    from evoengine.tuning.fleet_search import FleetSearch
+    from evoengine.tuning.fleet import FleetSearch
     from evoengine.tuning.recorded import RecordedSearch
     from evoengine.tuning.search import Search
 

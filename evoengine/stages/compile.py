@@ -200,6 +200,11 @@ def require_entry(cubin: bytes, entry: str) -> None:
     raise CompileFailed(f"the binary has no kernel named {entry}: {found}; {remedy}")
 
 
+def listing_of(binary: Binary) -> str:
+    """Return the listing that came with the binary, else a new one. Raises what `disassemble` raises."""
+    return binary.listing or disassemble(binary.cubin)
+
+
 # Lines of the source text for addresses of machine code.
 #
 # A candidate's binary has no line table: it would treble its size in the ledger. Where a message names addresses, the

@@ -41,8 +41,7 @@ from evoengine.records import (
 from evoengine.sass import core, rounds
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import require_arch
-from evoengine.sass.listing import listing_of
-from evoengine.stages.compile import name_source_lines
+from evoengine.stages.compile import listing_of, name_source_lines
 from evoengine.stages.verify import (
     CaseIdentity,
     compare,

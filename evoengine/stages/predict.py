@@ -30,8 +30,8 @@ from evoengine.sass.clock import Clock
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
-from evoengine.sass.listing import listing_of
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
+from evoengine.stages.compile import listing_of
 from evoengine.workloads.base import Target, taken
 
 SEED = 0

@@ -23,9 +23,10 @@ from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, CompiledCandidate, Profile
 from evoengine.sass.core import Program
-from evoengine.sass.listing import instructions, listing_of
+from evoengine.sass.listing import instructions
 from evoengine.sass.model import Timed, addresses, stall_names
 from evoengine.sass.predict import Prediction, Unpredictable
+from evoengine.stages.compile import listing_of
 from evoengine.stages.predict import model_name, predict_binary
 from evoengine.workloads.base import Target
 

@@ -19,8 +19,7 @@ from evoengine.devices.base import (
     TensorParameter,
     launch_seconds,
 )
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu, first_line
-from evoengine.devices.tensor_map import encode
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu, encode_tensor_map, first_line
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import CaseResult, CompiledCandidate, Policy
@@ -318,7 +317,7 @@ def _value(parameter: Parameter, pointers: dict[str, int]) -> np.generic | bytes
     if isinstance(parameter, TensorParameter | ScratchParameter):
         return np.uint64(pointers[parameter.name])
     if isinstance(parameter, TensorMapArgument):
-        return encode(parameter, pointers[parameter.tensor])
+        return encode_tensor_map(parameter, pointers[parameter.tensor])
     assert isinstance(parameter, ScalarArgument)
     return parameter.value
 

@@ -21,8 +21,8 @@ from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
 from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
-from evoengine.search.recompile import with_machine_code
 from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us

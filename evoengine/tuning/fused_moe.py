@@ -10,7 +10,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.atomic_file import write_atomically
+from evoengine.paths import write_atomically
 from evoengine.workloads.gemm.fused_moe import FusedMoe, fused_moe_files
 from evoengine.workloads.gemm.problem import GemmProblem, parse_problem
 

@@ -18,8 +18,16 @@ from evoengine.records import Candidate, Kind
 from evoengine.sandbox.untrusted import read_limited
 from evoengine.search import samplers
 from evoengine.search.progress import Progress
-from evoengine.search.recorded import LARGEST_FILE, RecordedSpace, read_recorded
-from evoengine.search.replay import RECORDED, REPLAY_OBJECTIVE, Replay, device_of, problem_of
+from evoengine.search.recorded import (
+    LARGEST_FILE,
+    RECORDED,
+    REPLAY_OBJECTIVE,
+    RecordedSpace,
+    Replay,
+    device_of,
+    problem_of,
+    read_recorded,
+)
 from evoengine.text import printable
 from evoengine.tuning.resume import SearchRequest, begin
 from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, complete_from_run, finisher

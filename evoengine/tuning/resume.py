@@ -14,7 +14,7 @@ from evoengine.errors import UsageError
 from evoengine.hints import hint
 from evoengine.ledger.runs import KILLED, Device, Run
 from evoengine.ledger.store import Ledger, SpaceFile
-from evoengine.passwords import command_line
+from evoengine.text import command_line
 from evoengine.tuning.setup import Echo
 
 INTERRUPTED = "interrupted"

@@ -20,7 +20,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
-from evoengine.publish.atomic_file import write_atomically
+from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Kind, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
@@ -29,11 +29,10 @@ from evoengine.search import samplers
 from evoengine.search.compilers import Renderer
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
-from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
+from evoengine.search.identity import Identity, Setting, environment, kernel_identity, templates_digest
 from evoengine.search.progress import Progress
+from evoengine.search.recorded import RECORDED
 from evoengine.search.reference import require_reference
-from evoengine.search.replay import RECORDED
-from evoengine.search.setting import Setting
 from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.boards import Choice, choose_gpu, custom_definition, find_stored_gpu, require_same_board
 from evoengine.tuning.places import Place, ThisMachine

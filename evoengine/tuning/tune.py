@@ -11,9 +11,9 @@ from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.replay import RECORDED
+from evoengine.search.recorded import RECORDED
 from evoengine.tuning.arguments import checked
-from evoengine.tuning.fleet_search import FleetSearch
+from evoengine.tuning.fleet import FleetSearch
 from evoengine.tuning.places import ThisMachine
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions, SearchResult

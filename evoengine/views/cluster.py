@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
-from evoengine.tuning.detached import DetachedStatus
+from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.ray_cluster import Node
 from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table

@@ -79,15 +79,17 @@ def pipeline_cells(parts: Sequence[str], buffers: int) -> Iterator[Cell]:
         yield Cell("steps", f"the last in buffer {buffer}")
 
 
-def visited_steps(parts: Iterable[str], buffers: int, steps: int) -> Iterator[Cell]:
-    """Yield those of them that a block with these parts visits in so many steps."""
-    parts = list(parts)
-    if not steps or not parts:
+def visited_steps(parts: Iterable[str], buffers: int, steps: int | Sequence[int]) -> Iterator[Cell]:
+    """Yield those of them that a block with these parts visits in so many steps, or in the steps of these numbers."""
+    parts, numbers = list(parts), range(steps) if isinstance(steps, int) else steps
+    if not numbers or not parts:
         return
-    for step in range(min(steps, len(PASSES) * buffers)):
+    for step in numbers:
+        if step >= len(PASSES) * buffers:
+            break
         for part in parts:
             yield Cell("steps", f"{part}, buffer {step % buffers}, {PASSES[step // buffers]} pass")
-    yield Cell("steps", f"the last in buffer {(steps - 1) % buffers}")
+    yield Cell("steps", f"the last in buffer {numbers[-1] % buffers}")
 
 
 def visits_by_block(visits: np.ndarray, kind: VisitKind, warps: Sequence[int]) -> dict[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ POOL_PAGES = 256
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
 Read = Callable[[str, range, range], torch.Tensor]
-"""reads rows and columns of an input by its name; a vector is row 0"""
+"""reads rows and columns of an input by its name, rows numbered through outer axes; a vector is row 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Rectangle:
 
 
 class RectangleFullSize(FullSize[FullCase[P]]):
-    """All inputs have one dtype, and all outputs have the same shape [rows, columns]."""
+    """All inputs have one dtype, and all outputs have the same shape [rows, columns], or [entries, rows, columns]."""
 
     def __init__(self, workload: Workload[P]) -> None:
         self._workload = workload
@@ -73,40 +73,56 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         pool = Pool(self.values(case, normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
         return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
 
+    def tiles_of(self, case: FullCase[P], launch: Launch) -> range:
+        """Return how many tiles a block that ends may have written."""
+        return range(1, 2)
+
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return the rectangles that the blocks wrote, with what to compare them with.
 
-        Raises WrongBlock where a block did not finish, or wrote anything but one whole tile of every output, or where
-        two wrote the same.
+        Raises WrongBlock where a block did not finish that should have, wrote anything but whole tiles of every output
+        and as many as it should, or where two wrote the same.
         """
-        tensors = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter)}
-        tile = self.tile(case.problem, case.config)
+        outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
+        tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
         owners: dict[tuple[str, Rectangle], int] = {}
         parts = []
+        never_ends = {chosen.number for chosen in asked.blocks if not chosen.ends}
         for one in traces:
-            if one.given_up:
+            if one.given_up and one.block not in never_ends:
                 raise WrongBlock(f"block {one.block} read far more than its outputs need")
-            found = {name: _written(one, p) for name, p in tensors.items() if p.output}
-            for name, (rectangle, _) in found.items():
-                _check_whole(one, tensors[name], rectangle, tile)
-                other = owners.setdefault((name, rectangle), one.block)
-                if other != one.block:
-                    raise WrongBlock(f"blocks {other} and {one.block} both wrote {rectangle} of {name}")
-            rectangles = {rectangle for rectangle, _ in found.values()}
-            if len(rectangles) > 1:
-                raise WrongBlock(f"block {one.block} wrote unlike rectangles: {', '.join(map(str, rectangles))}")
-            own, inputs = self.part(case.problem, rectangles.pop(), _reader(asked))
-            outputs = {name: values for name, (_, values) in found.items()}
-            parts.append(WrittenPart(Case(case.name, own, "full size", case.config), Drawn(inputs, inputs), outputs))
+            found = {name: dict(_written(one, p, tile)) for name, p in outputs.items()}
+            for name, rectangles in found.items():
+                for rectangle in rectangles:
+                    other = owners.setdefault((name, rectangle), one.block)
+                    if other != one.block:
+                        raise WrongBlock(f"blocks {other} and {one.block} both wrote {rectangle} of {name}")
+                if not one.given_up and len(rectangles) not in possible:
+                    wanted = possible.start if len(possible) == 1 else f"{possible.start} to {possible.stop - 1}"
+                    raise WrongBlock(
+                        f"block {one.block} wrote {len(rectangles)} tiles of {name}, which should be {wanted}"
+                    )
+            first, *others = found.values()
+            if any(other.keys() != first.keys() for other in others):
+                unlike = ", ".join(str(rectangle) for each in found.values() for rectangle in each)
+                raise WrongBlock(f"block {one.block} wrote unlike rectangles: {unlike}")
+            for rectangle in first:
+                own, inputs = self.part(case.problem, rectangle, _reader(asked))
+                written = {name: rectangles[rectangle] for name, rectangles in found.items()}
+                own_case = Case(case.name, own, "full size", case.config)
+                parts.append(WrittenPart(own_case, Drawn(inputs, inputs), written))
         return parts
 
 
-def _written(one: BlockTrace, parameter: TensorParameter) -> tuple[Rectangle, torch.Tensor]:
-    """Return the rectangle of an output that a block wrote, with its values.
+def _written(
+    one: BlockTrace, parameter: TensorParameter, tile: tuple[int, int]
+) -> Iterator[tuple[Rectangle, torch.Tensor]]:
+    """Yield the tiles of an output that a block wrote, with their values; rows are numbered through outer axes.
 
-    Raises WrongBlock where it wrote nothing, or not all of the rectangle.
+    Of a block that was given up, those that it wrote whole. Raises WrongBlock where another wrote nothing, or a tile in
+    part.
     """
-    bits, columns = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-1]
+    bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-2:]
     places, values = [], []
     for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):
         elements = page.view(bits)
@@ -115,24 +131,42 @@ def _written(one: BlockTrace, parameter: TensorParameter) -> tuple[Rectangle, to
         values.append(elements[own])
     place = np.concatenate(places) if places else np.empty(0, np.int64)
     if not place.size:
+        if one.given_up:
+            return
         raise WrongBlock(f"block {one.block} wrote nothing of {parameter.name}")
-    row, column = place // columns, place % columns
-    rectangle = Rectangle(range(row.min(), row.max() + 1), range(column.min(), column.max() + 1))
-    shape = len(rectangle.rows), len(rectangle.columns)
-    if place.size != shape[0] * shape[1]:
-        raise WrongBlock(
-            f"block {one.block} wrote {place.size} elements of {rectangle} of {parameter.name}, not all of them"
-        )
-    return rectangle, torch.from_numpy(np.concatenate(values).reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
+    row, column, value = place // columns, place % columns, np.concatenate(values)
+    across = -(-columns // tile[1])
+    number = (row // rows * -(-rows // tile[0]) + row % rows // tile[0]) * across + column // tile[1]
+    for each in np.unique(number):
+        own = number == each
+        rectangle = Rectangle(_range(row[own]), _range(column[own]))
+        why = _why_no_tile(one, parameter, rectangle, tile, int(own.sum()))
+        if why and one.given_up:
+            continue
+        if why:
+            raise WrongBlock(why)
+        shape = len(rectangle.rows), len(rectangle.columns)
+        yield rectangle, torch.from_numpy(value[own].reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
 
 
-def _check_whole(one: BlockTrace, parameter: TensorParameter, rectangle: Rectangle, tile: tuple[int, int]) -> None:
-    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), parameter.shape, strict=True):
-        if found.start % wanted or len(found) != min(wanted, size - found.start):
-            raise WrongBlock(
+def _range(numbers: np.ndarray) -> range:
+    return range(int(numbers.min()), int(numbers.max()) + 1)
+
+
+def _why_no_tile(
+    one: BlockTrace, parameter: TensorParameter, rectangle: Rectangle, tile: tuple[int, int], count: int
+) -> str | None:
+    """Return why the elements that a block wrote within a tile are not all of it."""
+    if count != len(rectangle.rows) * len(rectangle.columns):
+        return f"block {one.block} wrote {count} elements of {rectangle} of {parameter.name}, not all of them"
+    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), parameter.shape[-2:], strict=True):
+        first = found.start % size
+        if first % wanted or len(found) != min(wanted, size - first):
+            return (
                 f"block {one.block} wrote {rectangle} of {parameter.name}, which is not one of its tiles of "
                 f"{tile[0]} x {tile[1]}"
             )
+    return None
 
 
 def _reader(asked: BlockLaunch) -> Read:

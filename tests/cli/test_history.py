@@ -19,8 +19,8 @@ from evoengine.ledger.read import Last, Wanted
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import CandidateRow
 from evoengine.records import Kind, Outcome
-from evoengine.space.where import Where
-from evoengine.views.csv import NESTED
+from evoengine.space.expression import Where
+from evoengine.views.trials import NESTED
 from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
 
 CONFIGS = (
@@ -263,7 +263,7 @@ def test_a_csv_file_is_written_whole_or_not_at_all(db, tmp_path, monkeypatch):
         yield "half of it"
         raise UsageError("damaged")
 
-    monkeypatch.setattr("evoengine.views.csv.csv_lines", break_off)
+    monkeypatch.setattr("evoengine.views.trials.csv_lines", break_off)
     done = CliRunner().invoke(evoengine, ["history", "--csv", str(file), "--db", str(db)])
     assert done.exit_code and file.read_bytes() == written and list(file.parent.iterdir()) == [file]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.formats.folder import write_folder
-from evoengine.formats.starter import starter
+from evoengine.formats.importers import starter
 from tests.support.folders import gate, load
 
 

@@ -15,8 +15,8 @@ from evoengine.cli.conclusion import print_summary, result_code
 from evoengine.cli.process import LETTERS, Stream, readable
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
-from evoengine.passwords import command_line
 from evoengine.search.progress import Progress
+from evoengine.text import command_line
 from evoengine.tuning.search import SearchResult
 
 

@@ -8,7 +8,7 @@ import pytest
 from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
-from tests.support.cluster_kernels import multicast, multicast_text, pair, pair_text
+from tests.support.cluster_kernels import READS, multicast, multicast_text, pair, pair_text
 from tests.support.exhaustive import more
 
 SEEDS = [0, 1, *more([2, 3])]
@@ -52,6 +52,12 @@ def test_a_block_reached_after_it_has_ended_is_named(emulate):
     late = "if (cluster_rank() == 1) { for (int i = 0; i < 99; ++i) __syncthreads(); barrier_arrive_at(0, barrier); }"
     with pytest.raises(KernelCrashed, match="mbarrier.arrive at line .*: the mbarrier is of a block that has ended"):
         pair(emulate, end=late)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_block_reads_the_others_shared_memory(emulate, seed):
+    block, thread = np.divmod(np.arange(512), 128)
+    np.testing.assert_array_equal(pair(emulate, READS, seed), 100 * (block ^ 1) + thread)
 
 
 def test_threads_that_have_ended_are_not_waited_for_by_the_cluster(emulate):

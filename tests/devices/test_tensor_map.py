@@ -10,6 +10,7 @@ import pytest
 
 from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
+from evoengine.devices.cuda import encode_tensor_map
 from evoengine.errors import MachineError
 from evoengine.sandbox.host_compiler import find_compiler
 
@@ -49,14 +50,14 @@ def driver(tmp_path, monkeypatch):
 
 
 def test_the_driver_is_told_the_tensor_the_box_and_the_swizzle(driver):
-    seen = struct.unpack_from("=6Q11I", tensor_map.encode(MAP, 0x7F0000001000))
+    seen = struct.unpack_from("=6Q11I", encode_tensor_map(MAP, 0x7F0000001000))
     assert seen[:6] == (0x7F0000001000, 128, 2048, 6, 256, 256 * 2048)
     assert seen[6:] == (9, 3, 64, 96, 1, 1, 1, 1, 0, 3, 0)
 
 
 def test_what_the_driver_refuses_is_told_with_its_code(driver):
     with pytest.raises(KernelUnbuildable, match="map map_k: invalid argument .*, 1, from cuTensorMapEncodeTiled"):
-        tensor_map.encode(MAP, 0x7F0000001008)
+        encode_tensor_map(MAP, 0x7F0000001008)
 
 
 def test_a_machine_without_a_driver_is_told_what_is_missing(monkeypatch):
@@ -66,7 +67,7 @@ def test_a_machine_without_a_driver_is_told_what_is_missing(monkeypatch):
     monkeypatch.setattr(cuda_api, "library", missing)
     cuda_api._function.cache_clear()
     with pytest.raises(MachineError, match="there is no CUDA driver on this machine: libcuda.so.1"):
-        tensor_map.encode(MAP, 0x7F0000001000)
+        encode_tensor_map(MAP, 0x7F0000001000)
 
 
 @pytest.mark.gpu
@@ -78,5 +79,5 @@ def test_the_real_driver_takes_what_the_rules_allow():
     tensor = gpu().empty((6, 2048, 128), torch.bfloat16)
     tensor_map.check(MAP, tensor.nbytes)
     plain = TensorMapArgument("map_k", "k", "bf16", MAP.dims, MAP.strides_bytes, MAP.box, 0)
-    one, other = (tensor_map.encode(m, tensor.data_ptr()) for m in (MAP, plain))
+    one, other = (encode_tensor_map(m, tensor.data_ptr()) for m in (MAP, plain))
     assert len(one) == len(other) == 128 and one != other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.formats.literals import NotLiteral, expression_of, values_of
+from evoengine.formats.tuned_kernel import NotLiteral, expression_of, values_of
 
 READ = {
     "[16, 32, 64]": [16, 32, 64],

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.formats import scripts
-from evoengine.formats.folder import NewFolder, write_folder
+from evoengine.formats import folder
+from evoengine.formats.folder import NewFolder, run_script, write_folder
 from evoengine.formats.importers import make_folder
-from evoengine.formats.scripts import run_script
 from evoengine.sandbox.kept_process import Held
 from evoengine.workloads.folder import load_folder
 from tests.support.folders import gate, load
@@ -305,7 +304,7 @@ def test_a_script_and_what_it_started_end_with_a_command_that_is_killed_and_leav
     script.write_text(DAEMON.format(pid=str(pid), environment="{}") + "time.sleep(600)\n")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    call = f"from evoengine.formats.scripts import *; run_script('kernel-tuner', Path({str(script)!r}))"
+    call = f"from evoengine.formats.folder import *; run_script('kernel-tuner', Path({str(script)!r}))"
     command = subprocess.Popen([sys.executable, "-c", call], env={**os.environ, "TMPDIR": str(scratch)})
     wait_for(pid.exists)
     command.kill()
@@ -314,7 +313,7 @@ def test_a_script_and_what_it_started_end_with_a_command_that_is_killed_and_leav
 
 
 def test_a_script_that_holds_too_much_is_ended_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts, "HELD", Held(processes=10, bytes=1 << 34))
+    monkeypatch.setattr(folder, "HELD", Held(processes=10, bytes=1 << 34))
     forks = "import os, time\nfor _ in range(20):\n    os.fork() or time.sleep(600)\ntime.sleep(600)\n"
     (tmp_path / "tune.py").write_text(forks)
     with pytest.raises(UsageError, match="it had started more than 10 processes"):

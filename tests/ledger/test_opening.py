@@ -101,6 +101,12 @@ def test_the_tables_taken_for_optunas_are_exactly_those_it_makes(optuna_file):
     assert made == optuna_schema.TABLES
 
 
+def test_the_installed_optuna_has_the_schema_that_trials_are_written_for(optuna_file):
+    with closing(sqlite3.connect(optuna_file)) as connection:
+        (made,) = connection.execute(f"SELECT version_num FROM {optuna_schema.VERSION_TABLE}").fetchone()
+    assert made == optuna_schema.WRITTEN_REVISION
+
+
 # ── nothing there ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

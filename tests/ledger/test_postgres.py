@@ -32,7 +32,7 @@ from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.publish.report.overview import read_effects, read_overview
 from evoengine.records import Kind, Outcome
-from evoengine.space.where import Where
+from evoengine.space.expression import Where
 from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.report import write_report
 from evoengine.views.trials import trial_json

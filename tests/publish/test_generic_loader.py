@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     ConstantParameter,
     ScalarArgument,
@@ -26,6 +25,7 @@ from evoengine.devices.base import (
     TensorMapArgument,
     TensorParameter,
 )
+from evoengine.devices.cuda import encode_tensor_map
 from evoengine.gpu import find_gpu
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, KernelResources, Launch, NextKernel, Outcome, Source
@@ -140,7 +140,7 @@ def test_tensor_maps_are_those_of_the_search(driver, load):
     *scalars, map_a, map_b = given(driver, form="4Q3i128s128s")
     assert tuple(scalars) == (*pointers((a, b, bias, c)), 96, 64, 128)
     wanted = [p for p in target.workload.parameters(target.problem, WGMMA) if isinstance(p, TensorMapArgument)]
-    assert [map_a, map_b] == [tensor_map.encode(wanted[0], a.data_ptr()), tensor_map.encode(wanted[1], b.data_ptr())]
+    assert [map_a, map_b] == [encode_tensor_map(wanted[0], a.data_ptr()), encode_tensor_map(wanted[1], b.data_ptr())]
 
 
 @pytest.mark.parametrize("zeroed", [True, False])

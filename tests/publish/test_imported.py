@@ -14,11 +14,12 @@ from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.transfer import import_run, read_run
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
 from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
-from evoengine.search import recompile
-from evoengine.search.recompile import with_machine_code
+from evoengine.search import compilers
+from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import spaces_of, stored_target
 from evoengine.tuning import exporting
 from evoengine.views.trials import trial_json
@@ -51,15 +52,15 @@ def test_machine_code_in_a_file_never_comes_into_a_ledger(ledger, tmp_path):
     for result in data["results"]:
         if result["evoengine"]["binary"]:
             result["evoengine"]["binary"]["cubin"] = "f0VMRiB0aGF0IHNvbWVib2R5IG1hZGU="
-    ledger.import_run(from_t4(data))
-    ledger.import_run(whole())  # nor out of another ledger
+    import_run(ledger, from_t4(data))
+    import_run(ledger, whole())  # nor out of another ledger
     assert rows(ledger, "SELECT * FROM machine_code") == [] != rows(ledger, "SELECT id FROM binaries")
     assert "cubin" not in json.dumps(exported())
 
 
 def test_what_a_file_says_of_a_binary_is_not_found_in_place_of_ones_own(ledger):
     """Nor does it stand in the way of the one that is compiled here, under the same source and compiler."""
-    ledger.import_run(from_t4(exported()))
+    import_run(ledger, from_t4(exported()))
     source, binary = a_source("kernel"), a_binary()
     key = (source.sha256, binary.options, binary.arch, binary.compiler)
     assert ledger.find_binary(*key) is None
@@ -89,7 +90,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler(monkeypatch):
-    monkeypatch.setattr(recompile, "WorkerPool", Compiler)
+    monkeypatch.setattr(compilers, "WorkerPool", Compiler)
     monkeypatch.setattr(Compiler, "made", a_binary(cubin=b"made here"))
     return Compiler
 
@@ -98,7 +99,7 @@ def test_an_imported_candidate_is_compiled_from_its_source_for_its_gpu_and_once(
     """By the arch of the GPU it is for: that of the file would be an option of the compiler's."""
     data = exported()
     data["results"][0]["evoengine"]["binary"]["arch"] = "sm_35"
-    _, trials = ledger.import_run(from_t4(data))
+    _, trials = import_run(ledger, from_t4(data))
     found = with_machine_code(ledger, trials[0])
     assert found.binary.cubin == b"made here"
     assert compiler.asked == (a_source("kernel"), "sm_90a")
@@ -109,14 +110,14 @@ def test_an_imported_candidate_is_compiled_from_its_source_for_its_gpu_and_once(
 
 def test_a_source_that_does_not_compile_here_ends_with_its_reason(ledger, compiler, monkeypatch):
     monkeypatch.setattr(compiler, "made", Rejection(Outcome.UNCOMPILABLE, "line 1: no such thing"))
-    _, trials = ledger.import_run(from_t4(exported()))
+    _, trials = import_run(ledger, from_t4(exported()))
     assert with_machine_code(ledger, trials[0]).reason == "line 1: no such thing"
     with pytest.raises(NothingFound, match="does not compile here: line 1"):
         exporting.export("out", db=ledger.place)
 
 
 def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, compiler, monkeypatch, tmp_path):
-    _, trials = ledger.import_run(from_t4(exported()))
+    _, trials = import_run(ledger, from_t4(exported()))
 
     def neither(*_):
         raise MachineError("trial 1 cannot be judged here: no disassembler")
@@ -139,7 +140,7 @@ def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, 
 def test_a_kernel_of_an_imported_space_that_cannot_be_read_is_the_files_fault(ledger, compiler, tmp_path):
     whole_run = whole()
     broken = replace(whole_run.run, space_text="[knobs]")
-    ledger.import_run(replace(whole_run, run=broken))
+    import_run(ledger, replace(whole_run, run=broken))
     with pytest.raises(UsageError, match="trial 1 is not exported: attention.toml: the space must name its kernel"):
         exporting.export(tmp_path / "out", db=ledger.place)
     assert not (tmp_path / "out").exists()
@@ -173,7 +174,7 @@ def test_a_spaces_name_is_no_path(ledger, tmp_path, monkeypatch, name):
     before = set(tmp_path.rglob("*"))
     data = exported()
     data["metadata"]["evoengine"]["space"] |= {"name": name.format(tmp_path), "text": 'kernel = "attention"\n'}
-    _, trials = ledger.import_run(from_t4(data))
+    _, trials = import_run(ledger, from_t4(data))
     candidate = ledger.candidate(trials[0])
     target = stored_target(ledger, PROBLEM, find_gpu(GPU))
     with pytest.raises(UsageError):  # the text is no space
@@ -186,7 +187,7 @@ def test_a_foreign_space_under_ones_own_checksum_does_not_take_its_place(ledger)
     own = ledger.candidate(add_ranked(ledger, start_run(ledger), a_figure(9.0)))
     data = exported()
     data["metadata"]["evoengine"]["space"]["text"] = "stages = [ # another"
-    _, trials = ledger.import_run(from_t4(data))
+    _, trials = import_run(ledger, from_t4(data))
     target = stored_target(ledger, PROBLEM, find_gpu(GPU))
     with pytest.raises(UsageError, match="must name|lacks|families|knobs"):
         spaces_of(ledger, [own], target)
@@ -210,7 +211,7 @@ def test_figures_above_the_roofline_are_suspect_whichever_of_them_claims_it(ledg
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
     assert all("is above the" in figure.suspect for d in marked.dossiers for _, figure in d.figures)
     assert not any(d.candidate.outcome.ranked for d in marked.dossiers)
-    ledger.import_run(marked)
+    import_run(ledger, marked)
     assert ledger.best(PROBLEM, GPU, top=9) == []
 
 
@@ -234,7 +235,7 @@ def test_figures_below_it_stay_as_they_are(ledger):
 def test_times_of_baselines_that_were_imported_normalise_nothing_here(ledger):
     data = exported()
     data["metadata"]["evoengine"]["baselines"][0]["median_us"] = 1e-6
-    ledger.import_run(from_t4(data))
+    import_run(ledger, from_t4(data))
     run = start_run(ledger, device=Device(**vars_of(DEVICE)))
     here = Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0,), POLICY)
     assert BASELINES[0][1].name == here.name
@@ -248,12 +249,12 @@ def vars_of(device: Device) -> dict:
 
 def test_an_imported_run_says_where_it_came_from_and_ones_own_that_it_did_not(ledger):
     run = from_t4(exported())
-    number, trials = ledger.import_run(replace(run, run=replace(run.run, imported_from="run.json")))
+    number, trials = import_run(ledger, replace(run, run=replace(run.run, imported_from="run.json")))
     own = add_ranked(ledger, start_run(ledger), a_figure(99.0, Kind.MEASURED), name="another")
     assert [r.imported_from for r in ledger.runs()] == ["run.json", None]
     origins = {c.trial: trial_json(c)["imported_from"] for c in ledger.best(PROBLEM, GPU, top=9)}
     assert origins == {own: None, trials[0]: "run.json", trials[6]: "run.json"}
-    assert ledger.whole_run(number).run.imported_from == "run.json"
+    assert read_run(ledger, number).run.imported_from == "run.json"
 
 
 # ── what is at odds with itself ─────────────────────────────────────────────────────────────────────────────────────

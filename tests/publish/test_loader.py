@@ -13,8 +13,8 @@ import threading
 import pytest
 import torch
 
-from evoengine.devices import tensor_map
 from evoengine.devices.base import TensorMapArgument
+from evoengine.devices.cuda import encode_tensor_map
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support.loader import ALL_MAPS, PROBLEM, SMS, STATIC, WGMMA, WMMA, cupy_tensors, parameters_of, tensors
 
@@ -40,7 +40,7 @@ def test_the_kernel_is_launched_with_what_the_search_launched_it_with(driver, lo
     assert (found.grid, found.block, found.shared) == ((blocks, 4, 2), (384, 1, 1), 100_000)
     wanted = parameters_of(TensorMapArgument, parse_problem(PROBLEM), config)
     pointers = dict(zip("qkvo", found.pointers, strict=True))
-    assert found.maps == [tensor_map.encode(argument, pointers[argument.tensor]) for argument in wanted]
+    assert found.maps == [encode_tensor_map(argument, pointers[argument.tensor]) for argument in wanted]
 
 
 def test_out_is_new_contiguous_memory_where_none_is_given(driver, load):
@@ -60,7 +60,7 @@ def test_rows_of_v_and_out_may_be_others_than_those_of_q_and_k(driver, load):
     assert struct.unpack("f", struct.pack("i", found.scalars[4]))[0] == pytest.approx(1 / math.sqrt(192))
     wanted = parameters_of(TensorMapArgument, parse_problem(problem), ALL_MAPS)
     pointers = dict(zip("qkvo", found.pointers, strict=True))
-    assert found.maps == [tensor_map.encode(argument, pointers[argument.tensor]) for argument in wanted]
+    assert found.maps == [encode_tensor_map(argument, pointers[argument.tensor]) for argument in wanted]
 
 
 @pytest.mark.parametrize(("sms", "resident", "grid"), [(3, 2, 6), (5, 1, 5), (132, 2, 8)])

@@ -13,7 +13,7 @@ import pytest
 
 from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.transfer import IMPORTED, CandidateHistory, RunHistory
+from evoengine.ledger.transfer import IMPORTED, CandidateHistory, RunHistory, import_run, read_run
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
 from tests.support.ledger_examples import (
@@ -151,9 +151,9 @@ def imported_again(path, data, runs_before: int = 0):
     """The file's run as a ledger gives it back that held other runs before; and what it ranks."""
     with open_ledger(str(path), create=True) as ledger:
         for _ in range(runs_before):
-            ledger.import_run(replace(whole(), dossiers=whole().dossiers[3:5]))
-        run, trials = ledger.import_run(from_t4(json.loads(json.dumps(data, allow_nan=False))))
-        return ledger.whole_run(run), trials, [c.trial for c in ledger.best(PROBLEM, GPU, top=9, run=run)]
+            import_run(ledger, replace(whole(), dossiers=whole().dossiers[3:5]))
+        run, trials = import_run(ledger, from_t4(json.loads(json.dumps(data, allow_nan=False))))
+        return read_run(ledger, run), trials, [c.trial for c in ledger.best(PROBLEM, GPU, top=9, run=run)]
 
 
 def renumbered(data: dict) -> dict:
@@ -215,7 +215,7 @@ def test_finals_of_an_imported_run_put_nothing_of_this_ledger_behind_their_final
         run = start_run(ledger)
         terms = {"final_of_run": float(run), "place": 1.0} if finals_here else {}
         known = add_ranked(ledger, run, replace(a_figure(99.0, Kind.MEASURED), terms=terms), name="another")
-        _, trials = ledger.import_run(from_t4(exported))
+        _, trials = import_run(ledger, from_t4(exported))
         assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [known, trials[0], trials[6]]
 
 
@@ -307,11 +307,11 @@ def test_every_outcome_that_says_something_of_a_kernel_has_its_place():
 
 def test_unfinished_candidates_are_left_out(tmp_path):
     with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
-        run, _ = ledger.import_run(whole())
+        run, _ = import_run(ledger, whole())
         ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
         for outcome in (Outcome.KILLED, Outcome.INTERRUPTED):
             ledger.finish(ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None), outcome, "why", None, None)
-        assert len(to_t4(ledger.whole_run(run))["results"]) == len(whole().dossiers)
+        assert len(to_t4(read_run(ledger, run))["results"]) == len(whole().dossiers)
 
 
 def test_another_tuners_file_is_told_apart(exported):

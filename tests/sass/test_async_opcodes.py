@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed, KernelHung
-from tests.support.cluster_kernels import multicast, pair
+from tests.support.cluster_kernels import READS, multicast, pair
 from tests.support.copy_async_kernels import COMMIT, WAIT, WAIT_ALL, copy
 from tests.support.exhaustive import more
 from tests.support.mbarrier_kernels import SOURCES, one, registers_text, ring
@@ -148,6 +148,11 @@ def test_both_blocks_arrive_at_the_barriers_of_both(execute, seed):
     np.testing.assert_array_equal(o, 100 * block + thread)
     with pytest.raises(KernelHung):
         pair(execute, body.replace("threadIdx.x < 2", "threadIdx.x == cluster_rank()"), seed)
+
+
+def test_a_block_reads_the_others_shared_memory(execute):
+    block, thread = np.divmod(np.arange(512), 128)
+    np.testing.assert_array_equal(pair(execute, READS), 100 * (block ^ 1) + thread)
 
 
 def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):

@@ -10,10 +10,16 @@ import pytest
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
 
 from evoengine.records import config_key
-from evoengine.search.samplers import evolution, pool, surrogate
-from evoengine.search.samplers.coverage import Coverage
-from evoengine.search.samplers.evolution import STALL_WEIGHT, EvolutionSampler, fronts, normal_scores, scores
-from evoengine.search.samplers.grid import Grid
+from evoengine.search.samplers import evolution, prior, surrogate
+from evoengine.search.samplers.evolution import (
+    STALL_WEIGHT,
+    Coverage,
+    EvolutionSampler,
+    Grid,
+    fronts,
+    normal_scores,
+    scores,
+)
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
 from evoengine.space.space import SearchSpace
@@ -36,7 +42,7 @@ class TestConformance(BasicSamplerTestCase, RelativeSamplerTestCase, MultiObject
 
 
 def test_every_proposal_from_a_bred_pool_is_valid_and_none_comes_twice(space, monkeypatch):
-    monkeypatch.setattr(pool, "ENUMERABLE", 10)
+    monkeypatch.setattr(prior, "ENUMERABLE", 10)
     study = search(space, seed=0, trials=100)
     assert all(space.contains(t.params) for t in study.trials)
     assert len({config_key(t.params) for t in study.trials}) == 100
@@ -248,8 +254,8 @@ def test_a_surrogate_is_sure_of_what_was_tried_and_unsure_of_the_rest():
 def test_a_row_is_as_common_as_its_rarest_pair_of_values():
     knobs = [Knob("a", (1, 2)), Knob("b", ("x", "y")), Knob("many", (*range(9),)), Knob("one", (7,)), Knob("c", (0, 1))]
     coverage = Coverage(knobs)
-    pool = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
-    coverage.set_pool(pool)
+    prior = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
+    coverage.set_pool(prior)
     assert coverage.pair_coverage().tolist() == [1.0] * 8
     for many in range(8):
         coverage.add(np.array([0, 0, many, 0, 0], np.int16))

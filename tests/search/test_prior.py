@@ -11,9 +11,8 @@ from scipy.stats import multivariate_t, spearmanr
 
 from evoengine.objectives import OBJECTIVES
 from evoengine.search.proposer import Proposer
-from evoengine.search.samplers import evolution, pool, prior
-from evoengine.search.samplers.evolution import EvolutionSampler
-from evoengine.search.samplers.grid import Grid
+from evoengine.search.samplers import evolution, prior
+from evoengine.search.samplers.evolution import EvolutionSampler, Grid
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior, fit_mean
 from tests.support.evolution import SPACE, search, speed, suggest
 from tests.support.exhaustive import more
@@ -84,8 +83,8 @@ def believed(tried: np.ndarray, of: np.ndarray) -> prior.Mean:
 
 
 def test_without_a_prior_and_with_one_that_knows_nothing_proposals_are_the_same(space, monkeypatch):
-    for whole in (pool.ENUMERABLE, 10):
-        monkeypatch.setattr(pool, "ENUMERABLE", whole)
+    for whole in (prior.ENUMERABLE, 10):
+        monkeypatch.setattr(prior, "ENUMERABLE", whole)
         plain, empty = (search(space, 3, 40, EvolutionSampler(3, space, made)) for made in (None, Prior(space)))
         assert [t.params for t in plain.trials] == [t.params for t in empty.trials]
         assert operators(plain) == operators(empty)
@@ -135,7 +134,7 @@ def test_where_the_favourites_of_a_prior_fail_the_search_draws_at_random(space):
 
 
 def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
-    monkeypatch.setattr(pool, "ENUMERABLE", 10)
+    monkeypatch.setattr(prior, "ENUMERABLE", 10)
     made = noisy(space, 0.1, 0)
     study = search(space, 0, 20, EvolutionSampler(0, space, made))
     assert operators(study)[:4] == ["prior"] * 4
@@ -146,7 +145,7 @@ def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
 def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, monkeypatch, expected):
     """The best is many knobs from all that is tried, and its prediction comes when the search is under way."""
     for name, value in (("ENUMERABLE", 10), ("N_RANDOM", 2), ("N_CROSSED", 1)):
-        monkeypatch.setattr(pool, name, value)
+        monkeypatch.setattr(prior, name, value)
     monkeypatch.setattr(evolution, "N_PRIOR_ROWS", expected)
     monkeypatch.setattr(evolution, "N_ELITES", 0)
     made = Prior(space)

@@ -13,10 +13,10 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound
 from evoengine.records import Kind, Measurement, Outcome, Verdict
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.render import render
 from evoengine.tuning import measure as measuring
 from evoengine.tuning import setup
+from evoengine.tuning.measure import unmeasured_candidates
 from tests.support import faulty_device
 from tests.support.numbered_search import GPU, PROBLEM, TARGET
 

@@ -22,10 +22,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from evoengine.ledger.store import open_ledger
-from evoengine.service.app import make_app
+from evoengine.service.app import configured, make_app
 from evoengine.service.client import Client
 from evoengine.service.executors import Executors, Slot
-from evoengine.service.server import configured
 from evoengine.service.settings import Settings
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for

@@ -36,6 +36,14 @@ def pair(emulate, body="", seed=0, blocks=4, **parts):
     return emulate(pair_text(body, **parts), o, grid=(blocks, 1, 1), threads=128, shared=1280, seed=seed)["o"]
 
 
+READS = """
+    float4 x = read_four_at(1 - cluster_rank(), shared_address(number + threadIdx.x / 4 * 4));
+    cluster_sync();
+    const float* other = &x.x;
+    number[threadIdx.x] = __float_as_int(other[threadIdx.x % 4]);
+"""
+"""each thread takes the other block's number of the same place"""
+
 MULTICAST = """
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
 f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short* o) {

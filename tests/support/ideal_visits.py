@@ -13,6 +13,7 @@ from evoengine.workloads.attention import cases as attention
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import AnyCase
 from evoengine.workloads.gemm import coverage as gemm
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_tiles, split_k
 
 Row = tuple[int, int, int, int, int, int]
 """block, warp, kind, site, count, true"""
@@ -26,9 +27,21 @@ def ideal_visits(case: AnyCase, launch: Launch) -> np.ndarray:
 
 
 def _gemm(case: AnyCase, launch: Launch) -> list[Row]:
-    kind, warps = gemm._waits(case.config)
-    steps = -(-case.problem.k // int(case.config["tile_k"]))
-    return [(block, warp, kind, BARRIERS, steps, 0) for block in range(prod(launch.grid)) for warp in warps]
+    kind, teams = gemm._waits(case.config)
+    split, steps = split_k(case.config), -(-case.problem.k // int(case.config["tile_k"]))
+    together, tiles = blocks_of_cluster(case.config), cluster_tiles(case.problem, case.config)
+    clusters = prod(launch.grid) // together
+
+    def waits(block: int, team: int) -> int:
+        own_tiles = len(range(block // together + team * clusters, tiles, len(teams) * clusters))
+        return own_tiles * (steps // split + (block % split < steps % split))
+
+    return [
+        (block, warp, kind, BARRIERS, waits(block, team), 0)
+        for block in range(prod(launch.grid))
+        for team, warps in enumerate(teams)
+        for warp in warps
+    ]
 
 
 def _attention(case: AnyCase, launch: Launch) -> list[Row]:

@@ -13,8 +13,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator, single_worker
-from evoengine.search.identity import Identity
-from evoengine.search.setting import Setting
+from evoengine.search.identity import Identity, Setting
 from evoengine.space.space import load_space
 from evoengine.stages.render import fill
 from evoengine.stages.tasks import predict_task

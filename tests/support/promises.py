@@ -32,10 +32,9 @@ from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outco
 from evoengine.search.agreement import Agreement, Pair
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
-from evoengine.search.samplers.pool import StartedSpace
+from evoengine.search.samplers.prior import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.cluster_status import BusyGpu, ClusterStatus
-from evoengine.tuning.detached import DetachedStatus
+from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import MeasureResult
 from evoengine.tuning.ray_cluster import Node

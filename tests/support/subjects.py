@@ -10,7 +10,7 @@ import numpy as np
 
 from evoengine import workloads
 from evoengine.formats.folder import write_folder
-from evoengine.formats.starter import starter
+from evoengine.formats.importers import starter
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Binary, Config, Rejection

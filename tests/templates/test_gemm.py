@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import jinja2
@@ -14,18 +14,21 @@ import torch
 from evoengine.cuda_emulator.build import build
 from evoengine.cuda_emulator.run import run
 from evoengine.cuda_files import disassembler
-from evoengine.devices.base import KernelFailure, ScalarArgument, TensorArgument, TensorMapArgument
+from evoengine.devices.base import KernelFailure, TensorArgument, TensorParameter
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Source
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
+from evoengine.workloads import find_workload
+from evoengine.workloads.base import Case
+from evoengine.workloads.gemm.problem import GemmProblem
 from tests.support.exhaustive import more, representatives
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-COMPILE_TIME = ("dtype", "element_bytes", "epilogue")
-EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu")
+WORKLOAD = find_workload("gemm")
+EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "bias_silu", "silu")
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader([asset("templates"), asset("templates") / "include"]),
     undefined=jinja2.StrictUndefined,
@@ -35,77 +38,81 @@ TEMPLATES = jinja2.Environment(
 )
 
 
-@dataclass(frozen=True)
-class Gemm:
-    m: int
-    n: int
-    k: int
-    dtype: str = "fp16"
-    epilogue: str = "bias"
-
-    def variables(self):
-        return asdict(self) | {"element_bytes": 2}
+def Gemm(m, n, k, dtype="fp16", epilogue="bias", **more):
+    return GemmProblem(m, n, k, dtype, epilogue, **more)
 
 
 LARGE = Gemm(4096, 4096, 4096)
 
 
 @cache
-def space(problem: Gemm = LARGE, gpu: str = "h100") -> SearchSpace:
+def space(problem: GemmProblem = LARGE, gpu: str = "h100") -> SearchSpace:
     return load_space(asset("search_spaces") / "gemm.toml", problem, find_gpu(gpu))
 
 
-def starts(family: str, problem: Gemm = LARGE, gpu: str = "h100"):
+def starts(family: str, problem: GemmProblem = LARGE, gpu: str = "h100"):
     return [c for c in space(problem, gpu).starts if c["family"] == family]
 
 
-def source(config, problem: Gemm) -> Source:
-    launch = space().launch(config, problem)
-    constants = {name: problem.variables()[name] for name in COMPILE_TIME}
+def start(wanted):
+    """The first start point with these values, whichever of them it takes from the second part on."""
+    wanted, *changes = wanted if isinstance(wanted, tuple) else (wanted,)
+    found = next(c for c in space().starts if wanted.items() <= c.items())
+    return {**found, **(changes[0] if changes else {})}
+
+
+def source(config, problem: GemmProblem) -> Source:
+    launch = WORKLOAD.gate_launch(Case("one", problem, config=config), space().launch(config, problem))
+    constants = {name: problem.variables()[name] for name in WORKLOAD.compile_time}
     context = {**constants, **config, "threads": launch.threads, "shared_bytes": launch.shared_bytes}
     return Source(TEMPLATES.get_template(f"gemm/{config['family']}.cu.j2").render(context), "gemm", launch)
 
 
-def maps(config, problem: Gemm) -> list[TensorMapArgument]:
-    """As templates/gemm/wgmma.cu.j2 asks for them."""
-    p = problem
-    a = TensorMapArgument("map_a", "a", p.dtype, (p.k, p.m), (2 * p.k,), (64, config["tile_m"]), swizzle=128)
-    b = TensorMapArgument("map_b", "b", p.dtype, (p.n, p.k), (2 * p.n,), (64, 64), swizzle=128)
-    return [a, b]
-
-
-def expected(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, epilogue: str) -> torch.Tensor:
+def expected(problem: GemmProblem, x: dict[str, torch.Tensor]) -> torch.Tensor:
     """In float64."""
-    product = a.double() @ b.double()
-    if epilogue == "none":
-        return product
-    x = product + bias.double()
-    if epilogue == "bias_relu":
-        return x.clamp(min=0)
-    return torch.nn.functional.gelu(x) if epilogue == "bias_gelu" else x
+    c = x["a"].double() @ x["b"].double()
+    if problem.epilogue.startswith("bias"):
+        c = c + x["bias"].double()
+    if problem.epilogue.endswith("relu"):
+        c = c.clamp(min=0)
+    if problem.epilogue.endswith("gelu"):
+        c = torch.nn.functional.gelu(c)
+    if problem.epilogue.endswith("silu"):
+        c = c * torch.sigmoid(c)
+    return c + x["residual"].double() if problem.residual else c
 
 
-def worst_error(config, problem: Gemm, text: Source | None = None, seed: int = 5) -> float:
+def drawn_inputs(problem: GemmProblem, seed: int) -> dict[str, torch.Tensor]:
+    """A [batch, m, k], B [batch, k, n] and C's residual, whatever their layouts in memory."""
+    p, drawn = problem, torch.Generator().manual_seed(seed)
+    shapes = {"a": (p.m, p.k), "b": (p.k, p.n), "bias": (p.n,), "residual": (p.m, p.n)}
+    entries = {name: shape if name == "bias" or p.batch == 1 else (p.batch, *shape) for name, shape in shapes.items()}
+    return {name: torch.randn(shape, generator=drawn).to(DTYPES[p.dtype]) for name, shape in entries.items()}
+
+
+def worst_error(config, problem: GemmProblem, text: Source | None = None, seed: int = 5) -> float:
     """The largest error of the kernel's C, in units of the dtype's rounding at the scale of the reference's largest
     elements; NaN where an element was never written."""
-    drawn = torch.Generator().manual_seed(seed)
-    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "bias": (problem.n,)}
-    inputs = {name: torch.randn(shape, generator=drawn).to(DTYPES[problem.dtype]) for name, shape in shapes.items()}
-    arguments = [TensorArgument(name, x.view(torch.uint16).numpy()) for name, x in inputs.items()]
-    nan = np.full((problem.m, problem.n), 0x7FFF, np.uint16)
-    arguments.append(TensorArgument("c", nan, output=True))
-    arguments += [ScalarArgument(name, np.int32(getattr(problem, name))) for name in ("m", "n", "k")]
-    if config["family"] == "wgmma":
-        arguments += maps(config, problem)
+    inputs = drawn_inputs(problem, seed)
+    transposed = {"a": problem.a_layout == "km", "b": problem.b_layout == "nk"}
+    data = {
+        name: (x.mT if transposed.get(name) else x).contiguous().view(torch.uint16).numpy()
+        for name, x in inputs.items()
+    }
+    data["c"] = np.full(problem.shape("c"), 0x7FFF, np.uint16)
+    arguments = [
+        TensorArgument(p.name, data[p.name], p.output) if isinstance(p, TensorParameter) else p
+        for p in WORKLOAD.parameters(problem, config)
+    ]
     text = text or source(config, problem)
     found = run(build(text, "sm_90a"), "gemm", text.launch, arguments, seed, 60.0)["c"]
     c = torch.from_numpy(found).view(DTYPES[problem.dtype]).double()
-    right = expected(*inputs.values(), problem.epilogue)
+    right = expected(problem, inputs)
     unit = torch.finfo(DTYPES[problem.dtype]).eps / 2 * right.abs().max().clamp(min=1)
     return ((c - right).abs().max() / unit).item()
 
 
-def is_right(config, problem: Gemm, text: Source | None = None) -> bool:
+def is_right(config, problem: GemmProblem, text: Source | None = None) -> bool:
     return worst_error(config, problem, text) <= 1.5
 
 
@@ -160,10 +167,13 @@ def test_every_knob_changes_the_text_or_the_launch(family):
     moved, live = set(), set()
     for config in starts(family):
         for other in (c for c in space().neighbours(config) if c["family"] == family):
-            [knob] = [name for name in config if config[name] != other[name]] or [None]
-            moved.add(knob)
-            live |= {knob} if rendered(config) != rendered(other) else set()
+            changed = {name for name in config.keys() | other.keys() if config.get(name) != other.get(name)}
+            if len(changed) == 1:
+                moved |= changed
+                live |= changed if rendered(config) != rendered(other) else set()
     assert moved == live >= {"tile_m", "tile_n", "stages", "group_m"}
+    if family == "wgmma":
+        assert live >= {"cluster", "c_store", "producer_registers", "ping_pong", "swap"}
 
 
 # ---- right on the emulator
@@ -210,36 +220,93 @@ def test_long_sums_are_kept_in_single_precision():
         assert is_right(starts(family)[-1], Gemm(16, 16, 8192, "bf16", "none"))
 
 
+# ---- each way to schedule, store and lay out, on tiles that leave remainders
+
+SMALL = {"tile_m": 128, "tile_n": 128, "stages": 2}
+PERSISTENT = ({"schedule": "persistent"}, SMALL)
+PING_PONG = ({"schedule": "persistent"}, {**SMALL, "ping_pong": True, "cluster": "1x1"})
+FEW_ROWS = ({"family": "wgmma", "tile_m": 64, "consumers": 1}, {"tile_m": 16, "swap": True})
+WAYS = {
+    "pairs of blocks below one another": (PERSISTENT, {}),
+    "pairs of blocks beside one another": ((PERSISTENT[0], {**SMALL, "cluster": "1x2"}), {}),
+    "along a Hilbert curve": ((PERSISTENT[0], {**SMALL, "raster": "hilbert", "cluster": "1x1"}), {}),
+    "ping-pong": (PING_PONG, {}),
+    "ping-pong in pairs of blocks": ((PERSISTENT[0], {**SMALL, "ping_pong": True}), {}),
+    "tiles of 192 columns": ((PERSISTENT[0], {**SMALL, "tile_n": 192}), {}),
+    "a single producer warp": ((PERSISTENT[0], {**SMALL, "producer_registers": 0, "cluster": "1x1"}), {}),
+    "B along k": (PERSISTENT, {"b_layout": "nk"}),
+    "A along m": (PERSISTENT, {"a_layout": "km"}),
+    "both the other way round": (({"family": "wgmma", "tile_m": 64}, {}), {"a_layout": "km", "b_layout": "nk"}),
+    "a residual, stored by TMA": (PERSISTENT, {"residual": True, "epilogue": "bias_silu"}),
+    "a residual, stored in words": (({"family": "wgmma", "tile_m": 64}, {}), {"residual": True}),
+    "a residual, by mma": ({"family": "mma", "tile_m": 64}, {"residual": True}),
+    "a batch": (PERSISTENT, {"batch": 3, "residual": True}),
+    "a batch, by mma": ({"family": "mma", "tile_m": 64}, {"batch": 3, "residual": True}),
+    "A along m, by mma": ({"family": "mma", "tile_m": 64}, {"a_layout": "km"}),
+    "B along k, by mma": ({"family": "mma"}, {"b_layout": "nk"}),
+    "both the other way round, by mma": (({"family": "mma"}, {"layout": "pad"}), {"a_layout": "km", "b_layout": "nk"}),
+    "few rows as columns": (FEW_ROWS, {"residual": True}),
+    "few rows as columns, B along k": (FEW_ROWS, {"b_layout": "nk"}),
+    "few rows, two blocks that share the steps": (
+        (FEW_ROWS[0], {**FEW_ROWS[1], "split_k": 2, "producer_registers": 24}),
+        {"residual": True},
+    ),
+    "two blocks that share the steps": (
+        (
+            {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none"},
+            {"split_k": 2, "producer_registers": 24},
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    representatives(
+        [pytest.param(n, id=n) for n in WAYS], "pairs of blocks below", "ping-pong in", "few rows as columns, B"
+    ),
+)
+def test_every_way_is_right(name):
+    wanted, changes = WAYS[name]
+    config = start(wanted)
+    problem = Gemm(2 * config["tile_m"] + 40, 2 * config["tile_n"] + 24, 3 * config["tile_k"] + 8, **changes)
+    assert is_right(config, problem)
+
+
 # ---- what is wrong is seen by the comparison above
 
-MMA, WGMMA = ("mma", 0), ("wgmma", 2)
+MMA, WGMMA = {"family": "mma"}, {"family": "wgmma", "tile_n": 128, "tile_m": 128}
 FAULTS = [
-    ("no bias", MMA, "low_bias = col < n ? to_float(bias[col]) : 0.0f", "low_bias = 0.0f"),
+    ("no bias", MMA, "return col < n ? to_float(bias[col]) : 0.0f;", "return 0.0f;"),
     ("bias of the next column", WGMMA, "to_float(bias[col])", "to_float(bias[min(col + 1, n - 1)])"),
-    ("last row not written", MMA, "if (row >= m ||", "if (row >= m - 1 ||"),
-    ("a row too many written", WGMMA, "if (row >= m ||", "if (row > m ||"),
-    ("the last step left out", MMA, "steps = (k + TILE_K - 1) / TILE_K", "steps = k / TILE_K"),
+    ("last row not written", MMA, "row < m &&", "row < m - 1 &&"),
+    ("a row too many written", WGMMA, "row < m &&", "row <= m &&"),
+    ("the last step left out", MMA, "steps = ceil_div(k, TILE_K);", "steps = k / TILE_K;"),
     ("tiles waited for too laxly", MMA, "wait<STAGES - 2>", "wait<STAGES - 1>"),
     ("chunks read where they were not put", MMA, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange(chunk % Tile::SPAN * 16)"),
     ("a column's chunk off by one", MMA, "first_col / 8}", "first_col / 8 + 2}"),
     ("B not transposed", MMA, "ldmatrix_x4_trans(b,", "ldmatrix_x4(b,"),
     ("B read as K-major", WGMMA, "TRANSPOSED = true", "TRANSPOSED = false"),
     ("wrong step along K in B", WGMMA, "step * 16 * CHUNKS", "step * 8 * CHUNKS"),
-    ("all warpgroups multiply the first rows of A", WGMMA, "(first_stripe + stripe) * 64);\n            issue", "stripe * 64);\n            issue"),
+    ("all warpgroups multiply the first rows of A", WGMMA, "int first = (first_stripe + stripe) * 64;\n", "int first = stripe * 64;\n"),
     ("buffer given back before it is read", WGMMA, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
     ("buffer filled while it is read", WGMMA, "tiles.acquire(i);", ""),
     ("tiles read before they arrived", WGMMA, "tiles.wait(i);", ""),
     ("products not waited for", WGMMA, "wait_for<0>(acc[stripe]);", "warpgroup_fence_operand(acc[stripe].d);"),
     ("the grouped order leaves tiles out", MMA, "within % rows", "within % GROUP_M"),
+    ("a square of the curve twice", WAYS["along a Hilbert curve"][0], "square % squares_m", "0"),
+    ("the lower block takes the upper one's tile", PERSISTENT, "rank / SPLIT_K % CLUSTER_M", "rank / SPLIT_K / CLUSTER_M"),
+    ("chunks of C in the wrong rows", PERSISTENT, "TileC::offset(lane() % 16", "TileC::offset(lane() % 16 ^ 1"),
 ]  # fmt: skip
 FAST = ("the last step left out", "buffer filled while it is read")
 
 
 @pytest.mark.parametrize(
-    ("start", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
+    ("wanted", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
 )
-def test_a_planted_fault_is_seen(start, old, new):
-    config = starts(start[0])[start[1]]
+def test_a_planted_fault_is_seen(wanted, old, new):
+    config = start(wanted)
     problem = Gemm(config["tile_m"] + 40, config["tile_n"] + 24, 9 * config["tile_k"] + 8, "fp16", "bias")
     good = source(config, problem)
     assert old in good.text, f"the template has no {old!r} any more"

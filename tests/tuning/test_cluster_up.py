@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 
 from evoengine.cli.main import evoengine as command
 from evoengine.errors import UsageError
-from evoengine.tuning.cluster_up import KUBERNETES, RAY, SLURM, Cluster, text_of, write_files
+from evoengine.tuning.ray_cluster import KUBERNETES, RAY, SLURM, Cluster, text_of, write_files
 from tests.support.waiting import wait_for
 
 IMAGE = "registry.example:5000/team/evoengine:0.1.0"

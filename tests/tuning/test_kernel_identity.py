@@ -14,12 +14,12 @@ from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Kind, Measurement, Outcome
 from evoengine.search.finishing import judge_export
 from evoengine.search.identity import kernel_identity
-from evoengine.search.remeasure import unmeasured_candidates
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.tuning.best import find_best
 from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.exporting import export
+from evoengine.tuning.measure import unmeasured_candidates
 from evoengine.workloads.folder import load_folder
 from tests.support.folders import SAXPY, SAXPY_CONFIG, SAXPY_KERNEL, load, saxpy
 from tests.support.ledger_examples import a_verdict

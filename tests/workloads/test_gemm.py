@@ -16,12 +16,18 @@ ODD = "gemm:m1000,n777,k333,fp16,bias"
 MMA, DEEP = {"family": "mma"}, {"family": "mma", "stages": 4}
 SINGLE = {"family": "mma", "stages": 1}
 LARGE = {"family": "mma", "tile_n": 256}
-WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256}
+WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256, "schedule": "none"}
+PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
+PING_PONG = {"family": "wgmma", "ping_pong": True}
+FEW_ROWS, SPLIT = {"family": "wgmma", "swap": True}, {"family": "wgmma", "split_k": 2}
+LINEAR, RESIDUAL = "gemm:m1000,n768,k3000,bf16,b_nk,bias_silu", "gemm:m1000,n768,k3000,fp16,residual"
+BATCH, TRANSPOSED = "gemm:b4,m500,n768,k1000,fp16", "gemm:m1000,n768,k3000,fp16,a_km"
+DECODE = "gemm:m16,n4096,k4096,bf16,b_nk"
 MULTIPLY = "issue<TILE_K>(acc, operand_a,"
 ROUND_SUMS = (
     "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
 )
-LOW = "acc.d[i + 2 * half] + low_bias"
+LOW = "low + low_bias"
 
 FAULTS = [
     # name, configuration, problem, text of the good kernel, text of the broken one
@@ -29,19 +35,19 @@ FAULTS = [
     ("cp.async waited for too laxly", DEEP, PLAIN, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
     ("stage reused while it is read", DEEP, PLAIN, "load(i + STAGES - 1);", "load(i + STAGES);"),
     ("tail of K one element too far", SINGLE, ODD, "left = k - i * TILE_K;", "left = k - i * TILE_K + 1;"),
-    ("tail of K left out", WGMMA, PLAIN, "(k + TILE_K - 1) / TILE_K", "k / TILE_K"),
-    ("a row too many", WGMMA, PLAIN, "row >= m ||", "row > m ||"),
-    ("an element behind an odd row", SINGLE, ODD, "if (col + 1 < n) to[1]", "to[1]"),
-    ("words where rows are odd", SINGLE, ODD, "pairs = n % 2 == 0;", "pairs = true;"),
+    ("tail of K left out", WGMMA, PLAIN, "steps = ceil_div(k, TILE_K);", "steps = k / TILE_K;"),
+    ("a row too many", WGMMA, PLAIN, "row < m &&", "row <= m &&"),
+    ("an element behind an odd row", SINGLE, ODD, "if (col + 1 < to.n) place[1]", "place[1]"),
+    ("words where rows are odd", SINGLE, ODD, "return n % 2 == 0;", "return true;"),
     ("last group of tiles as tall as the others", MMA, PLAIN, "min(GROUP_M, tiles_m - group * GROUP_M)", "GROUP_M"),
     ("uninitialised sums", MMA, PLAIN, "acc[i].clear();", ";"),
     ("sums kept in halves", LARGE, PLAIN, MULTIPLY, f"{ROUND_SUMS}\n        {MULTIPLY}"),
     ("sums rounded once on the way", LARGE, PLAIN, MULTIPLY, f"if (i == 1) {ROUND_SUMS}\n        {MULTIPLY}"),
     ("sums cut off to the dtype, not rounded", MMA, BIAS, LOW, f"__uint_as_float(__float_as_uint({LOW}) & 0xffff0000u)"),
-    ("rounded before the bias", MMA, BIAS, LOW, "to_float(T(acc.d[i + 2 * half])) + low_bias"),
-    ("bias left out", WGMMA, BIAS, LOW, "acc.d[i + 2 * half]"),
+    ("rounded before the bias", MMA, BIAS, LOW, "to_float(T(low)) + low_bias"),
+    ("bias left out", WGMMA, BIAS, LOW, "low"),
     ("bias of the column beside", MMA, BIAS, "+ high_bias", "+ low_bias"),
-    ("bias behind ReLU", MMA, RELU, f"activate({LOW})", "activate(acc.d[i + 2 * half]) + low_bias"),
+    ("bias behind ReLU", MMA, RELU, f"activate({LOW})", "activate(low) + low_bias"),
     ("ReLU left out", WGMMA, RELU, "fmaxf(x, 0.0f)", "x"),
     ("GELU by a sigmoid", MMA, GELU, "0.5f * x * (1.0f + erff(x * 0.70710678f))", "x / (1.0f + expf(-1.702f * x))"),
     ("large results clamped", WGMMA, PLAIN, "return x;", "return fminf(x, 30000.0f);"),
@@ -49,13 +55,46 @@ FAULTS = [
     ("buffer not waited for", WGMMA, PLAIN, "tiles.wait(i);", ""),
     ("buffer released too early", WIDE, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
     ("a warp's release not waited for", WIDE, PLAIN, "4 * CONSUMERS)", "4 * CONSUMERS - 1)"),
-    ("coordinates of a tile swapped", WGMMA, PLAIN, "work.first_row, i * TILE_K)", "i * TILE_K, work.first_row)"),
+    ("coordinates of a tile swapped", WGMMA, PLAIN, "work.first_row, k)", "k, work.first_row)"),
+    ("a turn that is not handed on", PING_PONG, PLAIN, "    turn.end();", ""),
+    ("the other consumer's steps not passed by", PING_PONG, PLAIN, "tiles.advance(EVERY * work.steps)", "tiles.advance(work.steps)"),
+    ("both consumers begin with the first tile", PING_PONG, PLAIN, "PING_PONG ? consumer : 0, EVERY", "0, EVERY"),
+    ("a multicast that leaves the other block out", PAIRS, PLAIN, "(1 << CLUSTER) - 1)", "1 << cluster_rank())"),
+    ("both blocks bring the same half", PAIRS, PLAIN, "int first = cluster_rank() *", "int first = 0 *"),
+    ("buffers released to the own block alone", PAIRS, PLAIN, "barrier_arrive_at(lane(), empty_of(i))", "barrier_arrive_at(cluster_rank(), empty_of(i))"),
+    ("a buffer released before its products are done", PAIRS, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
+    ("the last step of a tile not released", PAIRS, PLAIN, "tiles.release(work.steps - 1);", ""),
+    ("a block that ends before the other has released", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
+    ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();\n    else", ""),
+    ("C staged where it is still read", PAIRS, PLAIN, "tma_store_wait<1>();", "tma_store_wait<2>();"),
+    ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
+    ("stores that outlive their block", PAIRS, PLAIN, "if (lane() == 0) tma_store_wait<0>();", ""),
+    ("a tile too few for the last blocks", PAIRS, PLAIN, "return number < all;", "return number < all - 1;"),
+    ("few rows: bias of the neighbour", FEW_ROWS, f"{DECODE},bias", "float bias = to.bias_of(col);", "float bias = to.bias_of(col ^ 1);"),
+    ("few rows: a row too many", FEW_ROWS, DECODE, "row < m &&", "row <= m &&"),
+    ("partial sums of the last block lost", SPLIT, DECODE, "block < SPLIT_K;", "block < SPLIT_K - 1;"),
+    ("partial sums read before they are there", SPLIT, DECODE, "    cluster_sync();\n    if (cluster_rank() > 0) return", "    if (cluster_rank() > 0) return"),
+    ("partial sums over tiles that are still multiplied", {**SPLIT, "consumers": 2}, DECODE, "named_barrier_sync(1, 128 * CONSUMERS);", ""),
+    ("a step that two blocks do", SPLIT, DECODE, "part * share + min(part, left)", "part * share"),
+    ("a block that ends before its sums are read", SPLIT, DECODE, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
+    ("SiLU of the other sign", WGMMA, LINEAR, "__expf(-x)", "__expf(x)"),
+    ("rows of B along n where they run along k", WGMMA, LINEAR, "TRANSPOSED = false", "TRANSPOSED = true"),
+    ("A along m by mma, a chunk too far", MMA, TRANSPOSED, "first_row / 8}", "first_row / 8 + 2}"),
+    ("B along k by mma, not from its own columns", {**MMA, "warps_n": 2}, LINEAR, "tile + TileA::BYTES, first_col}", "tile + TileA::BYTES, 0}"),
+    ("A along m, a stripe too far", {"family": "wgmma", "tile_m": 128}, TRANSPOSED, "first / 64 * TILE_K", "first / 64 * 2 * TILE_K"),
+    ("residual of the column beside", MMA, RESIDUAL, "+ more.x", "+ more.y"),
+    ("residual of the first entry", MMA, f"{BATCH},residual", "residual + before", "residual"),
+    ("the batch's entries all of the first B", MMA, BATCH, "b += (long long)work.entry * k * n", "b += 0"),
+    ("the batch's entries all of the first A", WGMMA, BATCH, "k, work.entry);\n        TileB", "k, 0);\n        TileB"),
 ]  # fmt: skip
 FAST = (
     "cp.async waited for too laxly",
     "tail of K left out",
     "an element behind an odd row",
     "a warp's release not waited for",
+    "a turn that is not handed on",
+    "a multicast that leaves the other block out",
+    "the batch's entries all of the first B",
 )
 """one of synchronisation, of bounds, of what is computed and of precision"""
 

@@ -16,17 +16,17 @@ CAUSAL, LONG_CAUSAL = "b1,h8,s2048,d64,bf16,causal,kv2", "b1,h2,s6000,d64,bf16,c
 BATCH = "b16,h16,s2048,d64,fp16"
 MANY_HEADS = "b4,h64,s2048,d64,fp16,kv16"
 
-STRIPES = {"family": "wgmma", "tile_m": 256, "consumers": 2}
-WARPS = {"family": "mma", "tile_m": 128, "warps_n": 2, "stages": 3}
+STRIPES = {"family": "wgmma", "tile_m": 256, "consumers": 2, "schedule": "none", "swap": False}
+WARPS = {"family": "mma", "tile_m": 128, "warps": 8, "warps_n": 2, "stages": 3}
 MMA = {"family": "mma", "tile_m": 128}
 WGMMA = {"family": "wgmma", "tile_m": 128, "overlap": True}
 BITS = {"family": "wgmma", "tile_m": 128, "max_by": "bits"}
 POINTERS = ({"family": "scalar"}, {"family": "wmma"}, {"family": "mma"}, {**WGMMA, "load": "cp_async"})
 BY_TILES = ({"family": "scalar"}, {"family": "wmma"}, {"family": "mma"}, WGMMA)
 
-ISSUE = "issue<TILE_K>(acc[stripe], a, b, 1);"
+ISSUE = "issue<TILE_K>(acc[stripe], rows, columns, 1);"
 MULTIPLY = "issue<TILE_K>(acc, operand_a, operand_b);"
-STEPS = "steps = (k + TILE_K - 1) / TILE_K;"
+STEPS = "steps = ceil_div(k, TILE_K);"
 TILES = "tiles = (keys + TILE_N - 1) / TILE_N;"
 VISIBLE = "min(seq_k, first_row + row + diagonal + 1)"
 FACTOR = "float factor = exp2_approx(row_max - top);"
@@ -40,7 +40,7 @@ FAULTS = [
     ("a wait that leaves two stripes under way", [STRIPES], GEMM, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
     ("buffers released by the first warpgroup alone", [STRIPES], GEMM, "tiles.release(i - 1);", "if (warpgroup() == 0) tiles.release(i - 1), tiles.release(i - 1);"),
     ("the last warps lose a step", [WARPS], GEMM, MULTIPLY, f"if (warp() < 2 * WARPS_N || i != STAGES + 1) {MULTIPLY}"),
-    ("half of K is left out where it is long", [WARPS, STRIPES], DEEP, STEPS, f"{STEPS} if (k > 10000) steps /= 2;"),
+    ("half of K is left out where it is long", [WARPS, STRIPES], DEEP, STEPS, "steps = ceil_div(k, TILE_K) / (k > 10000 ? 2 : 1);"),
     ("a step counted in eight bits", [WARPS], DEEP, "b + (long long)i * TILE_K * n", "b + (long long)(i & 255) * TILE_K * n"),
     ("a quarter of the keys beyond 6,000", BY_TILES, LONG, TILES, f"{TILES} if (keys > 6000) tiles = (tiles + 3) / 4;"),
     ("one mask too few for rows beyond 4,096 keys", BY_TILES, LONG_CAUSAL, VISIBLE, f"{VISIBLE[:-1]} + (first_row + row > 4096))"),

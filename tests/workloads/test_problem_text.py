@@ -13,6 +13,7 @@ from evoengine.workloads.rms_norm.problem import RmsNormProblem
 WRITTEN = {
     "gemm:m4096,n512,k64,fp16": GemmProblem(4096, 512, 64, "fp16"),
     "gemm:m1,n2,k3,bf16,bias_gelu": GemmProblem(1, 2, 3, "bf16", "bias_gelu"),
+    "gemm:b4,m1,n2,k3,bf16,a_km,b_nk,silu,residual": GemmProblem(1, 2, 3, "bf16", "silu", 4, "km", "nk", True),
     "rms_norm:rows7,hidden4096,fp32": RmsNormProblem(7, 4096, "fp32"),
     "convolution:w100,h50,fw17,fh3": ConvolutionProblem(100, 50, 17, 3),
 }
@@ -40,8 +41,8 @@ def test_the_example_is_a_problem_of_the_workload(name):
     [
         ("gemm:m1,n2,k3", "does not give dtype; write it like gemm:m4096"),
         ("gemm:m1,n2,fp16", "does not give k"),
-        ("gemm:m1,n2,k3,fp32", "part 'fp32' that is not m, n, k with a number, or fp16 or bf16 or bias or"),
-        ("gemm:m1,n2,k3,fp16,relu", "part 'relu'"),
+        ("gemm:m1,n2,k3,fp32", "part 'fp32' that is not m, n, k, b with a number, or fp16 or bf16 or bias or"),
+        ("gemm:m1,n2,k3,fp16,swish", "part 'swish'"),
         ("gemm:m1,m2,n2,k3,fp16", "gives m twice"),
         ("gemm:m0,n2,k3,fp16", "m 0; it must be from 1"),
         ("gemm:m9999999999,n2,k3,fp16", "m 9999999999; it must be from 1 to 2147483647"),

@@ -21,7 +21,7 @@ SMALL_TILES = {"family": "mma", "tile_m": 64, "tile_n": 64, "stages": 1}
 
 FAULTS = [
     # name, configuration, problem, text of the good kernel, text of the broken one
-    ("offset into C of 32 bits", SMALL_TILES, GEMM, "(long long)row * n", "row * n"),
+    ("offset into C of 32 bits", SMALL_TILES, GEMM, "(long long)row * to.n", "row * to.n"),
     ("offset into B of 32 bits", SMALL_TILES, DEEP, "(long long)i * TILE_K * n", "i * TILE_K * n"),
     ("offset into A of 32 bits", SMALL_TILES, TALL, "(long long)work.first_row * k", "work.first_row * k"),
     ("number of a block of 16 bits", SMALL_TILES, GEMM, "blockIdx.x", "(unsigned short)blockIdx.x"),

@@ -23,10 +23,10 @@ from typing import Any, cast
 
 import optuna
 from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from sqlalchemy import URL, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -42,7 +42,7 @@ from evoengine.ledger.database import (
     translate_errors,
 )
 from evoengine.ledger.integrity import RowReader
-from evoengine.ledger.optuna.schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
+from evoengine.ledger.optuna.schema import delete_study, insert_trials, require_schema, study_prefix
 from evoengine.ledger.read import Trial, read_numbered
 from evoengine.ledger.rows import BATCH, Reading, last_verdicts, most_trusted_kind, to_verdict
 from evoengine.ledger.runs import RUNNING, Run
@@ -51,10 +51,9 @@ from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
-from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Config, Kind, Outcome, Value
-from evoengine.text import markdown, plain
+from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
 """so seldom a study is written to: a transaction of its own for each trial costs more than the rest of the ledger"""
@@ -199,10 +198,6 @@ class Projection:
         """In one transaction, numbered after those that are there."""
         due = [shown for shown in some if self._run_ended or not shown.unfinished]
         placed = [(shown, places) for shown in due if (places := self._places(shown)) is not None]
-        if not knows_schema(self._storage.get_current_version()):
-            for shown, _ in placed:
-                self._storage.create_new_trial(self._study_id, self._frozen(shown))
-            return
         whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
         with _explained(parse_url(self._ledger.url)), self._storage.engine.begin() as connection:
             insert_trials(connection, self._study_id, whole, self._distributions)
@@ -258,22 +253,6 @@ class Projection:
             self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run, ranked=True))))
         except PROJECTING as error:
             logger.warning("the Optuna study has no note of what paid: %s", _one_line(error))
-
-    def _frozen(self, shown: StudyTrial) -> FrozenTrial:
-        """Ranked candidates are complete with their values; the others pruned, without any."""
-        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in shown.config}
-        frozen = optuna.trial.create_trial(
-            state=TrialState.COMPLETE if shown.values else TrialState.PRUNED,
-            values=shown.values,
-            params=dict(shown.config),
-            distributions=distributions,
-            user_attrs=dict(shown.attributes),
-            system_attrs=dict(self._keep_source(shown)),
-        )
-        # Optuna keeps local time without a zone
-        frozen.datetime_start = shown.started.astimezone().replace(tzinfo=None)
-        frozen.datetime_complete = shown.finished and shown.finished.astimezone().replace(tzinfo=None)
-        return frozen
 
     def _keep_source(self, shown: StudyTrial) -> dict[str, str]:
         """Keep the source as an artifact, once, by its SHA-256; return the attribute that links it.

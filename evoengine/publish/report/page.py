@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.publish.atomic_file import write_atomically
+from evoengine.paths import write_atomically
 from evoengine.publish.report.style import Section
 from evoengine.sandbox.untrusted import read_limited
 from evoengine.text import plain

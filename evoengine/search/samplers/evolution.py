@@ -13,12 +13,15 @@ objective's unit does not matter, and a trial that failed is simply the worst.
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.storages import BaseStorage
@@ -26,11 +29,10 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
 
-from evoengine.search.samplers.coverage import Coverage
-from evoengine.search.samplers.grid import Grid
-from evoengine.search.samplers.pool import Pool, Space
-from evoengine.search.samplers.prior import Mean, Prior, fit_mean
+from evoengine.records import Config
+from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
+from evoengine.space.definition import Knob
 
 MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
@@ -389,3 +391,118 @@ def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -
     z = (mean - best) / deviation
     expected: np.ndarray = deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
     return expected
+
+
+# The coverage of a pool by the trials, in pairs of values.
+#
+# What a configuration reaches often depends on a few knobs together, and a pair of values that no trial has had
+# together may be what the best ones share: the idea of combinatorial testing (Kuhn, Wallace & Gallo 2004). Only knobs
+# of few values take part: of two with many, no search covers the pairs.
+
+MAX_PAIR_VALUES = 4
+"""maximum number of values of a knob that takes part, not counting the inactive one"""
+PRIOR = 4.0
+"""pseudo-count added to the observed and to the even number of trials of a pair, so that few trials do not decide"""
+
+
+class Coverage:
+    """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
+
+    def __init__(self, knobs: Sequence[Knob]) -> None:
+        few = [
+            k
+            for k, knob in enumerate(knobs)
+            if len(knob.values) <= MAX_PAIR_VALUES and (len(knob.values) > 1 or knob.when)
+        ]
+        self._pairs = np.array([*combinations(few, 2)], int).reshape(-1, 2)
+        self._tried = np.zeros((len(self._pairs), (MAX_PAIR_VALUES + 1) ** 2))
+
+    def add(self, row: np.ndarray) -> None:
+        """Count a trial [knobs]."""
+        self._tried[np.arange(len(self._pairs)), self._cells(row[None])[:, 0]] += 1
+
+    def set_pool(self, pool: np.ndarray) -> None:
+        """Set the rows to be scored, at least one."""
+        self._pool_cells = self._cells(pool)
+        self._share = np.zeros_like(self._tried)
+        for share, cells in zip(self._share, self._pool_cells, strict=True):
+            share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
+
+    def pair_coverage(self) -> np.ndarray:
+        """Return for each row [n] the least coverage of its pairs of values.
+
+        A pair's coverage is the number of trials with it, divided by the number if trials were spread evenly. It is
+        below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without pairs.
+        """
+        even = self._tried.sum(1, keepdims=True) * self._share
+        ratio = (self._tried + PRIOR) / (even + PRIOR)
+        if not len(ratio):
+            return np.ones(self._pool_cells.shape[1])
+        least: np.ndarray = ratio[0][self._pool_cells[0]]
+        for of_pair, cells in zip(ratio[1:], self._pool_cells[1:], strict=True):
+            np.minimum(least, of_pair[cells], out=least)
+        return least
+
+    def _cells(self, rows: np.ndarray) -> np.ndarray:
+        """Return the cell of each row for every pair of knobs [pairs, n]."""
+        first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
+        cells: np.ndarray = (first * (MAX_PAIR_VALUES + 1) + second).astype(np.uint8)
+        return cells
+
+
+# The space of an Optuna study whose knobs are known from its trials alone: every combination of their values.
+
+FINEST = 64
+"""number of values into which a continuous or wider range is divided"""
+
+
+class Grid:
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        self._distributions = distributions
+        self.knobs = tuple(Knob(name, _values(d)) for name, d in distributions.items())
+        self._sizes = tuple(len(knob.values) for knob in self.knobs)
+
+    def __len__(self) -> int:
+        return min(math.prod(self._sizes), sys.maxsize)
+
+    def contains(self, config: Config) -> bool:
+        return all(
+            name in config and d._contains(d.to_internal_repr(config[name]))  # noqa: SLF001 - nothing public tells
+            for name, d in self._distributions.items()
+        )
+
+    def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Any]]:
+        return [self.decode(row) for row in rng.integers(self._sizes, size=(n, len(self._sizes)))]
+
+    def enumerate(self) -> Iterator[dict[str, Any]]:
+        return map(self.decode, np.ndindex(*self._sizes))
+
+    def neighbours(self, config: Config) -> list[dict[str, Any]]:
+        return [{**config, k.name: value} for k in self.knobs for value in k.values if value != config[k.name]]
+
+    def encode(self, config: Config) -> np.ndarray:
+        """Return the nearest point of the grid, int16 [knobs]."""
+        return np.array([_position(self._distributions[k.name], k, config[k.name]) for k in self.knobs], np.int16)
+
+    def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Any]:
+        return {knob.name: knob.values[int(i)] for knob, i in zip(self.knobs, row, strict=True)}
+
+
+def _values(distribution: BaseDistribution) -> tuple[Any, ...]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    kind = int if isinstance(distribution, IntDistribution) else float
+    if step is not None and not distribution.log and (high - low) / step < FINEST:
+        return tuple(kind(low + i * step) for i in range(round((high - low) / step) + 1))
+    spread = (np.geomspace if distribution.log else np.linspace)(low, high, FINEST)
+    if step is not None:
+        spread = low + np.round((spread - low) / step) * step
+    return tuple(kind(value) for value in np.unique(np.clip(spread, low, high)))
+
+
+def _position(distribution: BaseDistribution, knob: Knob, value: Any) -> int:
+    if isinstance(distribution, CategoricalDistribution):
+        return int(distribution.to_internal_repr(value))
+    return int(np.abs(np.array(knob.values) - value).argmin())

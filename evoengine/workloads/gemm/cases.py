@@ -14,6 +14,7 @@ from evoengine.workloads.base import Case
 from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
 from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.gemm.tiles import cluster_shape, split_k
 
 LONG = 4096
 """minimum K of the longest case, over which errors of sums in 16 bits accumulate"""
@@ -33,9 +34,13 @@ def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem],
     return tuple(replace(case, config=config, whole=problem) for case in found)
 
 
-def units(problem: GemmProblem) -> tuple[int, int]:
-    """Return what n and k are multiples of in all cases: kernels may rely on what the problem's share with CHUNK."""
-    return math.gcd(problem.n, CHUNK), math.gcd(problem.k, CHUNK)
+def units(problem: GemmProblem) -> tuple[int, int, int]:
+    """Return what m, n and k are multiples of in all cases: kernels may rely on what the problem's share with CHUNK.
+
+    No row of a tensor in memory is of m elements, unless A is stored so.
+    """
+    along_m = problem.a_layout == "km"
+    return math.gcd(problem.m, CHUNK) if along_m else 1, math.gcd(problem.n, CHUNK), math.gcd(problem.k, CHUNK)
 
 
 def _tiles(config: Config) -> tuple[int, int, int]:
@@ -43,9 +48,14 @@ def _tiles(config: Config) -> tuple[int, int, int]:
     return tile_m, tile_n, tile_k
 
 
+def _step(config: Config) -> int:
+    """Return the products of each sum that a cluster does at a time: a tile for each of the blocks that share them."""
+    return _tiles(config)[2] * split_k(config)
+
+
 def _at(problem: GemmProblem, m: int, n: int, k: int) -> GemmProblem:
-    unit_n, unit_k = units(problem)
-    return replace(problem, m=m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
+    unit_m, unit_n, unit_k = units(problem)
+    return replace(problem, batch=1, m=-(-m // unit_m) * unit_m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
 
 
 def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
@@ -55,36 +65,44 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     that the problem itself leaves, tiles of rows behind a whole group of them, a last step in each buffer, and with all
     rows of its tile a pipeline that wraps around twice (2·stages + 1 steps) and more.
     """
-    (tile_m, tile_n, tile_k), (unit_n, unit_k) = _tiles(config), units(problem)
-    stages, group = int(config.get("stages", 1)), int(config.get("group_m", 1))
-    tails = ((problem.m, tile_m, 1), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
+    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = _tiles(config), units(problem)
+    stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), _step(config)
+    down, across = cluster_shape(config)
+    tails = ((problem.m, tile_m, unit_m), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
     own_m, own_n, own_k = (own_tail(*of) for of in tails)
 
     def at(m: int, n: int, k: int) -> GemmProblem:
         return _at(problem, m, n, k)
 
     yield Case("one element", at(1, 1, 1), "positive numbers")
-    yield Case("one column", at(tile_m + 1, 1, 4 * tile_k), "positive numbers")
-    yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * tile_k + 1), "whole numbers")
-    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * tile_k))
-    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, tile_k + own_k))
-    yield Case("groups of tiles", at(group * tile_m + 2, tile_n + 1, 1), "whole numbers")
-    yield Case("pipeline wraps", at(tile_m - 1, tile_n - unit_n, (2 * stages + 2) * tile_k - unit_k))
-    yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * unit_n, 2 * tile_k + 1), "one-hot rows")
-    yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * tile_k - unit_k), "large products")
+    yield Case("one column", at(tile_m + unit_m, 1, 4 * step), "positive numbers")
+    yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * step + 1), "whole numbers")
+    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
+    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
+    yield Case("groups of tiles", at(group * down * tile_m + 2 * unit_m, across * tile_n + 1, 1), "whole numbers")
+    if config.get("schedule") == "persistent" or problem.batch > 1:
+        several = at(2 * down * tile_m + 2 * unit_m, 2 * across * tile_n + 1, stages * tile_k + 1)
+        yield Case("several tiles", replace(several, batch=min(problem.batch, 2)), "whole numbers")
+    if config.get("schedule") == "persistent" and stages > 2:
+        yield Case("one buffer not filled", at(tile_m, tile_n, (stages - 1) * step), "whole numbers")
+    yield Case("pipeline wraps", at(tile_m - unit_m, tile_n - unit_n, (2 * stages + 2) * step - unit_k))
+    yield Case("one-hot rows", at(tile_m + 3 * unit_m, tile_n - 2 * unit_n, 2 * step + 1), "one-hot rows")
+    yield Case("sums that overflow a half", at(tile_m - 2 * unit_m, tile_n, 2 * step - unit_k), "large products")
 
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
     """Yield cases of candidates that may rank: the problem's own k, m and n."""
-    (tile_m, tile_n, tile_k), (unit_n, unit_k) = _tiles(config), units(problem)
+    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = _tiles(config), units(problem)
     steps = max(2, MOST_WORK // (tile_m * tile_n * tile_k))
     k = few(problem.k, tile_k, steps) if problem.k >= LONG else LONG - unit_k
     part = None if k >= problem.k else f"{k:,} of {problem.k:,} products of each sum"
-    yield Case("long", _at(problem, tile_m - 3, tile_n - unit_n, k), "long", long=True, part=part)
+    short = 3 if unit_m == 1 else unit_m  # so that the last warp's rows are among them
+    yield Case("long", _at(problem, tile_m - short, tile_n - unit_n, k), "long", long=True, part=part)
     if problem.m <= MOST_TILES * tile_m:
         yield Case("own m", _at(problem, problem.m, tile_n // 2 + 1, tile_k), "whole numbers", long=True)
     if problem.n <= MOST_TILES * tile_n:
-        yield Case("own n", _at(problem, tile_m // 2 + 1, problem.n, tile_k), "whole numbers", long=True)
+        rows = tile_m // 2 + 1 if unit_m == 1 else tile_m - 3 * unit_m
+        yield Case("own n", _at(problem, rows, problem.n, tile_k), "whole numbers", long=True)
 
 
 def deepest(problem: GemmProblem, config: Config) -> int:

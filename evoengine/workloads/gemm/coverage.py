@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
 from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_tiles
 
 ALIKE = 2000
 """number of equal products over whose sum errors of 16 bits accumulate"""
@@ -28,6 +30,12 @@ TOGETHER = {
     "a row": "one row and several tiles of columns",
     "a whole tile": "whole tiles of rows, columns and products",
 }
+GROUP = "a group of tiles of rows that is not whole, beside others"
+BATCH = "several tiles of several entries of the batch"
+PERSISTENT = (
+    "several blocks with unlike numbers of tiles",
+    "a third tile of a block, behind a pipeline that has wrapped around",
+)
 VALUES = (
     "sums that overflow a half and cancel out",
     "rows that point at one row of B",
@@ -43,9 +51,9 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
     if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return frozenset()
     tile_m, tile_n, tile_k = (int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    unit_n, unit_k = units(problem)
+    unit_m, unit_n, unit_k = units(problem)
     found = {
-        *remainder_cells("rows", tile_m, problem.m),
+        *remainder_cells("rows", tile_m, problem.m, unit_m),
         *remainder_cells("columns", tile_n, problem.n, unit_n, 2),
         *remainder_cells("products", tile_k, problem.k, unit_k, 1),
         *pipeline_cells(_parts(config, tile_m, tile_n), int(config["stages"])),
@@ -54,7 +62,11 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
     }
     if int(config.get("group_m", 1)) > 1:
-        found.add(Cell("together", "a group of tiles of rows that is not whole, beside others"))
+        found.add(Cell("together", GROUP))
+    if config.get("schedule") == "persistent":
+        found |= {Cell("together", what) for what in PERSISTENT}
+    if problem.batch > 1:
+        found.add(Cell("together", BATCH))
     return frozenset(found)
 
 
@@ -64,19 +76,22 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
     if whole is None or not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return frozenset()
     tile_m, tile_n, tile_k = (int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    unit_n, unit_k = units(whole)
+    unit_m, unit_n, unit_k = units(whole)
     found = {
-        *visited_remainders("rows", p.m, tile_m, whole.m),
+        *visited_remainders("rows", p.m, tile_m, whole.m, unit_m),
         *visited_remainders("columns", p.n, tile_n, whole.n, unit_n),
         *visited_remainders("products", p.k, tile_k, whole.k, unit_k),
-        *(Cell("together", what) for what in _together(p, config, unit_n, unit_k)),
+        *(Cell("together", what) for what in _together(p, config, launch, (unit_m, unit_n, unit_k))),
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
     parts = _parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
-    kind, warps = _waits(config)
-    for steps in visits_by_block(visits, kind, warps).values():
-        found |= set(visited_steps(parts, int(config["stages"]), steps))
+    kind, teams = _waits(config)
+    each = -(-p.k // tile_k)
+    for number, warps in enumerate(teams):
+        for count in visits_by_block(visits, kind, warps).values():
+            steps = [(i // each * len(teams) + number) * each + i % each for i in range(count)]
+            found |= set(visited_steps(parts, int(config["stages"]), steps))
     return frozenset(found)
 
 
@@ -90,25 +105,38 @@ def _parts(config: Config, rows: int, columns: int) -> list[str]:
     ]
 
 
-def _waits(config: Config) -> tuple[VisitKind, range]:
-    """Return what the warps that multiply do once in each step."""
-    if config.get("family") == "wgmma":
-        return VisitKind.WAIT, range(4 * int(config["consumers"]))
-    return VisitKind.COPY_WAIT, range(int(config["warps"]))
+def _waits(config: Config) -> tuple[VisitKind, list[range]]:
+    """Return what the warps that multiply do once in each step, and which of them multiply the same tiles of C.
+
+    Of several such teams each does every second tile, with the steps of the others' between its own.
+    """
+    if config.get("family") != "wgmma":
+        return VisitKind.COPY_WAIT, [range(int(config["warps"]))]
+    warps = 4 * int(config["consumers"])
+    return VisitKind.WAIT, [range(0, 4), range(4, 8)] if config.get("ping_pong") else [range(warps)]
 
 
-def _together(problem: GemmProblem, config: Config, unit_n: int, unit_k: int) -> Iterator[str]:
+def _together(problem: GemmProblem, config: Config, launch: Launch, units_of: tuple[int, int, int]) -> Iterator[str]:
     p, tile_m, tile_n, tile_k = problem, *(int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
-    if (p.m, p.n, p.k) == (1, unit_n, unit_k):
+    unit_m, unit_n, _ = units_of
+    if (p.m, p.n, p.k) == units_of:
         yield TOGETHER["a single element"]
     if p.n == unit_n and p.m > tile_m:
         yield TOGETHER["a column"]
-    if p.m == 1 and p.n > tile_n:
+    if p.m == unit_m and p.n > tile_n:
         yield TOGETHER["a row"]
     if not (p.m % tile_m or p.n % tile_n or p.k % tile_k):
         yield TOGETHER["a whole tile"]
-    if -(-p.m // tile_m) % int(config.get("group_m", 1)) and p.n > tile_n and p.m > int(config["group_m"]) * tile_m:
-        yield "a group of tiles of rows that is not whole, beside others"
+    group, (rows, columns) = int(config.get("group_m", 1)), cluster_extents(config)
+    if -(-p.m // rows) % group and p.n > columns and p.m > group * rows:
+        yield GROUP
+    tiles, clusters = cluster_tiles(p, config), prod(launch.grid) // blocks_of_cluster(config)
+    if tiles > clusters > 1 and tiles % clusters:
+        yield PERSISTENT[0]
+    if tiles > 2 * clusters and p.k > int(config["stages"]) * tile_k:
+        yield PERSISTENT[1]
+    if p.batch > 1 and p.m > tile_m and p.n > tile_n:
+        yield BATCH
 
 
 def _own_extents(problem: GemmProblem, config: Config) -> Iterator[str]:

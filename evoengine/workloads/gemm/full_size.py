@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import torch
 
-from evoengine.records import Config
+from evoengine.records import Config, Launch
 from evoengine.workloads.base import Inputs
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, fills_clusters
 from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
 
@@ -29,11 +31,27 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         """
         return whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
 
+    def tiles_of(self, case: FullCase[GemmProblem], launch: Launch) -> range:
+        """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
+        p, config, together = case.problem, case.config, prod(cluster_shape(case.config))
+        clusters = prod(launch.grid) // blocks_of_cluster(config)
+        share, left = divmod(cluster_tiles(p, config), clusters)
+        most = share + bool(left)
+        if fills_clusters(p, config):
+            return range(share * together, most * together + 1, together)
+        return range(share, most * together + 1)
+
     def part(self, problem: GemmProblem, rectangle: Rectangle, read: Read) -> tuple[GemmProblem, Inputs]:
-        rows, columns, all_k = rectangle.rows, rectangle.columns, range(problem.k)
-        inputs = {
-            "a": read("a", rows, all_k),
-            "b": read("b", all_k, columns),
-            "bias": read("bias", range(1), columns)[0],
-        }
-        return replace(problem, m=len(rows), n=len(columns)), inputs
+        p, entry = problem, rectangle.rows.start // problem.m
+        rows = range(rectangle.rows.start % p.m, rectangle.rows.start % p.m + len(rectangle.rows))
+        of = {"m": rows, "n": rectangle.columns, "k": range(p.k)}
+        sizes = {"m": p.m, "n": p.n, "k": p.k}
+
+        def part_of(name: str) -> torch.Tensor:
+            rows_in_memory, columns_in_memory = (of[axis] for axis in p.axes(name))
+            before = entry * sizes[p.axes(name)[0]]
+            return read(name, range(before + rows_in_memory.start, before + rows_in_memory.stop), columns_in_memory)
+
+        names = ("a", "b", "residual") if p.residual else ("a", "b")
+        inputs = {name: part_of(name) for name in names} | {"bias": read("bias", range(1), rectangle.columns)[0]}
+        return replace(p, batch=1, m=len(rows), n=len(rectangle.columns)), inputs

@@ -66,6 +66,8 @@ def _why_not(problem: GemmProblem, config: Config) -> str | None:
         return "its knobs are not those of gemm.toml"
     if problem.epilogue != NO_EPILOGUE:
         return f"the fused kernel has no {problem.epilogue} of its own"
+    if problem.residual or problem.batch > 1:
+        return "the fused kernel has one product for an expert, without a residual"
     if problem.n % 2:
         return "gate and up projections have as many columns each, and n is odd"
     odd = [f"{name} {config[name]}" for name in ("tile_m", "tile_n", "tile_k") if not _is_power_of_two(config[name])]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, silu
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.coverage import ALIKE
-from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
+from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 SAMPLED_ROWS = 128
@@ -31,16 +31,25 @@ class GemmTensors(Tensors[GemmProblem]):
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        a, b, bias = normal(problem.m, problem.k), normal(problem.k, problem.n), normal(problem.n)
-        a, b, bias = _SHAPED[case.draw](a, b, bias)
+        entries = [(normal(problem.m, problem.k), normal(problem.k, problem.n)) for _ in range(problem.batch)]
+        bias = normal(problem.n)
+        shaped = [_SHAPED[case.draw](*entry, bias) for entry in entries]
+        a, b = (torch.stack([entry[i] for entry in shaped]) for i in range(2))
+        if problem.batch == 1:
+            a, b = a[0], b[0]
+        bias = shaped[0][2]
         if case.draw == "large products" and problem.dtype == "bf16":
             a, bias = a * BEYOND_HALF, bias * BEYOND_HALF
-        dtype = TORCH_DTYPES[problem.dtype]
-        inputs = {"a": a.to(dtype), "b": b.to(dtype), "bias": bias.to(dtype)}
+        found = {"a": stored(a, problem.a_layout == "mk"), "b": stored(b, problem.b_layout == "kn"), "bias": bias}
+        if problem.residual:
+            residual = normal(*problem.shape("c"))
+            found["residual"] = residual if case.draw in ("normal", "long") else whole_numbers(residual)
+        inputs = {name: tensor.to(TORCH_DTYPES[problem.dtype]) for name, tensor in found.items()}
         return Drawn(inputs, inputs)
 
     def reference(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        return {"c": _epilogue(problem, inputs["a"].double() @ inputs["b"].double(), inputs["bias"].double())}
+        a, b = operands(problem, inputs)
+        return {"c": _epilogue(problem, a.double() @ b.double(), inputs, torch.float64)}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         """Compute as a library does: the product summed in float32 and rounded, then each step of the epilogue rounded.
@@ -48,45 +57,69 @@ class GemmTensors(Tensors[GemmProblem]):
         The product is not left to torch in 16 bits, since it depends on device and settings whether that sums in 16
         bits too.
         """
-        product = inputs["a"].float() @ inputs["b"].float()
-        return {"c": _epilogue(problem, product.to(inputs["a"].dtype), inputs["bias"])}
+        a, b = operands(problem, inputs)
+        return {"c": _epilogue(problem, (a.float() @ b.float()).to(a.dtype), inputs, a.dtype)}
 
     def rounded_once(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        c = _epilogue(problem, inputs["a"].float() @ inputs["b"].float(), inputs["bias"].float())
-        return {"c": c.to(inputs["a"].dtype)}
+        a, b = operands(problem, inputs)
+        return {"c": _epilogue(problem, a.float() @ b.float(), inputs, torch.float32).to(a.dtype)}
 
     def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
-        return (
-            frozenset() if case.draw == "normal" else frozenset(Cell("values", what) for what in _shown(drawn.inputs))
-        )
+        if case.draw == "normal":
+            return frozenset()
+        a, b = operands(case.problem, drawn.inputs)
+        first = (a, b) if case.problem.batch == 1 else (a[0], b[0])
+        return frozenset(Cell("values", what) for what in _shown(*first))
 
     def baselines(self, problem: GemmProblem) -> tuple[str, ...]:
         return ("torch",)
 
     def baseline(self, name: str, problem: GemmProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return torch.matmul, or torch.addmm with the activation after it, by cuBLAS."""
-        a, b, bias = inputs["a"], inputs["b"], inputs["bias"]
-        if problem.epilogue == NO_EPILOGUE:
-            return lambda: torch.matmul(a, b)
-        return lambda: _activated(problem, torch.addmm(bias, a, b))
+        """Return torch.matmul, or torch.addmm for one product with a bias, by cuBLAS; then torch's own epilogue."""
+        a, b = operands(problem, inputs)
+        bias, residual = inputs["bias"], inputs.get("residual")
+
+        def product() -> torch.Tensor:
+            if not problem.has_bias:
+                return torch.matmul(a, b)
+            return torch.addmm(bias, a, b) if problem.batch == 1 else torch.matmul(a, b) + bias
+
+        if residual is None:
+            return lambda: _activated(problem, product())
+        return lambda: _activated(problem, product()) + residual
 
     def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GemmProblem]]:
-        """Return some rows of C with all columns, the first and the last among them."""
+        """Return some rows of C with all columns, the first and the last among them; of a batch, in each entry."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
-        part = {"a": inputs["a"][rows], "b": inputs["b"], "bias": inputs["bias"]}
-        return (Sample(replace(problem, m=len(rows)), part, lambda outputs: {"c": outputs["c"][rows]}),)
+        a = inputs["a"].index_select(-2 if problem.a_layout == "mk" else -1, rows)
+        part = {**inputs, "a": a}
+        if problem.residual:
+            part["residual"] = inputs["residual"].index_select(-2, rows)
+        sampled = replace(problem, m=len(rows))
+        return (Sample(sampled, part, lambda outputs: {"c": outputs["c"].index_select(-2, rows)}),)
 
     def check_bytes(self, problem: GemmProblem) -> int:
         """Return the bytes of A and B in float32 and the product of both, and of B in float64 for a few rows."""
         p = problem
-        return 4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n
+        return p.batch * (4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n)
 
 
-def _shown(inputs: Inputs) -> Iterator[str]:
-    """Yield what A and B show, by some rows of A and the first column of B."""
-    a, b = inputs["a"][:6].float(), inputs["b"].float()
+def stored(operand: torch.Tensor, as_is: bool) -> torch.Tensor:
+    """Return A [m, k] or B [k, n] as the problem stores it, or the other way round."""
+    return operand if as_is else operand.transpose(-1, -2).contiguous()
+
+
+def operands(problem: GemmProblem, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views of A [batch, m, k] and B [batch, k, n], whatever their layouts."""
+    a, b = inputs["a"], inputs["b"]
+    return a if problem.a_layout == "mk" else a.mT, b if problem.b_layout == "kn" else b.mT
+
+
+def _shown(a: torch.Tensor, b: torch.Tensor) -> Iterator[str]:
+    """Yield what A [m, k] and B [k, n] show, by some rows of A and the first column of B."""
+    a, b = a[:6].float(), b.float()
     products = a * b[:, 0]
     sums = products.cumsum(1).abs()
     if bool(((sums.amax(1) > 65504) & (sums[:, -1] < sums.amax(1) / 4)).any()):
@@ -109,13 +142,21 @@ def _shown(inputs: Inputs) -> Iterator[str]:
 
 
 def _activated(problem: GemmProblem, x: torch.Tensor) -> torch.Tensor:
-    if problem.epilogue == "bias_relu":
-        return x.relu()
-    return gelu(x) if problem.epilogue == "bias_gelu" else x
+    match problem.activation:
+        case "relu":
+            return x.relu()
+        case "gelu":
+            return gelu(x)
+        case "silu":
+            return silu(x)
+    return x
 
 
-def _epilogue(problem: GemmProblem, product: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return product if problem.epilogue == NO_EPILOGUE else _activated(problem, product + bias)
+def _epilogue(problem: GemmProblem, product: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
+    """Return the epilogue of a product, each step of it in that dtype."""
+    x = product + inputs["bias"].to(dtype) if problem.has_bias else product
+    x = _activated(problem, x)
+    return x + inputs["residual"].to(dtype) if problem.residual else x
 
 
 BEYOND_HALF = 2.0**30

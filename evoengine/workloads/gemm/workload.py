@@ -6,41 +6,57 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
-from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.gemm.cases import CHUNK, deepest, gate_cases
+from evoengine.workloads.gemm.cases import gate_cases
 from evoengine.workloads.gemm.coverage import cells, visited
+from evoengine.workloads.gemm.plan import full_plan
 from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles
 from evoengine.workloads.rectangles import FullCase
 
 SWIZZLED = 64
 """elements of 16 bits that TMA swizzles together"""
+STORED_ROWS = 16
+"""rows of C that a warp stores together by TMA"""
 
 
 class Gemm(Workload[GemmProblem]):
     name = "gemm"
-    grammar = f"m…,n…,k…,{'|'.join(DTYPES)}[,{'|'.join(EPILOGUES)}]"
+    grammar = f"[b…,]m…,n…,k…,{'|'.join(DTYPES)}[,a_km][,b_nk][,{'|'.join(EPILOGUES)}][,residual]"
     example = EXAMPLE
-    compile_time = ("dtype", "element_bytes", "epilogue")
+    compile_time = ("dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched")
     baseline_label = "torch"
 
     def parse(self, text: str) -> GemmProblem:
         return parse_problem(text)
 
     def flops(self, problem: GemmProblem) -> float:
-        """Return 2·m·n·k, the usual count; the epilogue is left out."""
-        return 2.0 * problem.m * problem.n * problem.k
+        """Return 2·m·n·k for each entry of the batch, the usual count; the epilogue is left out."""
+        return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
     def min_dram_bytes(self, problem: GemmProblem) -> float:
-        """Return the bytes of A and B read once and C written once; the bias is too small to count."""
+        """Return the bytes of A, B and the residual read once and C written once; the bias is too small to count."""
         p = problem
-        return float(DTYPE_BYTES[p.dtype]) * (p.m * p.k + p.k * p.n + p.m * p.n)
+        return float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in ("a", "b", *_like_c(p)))
+
+    def gate_launch(self, case: Case[GemmProblem], launch: Launch) -> Launch:
+        """Return the launch of a case: the space's, except for the number of blocks of a persistent kernel.
+
+        That must be right with any number. It gets the largest that leaves each cluster at least two tiles and the last
+        round not filled, or one cluster, whatever the space states for the problem's size.
+        """
+        if case.config.get("schedule") != "persistent":
+            return launch
+        tiles = cluster_tiles(case.problem, case.config)
+        clusters = next((n for n in range(tiles // 2, 1, -1) if tiles % n), 1)
+        return replace(launch, grid=(clusters * blocks_of_cluster(case.config), 1, 1))
 
     def cases(self, problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
         return gate_cases(problem, config)
@@ -54,11 +70,10 @@ class Gemm(Workload[GemmProblem]):
     def parameters(self, problem: GemmProblem, config: Config) -> tuple[Parameter, ...]:
         p = problem
         return (
-            TensorParameter("a", (p.m, p.k), p.dtype),
-            TensorParameter("b", (p.k, p.n), p.dtype),
+            *(TensorParameter(name, p.shape(name), p.dtype) for name in ("a", "b")),
             TensorParameter("bias", (p.n,), p.dtype),
-            TensorParameter("c", (p.m, p.n), p.dtype, output=True),
-            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("m", "n", "k")),
+            *(TensorParameter(name, p.shape(name), p.dtype, output=name == "c") for name in _like_c(p)),
+            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[p.batch == 1 :]),
             *_tensor_maps(p, config),
         )
 
@@ -68,24 +83,7 @@ class Gemm(Workload[GemmProblem]):
         return GemmTensors()
 
     def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """Return the whole grid over few steps of K, and one block over all of K.
-
-        All of A and of B follow where offsets into them may need more than 32 bits.
-        """
-        if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
-            return ()
-        p = problem
-        cases = [FullCase("full grid", replace(p, k=few(p.k, int(config["tile_k"]), 2)), p, config)]
-        k = deepest(p, config)
-        part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
-        cases.append(FullCase("own k", replace(p, k=k), p, config, "one drawn", part))
-        if DTYPE_BYTES[p.dtype] * p.m * p.k >= 1 << 31:
-            own = replace(p, n=few(p.n, int(config["tile_n"]), 1))
-            cases.append(FullCase("full A", _less_deep(own, config, "m"), p, config, "last"))
-        if DTYPE_BYTES[p.dtype] * p.k * p.n >= 1 << 31:
-            own = replace(p, m=few(p.m, int(config["tile_m"]), 1))
-            cases.append(FullCase("full B", _less_deep(own, config, "n"), p, config, "last"))
-        return [(case, launch_of(case.problem)) for case in cases]
+        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase[GemmProblem]]:
         from evoengine.workloads.gemm.full_size import GemmFullSize
@@ -93,29 +91,33 @@ class Gemm(Workload[GemmProblem]):
         return GemmFullSize(self)
 
 
-def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
-    """Return the problem with the deepest K.
-
-    Where that is less than its own, the other side of A (m) or B (n) grows in proportion.
-    """
-    k, length = deepest(problem, config), getattr(problem, side)
-    longer = length + (length * problem.k // k - length) // CHUNK * CHUNK
-    return replace(problem, k=k, **{side: longer})
+def _like_c(problem: GemmProblem) -> tuple[str, ...]:
+    return ("residual", "c") if problem.residual else ("c",)
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Return the tensor maps of A and B for kernels that load by TMA.
+    """Return the tensor maps of A and B for kernels that load by TMA, and of C if it is stored by TMA.
 
-    A box is a tile's rows by the columns that are swizzled together.
+    A box is the columns that are swizzled together by a tile's rows; of a tile that a cluster's blocks share each
+    brings an equal part.
     """
     if config.get("family") != "wgmma":
         return ()
+    p, (down, across) = problem, cluster_shape(config)
 
-    def over(name: str, rows: int, columns: int, box_rows: int) -> TensorMapArgument:
-        row = DTYPE_BYTES[problem.dtype] * columns
-        return TensorMapArgument(
-            f"map_{name}", name, problem.dtype, (columns, rows), (row,), (SWIZZLED, box_rows), swizzle=2 * SWIZZLED
-        )
+    def over(name: str, box_rows: int) -> TensorMapArgument:
+        dims: tuple[int, ...]
+        strides: tuple[int, ...]
+        box: tuple[int, ...]
+        rows, columns = p.shape(name)[-2:]
+        row = DTYPE_BYTES[p.dtype] * columns
+        dims, strides, box = (columns, rows), (row,), (SWIZZLED, box_rows)
+        if p.batch > 1:
+            dims, strides, box = (*dims, p.batch), (*strides, row * rows), (*box, 1)
+        return TensorMapArgument(f"map_{name}", name, p.dtype, dims, strides, box, swizzle=2 * SWIZZLED)
 
-    a = over("a", problem.m, problem.k, int(config["tile_m"]))
-    return a, over("b", problem.k, problem.n, int(config["tile_k"]))
+    def rows_of(name: str) -> int:
+        return int(config[f"tile_{p.axes(name)[0]}"])
+
+    maps = over("a", rows_of("a") // across), over("b", rows_of("b") // down)
+    return (*maps, over("c", STORED_ROWS)) if config.get("c_store") == "tma" else maps

@@ -1,16 +1,16 @@
-// ---- cluster: two blocks, side by side along x, that run together and reach each other's shared memory (sm_90) ----
-// The kernel carries __cluster_dims__(2, 1, 1). Barriers and tiles lie at the same place in both blocks. A block must
+// ---- cluster: blocks, side by side along x, that run together and reach each other's shared memory (sm_90) ----
+// The kernel carries __cluster_dims__(2, 1, 1), or another number where no tile goes to several blocks. Barriers and tiles lie at the same place in both blocks. A block must
 // not be reached before it has begun and set up its barriers, or after it has ended: hence cluster_sync first and last.
 constexpr unsigned CLUSTER = 2;
 
-// 0 or 1
+// From 0 on.
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// All threads of both blocks meet, those that have ended aside; what was written before is seen after.
+// All threads of all its blocks meet, those that have ended aside; what was written before is seen after.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -29,7 +29,30 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barri
         : "memory");
 }
 
+// Four floats of that block's shared memory, at the address (a multiple of 16) that they have there.
+__device__ __forceinline__ float4 read_four_at(unsigned block, unsigned address) {
+    float4 x;
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 { %0, %1, %2, %3}, [there];\n"
+        "}\n"
+        : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+        : "r"(address), "r"(block)
+        : "memory");
+    return x;
+}
+
 // As tma_load (tma.cuh), into both blocks; the bytes count at the barriers of both.
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, unsigned barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, { %2, %3}], [%4], %5;" ::"r"(to),
+        "l"(address_of(map)), "r"(x), "r"(y), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
 __device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, unsigned barrier, int x, int y,
                                               int z) {
     asm volatile(

@@ -2,17 +2,18 @@
 // A in registers, as Accumulator::convert_a packs it: stays as it is until the wait.
 template <int WORDS>
 struct RegisterA {
+    static constexpr bool TRANSPOSED = false;
     unsigned words[WORDS];
 
     __device__ __forceinline__ const unsigned* at(int step) const { return words + 4 * step; }
 };
 
-template <bool TRANS_B, int COUNT>
+template <bool TRANS_B, bool TRANS_A, int COUNT>
 __device__ __forceinline__ void wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b, int accumulate) {
-    wgmma_ss<TRANS_B>(d, a, b, accumulate);
+    wgmma_ss<TRANS_B, TRANS_A>(d, a, b, accumulate);
 }
 
-template <bool TRANS_B, int COUNT>
+template <bool TRANS_B, bool, int COUNT>
 __device__ __forceinline__ void wgmma(float (&d)[COUNT], const unsigned* a, unsigned long long b, int accumulate) {
     wgmma_rs<TRANS_B>(d, a, b, accumulate);
 }
@@ -25,7 +26,7 @@ __device__ __forceinline__ void issue(Accumulator<N>& acc, const A& a, const B& 
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < K / 16; ++step)
-        wgmma<B::TRANSPOSED>(acc.d, a.at(step), b.at(step), step > 0 ? 1 : accumulate);
+        wgmma<B::TRANSPOSED, A::TRANSPOSED>(acc.d, a.at(step), b.at(step), step > 0 ? 1 : accumulate);
     wgmma_commit();
 }
 

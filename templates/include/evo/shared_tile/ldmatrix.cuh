@@ -104,13 +104,27 @@ struct SharedA {
     }
 };
 
-// Operand B, whose row n of the tile is along k: columns n of B from 8 j on, rows 16 step to 16 step + 15.
+// Operand A, whose row k of the tile is along m. Its rows begin `first_chunk` chunks into those; from there on all chunks
+// up to the next multiple of SPAN are its own.
+template <class Tile>
+struct MnMajorA {
+    unsigned tile;
+    int first_chunk;
+
+    __device__ __forceinline__ void read(unsigned (&a)[4], int stripe, int step) const {
+        const LaneChunk<Tile> lane_chunk(lane() % 8 + lane() / 16 * 8, first_chunk + lane() / 8 % 2);
+        ldmatrix_x4_trans(a, lane_chunk.address(tile, step * 16, 2 * stripe));
+    }
+};
+
+// Operand B, whose row n of the tile is along k: columns n of B from `column` + 8 j on, rows 16 step to 16 step + 15.
 template <class Tile>
 struct KMajorB {
     unsigned tile;
+    int column = 0;  // a multiple of 8
 
     __device__ __forceinline__ void read(unsigned (&b)[4], int step, int j) const {
-        const LaneChunk<Tile> lane_chunk(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+        const LaneChunk<Tile> lane_chunk(column + lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
         ldmatrix_x4(b, lane_chunk.address(tile, j * 8, 2 * step));
     }
 };
