@@ -47,6 +47,8 @@ _PARAMETERS_POINTER = 0x198
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0xFF0000000000, 0xFE0000000000, 0xFD0000000000
 PROVIDED = {"vprintf": 0xFC0000000000, "__assertfail": 0xFC0000000010}
 """functions of the driver → addresses, as in core/machine.h"""
+NO_FUNCTION = 0xFC0000010000
+"""where others are said to be, so that a call of one is an error"""
 
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
@@ -423,7 +425,7 @@ def _banks(
     for pointer in kernel.pointers:
         struct.pack_into("<Q", banks[pointer.bank], pointer.offset, placed[pointer.segment].address + pointer.place)
     for function in kernel.functions:
-        struct.pack_into("<Q", banks[function.bank], function.offset, PROVIDED.get(function.name, 0))
+        struct.pack_into("<Q", banks[function.bank], function.offset, PROVIDED.get(function.name, NO_FUNCTION))
     for name, value in constants.items():
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]

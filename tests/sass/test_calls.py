@@ -29,6 +29,7 @@ extern "C" __global__ void asserting(const int* in, int* out) {
   if (in[threadIdx.x] == 5) __assertfail("in[i] != 5", "some.cu", 17u, "asserting", (size_t)1);
   out[threadIdx.x] = in[threadIdx.x];
 }
+extern "C" __global__ void allocating(const int* in, int* out) { out[threadIdx.x] = malloc(in[threadIdx.x] + 8) != 0; }
 """
 
 
@@ -72,3 +73,8 @@ def test_an_assertion_that_fails_says_what_and_where(arch):
     values[11] = 5
     with pytest.raises(KernelCrashed, match=r"lane 11: some.cu:17: asserting: assertion `in\[i\] != 5` failed"):
         ran("asserting", arch, values)
+
+
+def test_what_the_driver_provides_and_the_executor_does_not_is_an_error():
+    with pytest.raises(KernelCrashed, match="a call of an address that has no function: CALL.ABS"):
+        ran("allocating", "sm_90a", np.zeros(32, np.int32))

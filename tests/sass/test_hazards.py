@@ -102,3 +102,25 @@ extern "C" __global__ void kernel(float* o) {
 def test_a_fence_need_not_wait_for_another():
     kernel, program = compiled(FENCES, "sm_90a")
     assert program.hazards(kernel.arch, kernel.registers)[0] == []
+
+
+def written_out(*instructions: tuple[str, int, int, int]) -> str:
+    """A listing of instructions: text, scoreboards set when it has written and read, mask that it waits for."""
+    lines = ['\t.section\t.text.kernel,"ax",@progbits', ".text.kernel:"]
+    for n, (text, write, read, mask) in enumerate(instructions):
+        control = 0x1F | write << 5 | read << 8 | mask << 11
+        lines += [f"        /*{16 * n:04x}*/  {text} ; /* 0x{0:016x} */", f"  /* 0x{control << 41:016x} */"]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("mask", [8, 4, 0])
+def test_what_the_last_of_several_barriers_has_read_tells_of_those_before(mask):
+    """As ptxas has it in a kernel that initialises six of them: it waits for the read of the third alone."""
+    listing = written_out(
+        ("SYNCS.EXCH.64 URZ, [UR4], UR8", 2, 7, 0),
+        ("@UP1 SYNCS.EXCH.64 URZ, [UR4+0x8], UR10", 2, 3, 0),
+        ("UMOV UR8, UR5", 7, 7, mask),
+        ("EXIT", 7, 7, 0),
+    )
+    found, _ = Program(listing, "kernel").hazards(90, 32)
+    assert not found if mask else "overwrites UR8, which `SYNCS.EXCH.64" in found[0]

@@ -166,6 +166,43 @@ def test_a_row_comes_from_the_dram_once_for_all_blocks_that_read_it(shared, row_
     assert traffic[0].loads_from_dram == pytest.approx(row_reads / 3, rel=0.02)
 
 
+TILES = """
+extern "C" __global__ void __launch_bounds__(256)
+tiles(const float4* a, const float4* b, float* o, int rows, int columns, int group) {
+  int first = blockIdx.x / (group * columns) * group, rest = blockIdx.x % (group * columns);
+  int size = min(rows - first, group), m = first + rest % size, n = rest / size;
+  float sum = 0;
+  #pragma unroll 4
+  for (int k = threadIdx.x; k < 16384; k += 256) {
+    float4 x = a[(size_t)m * 16384 + k], y = b[(size_t)n * 16384 + k];
+    sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+  }
+  o[blockIdx.x * 256 + threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "strips", "within"), [(1, 2 + 512, 1.6), (8, 8 + 99, 1.1), (32, 32 + 25, 1.25)],
+)  # fmt: skip
+def test_the_order_of_tiles_decides_what_comes_from_the_dram(group, strips, within):
+    """Of 512 × 512 tiles, 792 run at once: along a row they touch all of B, in groups of rows a few strips of both.
+
+    A strip has 256 KB, and each matrix 128 MB. `strips` are those of both that a wave touches.
+    """
+    program, kernel = program_of(TILES, "tiles")
+    sizes = {"rows": 512, "columns": 512, "group": group}
+    arguments = [DrawnArgument(name, 512 << 18, "fp32") for name in "ab"]
+    arguments += [DrawnArgument("o", 1024 * 512 * 512, "fp32", True)]
+    arguments += [ScalarArgument(name, np.int32(value)) for name, value in sizes.items()]
+    launch = prepare(kernel, Geometry((512 * 512, 1, 1), (256, 1, 1), 0), arguments, 0)
+    chip = find_chip(H100)
+    assert blocks_resident(launch, chip) == 6
+    traffic = context_of(program, launch, chip, 6, cold=True).traffic
+    found = 792 * sum(part.loads_from_dram for part in traffic)
+    assert strips / within <= found <= strips * within
+
+
 FLOATS = 1 << 26
 STREAMING = {
     "writes alone": (

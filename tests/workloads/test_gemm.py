@@ -18,6 +18,7 @@ SINGLE = {"family": "mma", "stages": 1}
 LARGE = {"family": "mma", "tile_n": 256}
 WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256, "schedule": "none"}
 PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
+ODD_SLABS = {"family": "wgmma", "schedule": "persistent", "tile_n": 192, "c_store": "tma"}
 PING_PONG = {"family": "wgmma", "ping_pong": True}
 FEW_ROWS, SPLIT = {"family": "wgmma", "swap": True}, {"family": "wgmma", "split_k": 2}
 LINEAR, RESIDUAL = "gemm:m1000,n768,k3000,bf16,b_nk,bias_silu", "gemm:m1000,n768,k3000,fp16,residual"
@@ -63,10 +64,11 @@ FAULTS = [
     ("both blocks bring the same half", PAIRS, PLAIN, "int first = cluster_rank() *", "int first = 0 *"),
     ("buffers released to the own block alone", PAIRS, PLAIN, "barrier_arrive_at(lane(), empty_of(i))", "barrier_arrive_at(cluster_rank(), empty_of(i))"),
     ("a buffer released before its products are done", PAIRS, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
-    ("the last step of a tile not released", PAIRS, PLAIN, "tiles.release(work.steps - 1);", ""),
+    ("the last step of a tile not released", PAIRS, PLAIN, "tiles.release(work.steps - 1);", ";"),
     ("a block that ends before the other has released", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
     ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();\n    else", ""),
     ("C staged where it is still read", PAIRS, PLAIN, "tma_store_wait<1>();", "tma_store_wait<2>();"),
+    ("C staged where the last of an odd number is still read", ODD_SLABS, PLAIN, "SLABS % 2 == 1 && slab == 0", "false"),
     ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
     ("stores that outlive their block", PAIRS, PLAIN, "if (lane() == 0) tma_store_wait<0>();", ""),
     ("a tile too few for the last blocks", PAIRS, PLAIN, "return number < all;", "return number < all - 1;"),

@@ -287,6 +287,7 @@ struct Builder {
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;
+    if (base == "SYNCS") return Queue::Barriers;  // ptxas waits for what the last of several has read
     if (base == "HMMA" && arch == 75) return Queue::Tensor;
     return Queue::None;
   }
