@@ -212,6 +212,14 @@ def test_the_emulator_is_built_behind_the_executor_and_keeps_nobody_who_needs_th
     build.close()
 
 
+def test_a_build_that_is_closed_leaves_nothing_half_built(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, f"touch {tmp_path}/compiling; exec sleep 1000")
+    build = FirstBuild()
+    wait_for((tmp_path / "compiling").exists)
+    build.close()
+    assert list((tmp_path / "cache" / "evoengine" / "sass").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "capability, whole, both",
     [(90, False, False), (90, True, True), (120, False, True)],
