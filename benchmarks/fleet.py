@@ -123,12 +123,12 @@ class SleepingGpu:
         import ray
 
         from evoengine import __version__
-        from evoengine.search.ray_node import ActorInfo
+        from evoengine.search.ray_workers import ActorInfo
 
         return ActorInfo(ray.get_runtime_context().get_node_id(), "here", __version__)
 
     def run(self, task: Callable[..., Any], on_crash: Outcome, returns: type, seconds: float, *args: Any) -> Any:
-        from evoengine.search.ray_node import TaskResult
+        from evoengine.search.ray_workers import TaskResult
 
         time.sleep(self._seconds)
         return TaskResult(task(*args), self._seconds, 0.0)

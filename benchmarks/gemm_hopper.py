@@ -22,11 +22,10 @@ from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.records import CompiledCandidate, Config, Value  # noqa: E402
 from evoengine.sass.chip import find_chip  # noqa: E402
-from evoengine.sass.listing import listing_of  # noqa: E402
 from evoengine.sass.main_loop import main_loops  # noqa: E402
 from evoengine.sass.predict import Prediction, predict  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
-from evoengine.stages.compile import compile_source  # noqa: E402
+from evoengine.stages.compile import compile_source, listing_of  # noqa: E402
 from evoengine.stages.predict import predict_binary  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.workloads import parse_problem  # noqa: E402

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.claims import Claim
+from evoengine.ledger.rows import last_verdicts
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import sampler_values
-from evoengine.records import Binary, Candidate, Config, Judged, Kind, Outcome, Rejection, Source
+from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Plans, Rejection, Source
 from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
 from evoengine.search.identity import Identity, Setting
-from evoengine.search.in_flight import InFlight, Pending
 from evoengine.search.lookahead import Lookahead
-from evoengine.search.neighbours import neighbouring_bests, sibling_prior
-from evoengine.search.other_searches import OtherSearches
-from evoengine.search.past import run_past
+from evoengine.search.neighbours import OtherSearches, neighbouring_bests, sibling_prior
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Failures, Progress
-from evoengine.search.proposer import Proposal, Proposer
+from evoengine.search.proposer import Proposal, Proposer, run_past
 from evoengine.search.samplers import PRIOR_GUIDED
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
+from evoengine.workloads.base import Target
 
 POLL_SECONDS = 0.1
 """interval at which the display is refreshed and a request to stop is noticed while nothing finishes"""
@@ -493,3 +492,72 @@ class Coordinator:
             self._on_finish(trial)
             self._on_change(self.progress)
         self._unreported.clear()
+
+
+# Candidates in flight: their proposals, the furthest stage that each reached, and what is awaited for them.
+
+Reached = TypeVar("Reached", bound=Proposed, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight(Generic[Reached]):
+    proposal: Proposal
+    candidate: Reached
+    plans: Plans | None = None
+    """the gate's cases, if they were computed before"""
+
+    @property
+    def trial(self) -> int:
+        return self.candidate.trial
+
+    @property
+    def occupancy(self) -> float | None:
+        return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
+
+    def as_ended(self, end: End, run: int, target: Target) -> Candidate:
+        """Return the candidate as `Ledger.candidate` would read it after `end`."""
+        reached, proposal = self.candidate, self.proposal
+        return Candidate(
+            self.trial,
+            run,
+            str(target.problem),
+            target.gpu.key,
+            proposal.config,
+            end.outcome,
+            end.reason,
+            end.device,
+            reached.source if isinstance(reached, Rendered) else None,
+            reached.binary if isinstance(reached, Compiled) else None,
+            **last_verdicts(end.verdicts),
+            measurement=end.figure,
+            occupancy=self.occupancy,
+            parents=proposal.parents,
+            operator=proposal.operator,
+            evidence=end.evidence,
+        )
+
+
+@dataclass(slots=True)
+class Pending:
+    """The futures that a search awaits, by the task, each with the candidate that it is for."""
+
+    baselines: set[Future[list[Baseline] | Rejection]] = field(default_factory=set)
+    compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = field(default_factory=dict)
+    judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = field(default_factory=dict)
+    leading: dict[Future[Judged | Rejection], Candidate] = field(default_factory=dict)
+    """candidates that have led for a while, whose gate is being finished"""
+    predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = field(default_factory=dict)
+    """predictions of candidates that a GPU timed"""
+    awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = field(default_factory=dict)
+    """candidates that another search evaluates, with the key of the evaluation"""
+
+    @property
+    def futures(self) -> set[Future[Any]]:
+        return {
+            *self.baselines,
+            *self.compiling,
+            *self.judging,
+            *self.leading,
+            *self.predicting,
+            *self.awaiting,
+        }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
+from evoengine.sandbox.host_compiler import cache_folder, remove_abandoned
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass import build as executor
@@ -65,16 +66,22 @@ class FirstBuild:
                 raise MachineError(f"what judges without a GPU cannot be built: {found.reason}")
 
     def close(self) -> None:
-        """End the build if it is still running."""
+        """End the build if it is still running, and remove what it has not finished."""
         if self._workers:
             self._workers.close()
+            for name in ("sass", "emulator"):
+                remove_abandoned(cache_folder(name))
 
 
-def build_judges() -> None:
-    """Build executor and emulator where this machine has not; raises MachineError where they cannot be."""
+def build_judges(emulated: bool = True) -> None:
+    """Build executor and, where it is to judge too, emulator where this machine has not.
+
+    Raises MachineError where they cannot be built.
+    """
     build = FirstBuild()
-    build.add_emulator()
+    if emulated:
+        build.add_emulator()
     try:
-        build.wait(both=True)
+        build.wait(both=emulated)
     finally:
         build.close()

@@ -25,9 +25,8 @@ from evoengine.ledger.store import Ledger
 from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
-from evoengine.search.past import run_past
 from evoengine.search.progress import Progress
-from evoengine.search.proposer import Proposer
+from evoengine.search.proposer import Proposer, run_past
 from evoengine.space.definition import Knob, domain_error
 from evoengine.text import printable
 

@@ -17,8 +17,7 @@ from evoengine.records import Binary, KernelResources, Launch, Source
 from evoengine.sandbox.machine import memory_for
 from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, whole_image
-from evoengine.sass.listing import disassemble, instruction_mix, line_table
-from evoengine.sass.source_lines import names_an_instruction, with_source_lines
+from evoengine.sass.listing import disassemble, instruction_mix, line_table, names_an_instruction, with_source_lines
 from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
 from evoengine.workloads.triton_kernel import is_triton

@@ -25,9 +25,8 @@ from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
 from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
 from evoengine.sass.linking import linked_listing
-from evoengine.sass.listing import line_table
+from evoengine.sass.listing import line_table, names_an_instruction, with_source_lines
 from evoengine.sass.predict import Prediction, Unpredictable, predict
-from evoengine.sass.source_lines import names_an_instruction, with_source_lines
 
 if TYPE_CHECKING:
     from evoengine.virtual.arguments import Arguments

@@ -126,7 +126,7 @@ def test_where_a_gpu_times_a_missing_compiler_is_told_to_who_waits(monkeypatch, 
 def test_a_worker_of_a_node_builds_as_it_starts_and_its_time_limits_begin_afterwards(monkeypatch, tmp_path):
     """The actor of a Ray cluster, in this process: what needs no judge runs beside the build."""
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
-    from evoengine.search.ray_node import NodeWorker
+    from evoengine.search.ray_workers import NodeWorker
 
     core, runtime = executor.build(), emulator.build_runtime()
     cache = tmp_path / "cache" / "evoengine"
@@ -154,7 +154,7 @@ def test_a_worker_of_a_node_builds_as_it_starts_and_its_time_limits_begin_afterw
 
 def test_a_node_that_cannot_build_runs_what_needs_no_judge(monkeypatch, tmp_path):
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
-    from evoengine.search.ray_node import NodeWorker
+    from evoengine.search.ray_workers import NodeWorker
 
     use(monkeypatch, tmp_path, "echo 'core.cpp:1: error: no such language' >&2; exit 1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
@@ -210,6 +210,14 @@ def test_the_emulator_is_built_behind_the_executor_and_keeps_nobody_who_needs_th
     build.wait(both=True)
     assert not build.is_running
     build.close()
+
+
+def test_a_build_that_is_closed_leaves_nothing_half_built(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, f"touch {tmp_path}/compiling; exec sleep 1000")
+    build = FirstBuild()
+    wait_for((tmp_path / "compiling").exists)
+    build.close()
+    assert list((tmp_path / "cache" / "evoengine" / "sass").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from benchmarks import instant
 from evoengine.ledger import runs
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Measurement, Outcome
-from evoengine.search import other_searches
+from evoengine.search import neighbours
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity
@@ -60,7 +60,7 @@ class Two:
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    monkeypatch.setattr(other_searches, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(neighbours, "POLL_SECONDS", 0.02)
     two = Two(tmp_path)
     with closing(two.ledger), closing(two.other):
         yield two

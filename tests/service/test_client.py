@@ -257,3 +257,28 @@ def test_a_client_takes_the_token_of_the_environment_unless_it_is_given_one(monk
     monkeypatch.setenv("EVOENGINE_TOKEN_FILE", "both")
     with pytest.raises(UsageError, match="both EVOENGINE_TOKEN and EVOENGINE_TOKEN_FILE are set"):
         Client("http://127.0.0.1:1")
+
+
+def test_a_client_submits_and_cancels_within_the_scope_of_its_token(served):
+    parts = served(require_tokens=True)
+
+    def client(name: str, scope: str) -> Client:
+        return Client(parts.url, parts.state.tokens.new(name, scope, None))
+
+    with (
+        client("reader", "read") as reader,
+        client("mine", "submit") as mine,
+        client("other", "submit") as other,
+        client("admin", "admin") as admin,
+    ):
+        with pytest.raises(UsageError, match="the token reader is for read, and this asks for submit"):
+            reader.submit(**GEMM)
+        assert reader.jobs() == []
+        first, second = mine.submit(**GEMM).id, mine.submit(**GEMM, seed=2).id
+        with pytest.raises(UsageError, match="the token reader is for read, and this asks for submit"):
+            reader.cancel(first)
+        with pytest.raises(UsageError, match=f"job {first} is of another token; one for admin may cancel it"):
+            other.cancel(first)
+        assert [job.state for job in reader.jobs()] == ["queued", "queued"]
+        assert mine.cancel(first).state == "cancelled"
+        assert admin.cancel(second).state == "cancelled"
