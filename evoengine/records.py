@@ -126,6 +126,9 @@ Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
+PENDING = "pending"
+"""what a trial without an outcome is called: its search is still running, or was lost"""
+
 DEATHS = "deaths"
 """of the evidence of an outcome: the processes that died before it was given. Another search does not take it over"""
 

@@ -11,8 +11,7 @@ import click
 from evoengine.cli.options import db_option, gpu_option, json_option, reading, stored_problem_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.runs import PENDING
-from evoengine.records import Outcome
+from evoengine.records import PENDING, Outcome
 
 if TYPE_CHECKING:
     from evoengine.ledger.read import Wanted

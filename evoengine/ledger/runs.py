@@ -30,8 +30,6 @@ from evoengine.records import DEATHS, Outcome
 RUNNING = "running"
 KILLED = "killed"
 """no beat came from its process any more, and it never said how its search ended"""
-PENDING = "pending"
-"""what a trial without an outcome is called: its search is still running, or was lost"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,6 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import (
     KILLED,
-    PENDING,
     POLL_SECONDS,
     RUNNING,
     Device,
@@ -87,6 +86,7 @@ from evoengine.ledger.transactions import Database, patient
 from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database
 from evoengine.records import (
+    PENDING,
     Baseline,
     Binary,
     Candidate,

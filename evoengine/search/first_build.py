@@ -73,11 +73,15 @@ class FirstBuild:
                 remove_abandoned(cache_folder(name))
 
 
-def build_judges() -> None:
-    """Build executor and emulator where this machine has not; raises MachineError where they cannot be."""
+def build_judges(emulated: bool = True) -> None:
+    """Build executor and, where it is to judge too, emulator where this machine has not.
+
+    Raises MachineError where they cannot be built.
+    """
     build = FirstBuild()
-    build.add_emulator()
+    if emulated:
+        build.add_emulator()
     try:
-        build.wait(both=True)
+        build.wait(both=emulated)
     finally:
         build.close()

@@ -13,6 +13,7 @@ from evoengine.gpu import Gpu
 from evoengine.records import Outcome, Rejection
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
+from evoengine.search.first_build import build_judges
 from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
@@ -36,6 +37,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
         found: tuple[str, ...] = _in_worker(partial(_check, workload, problem), tuple, of, seconds, _load)
     elif workload.host is not None:
         host, sizes = workload.host, {name: int(size) for name, size in problem.variables().items()}
+        build_judges(emulated=False)  # before the time limit starts
         of = f"{host.call} and the reference of {workload.name} cannot be run"
         found = _in_worker(partial(_check_host, host, sizes, target.gpu), tuple, of, seconds, _load_triton)
     else:
@@ -61,6 +63,7 @@ def autotune_entry(text: str, times_ms: Sequence[float], seconds: float = REFERE
 
     Raises UsageError where the autotuner keeps none, and where the user's file hangs or ends its process.
     """
+    build_judges(emulated=False)
     failed = "Triton's autotuner cannot be asked for its cache"
     return _in_worker(partial(_autotune_entry, text, times_ms), AutotuneEntry, failed, seconds, _load_triton)
 

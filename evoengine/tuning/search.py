@@ -233,7 +233,7 @@ class Search:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
         require_compilers(target.gpu, emulated=self._timing is None)
-        self._build = place.begin_build(self._timing is None, echo)
+        self._build = place.begin_build(self._timing is None and options.host is None, echo)
         self._renderer = Renderer()
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)

@@ -13,6 +13,7 @@ from evoengine.records import Outcome, Rejection
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass.launch import require_arch_of
+from evoengine.search.first_build import build_judges
 from evoengine.virtual import require_triton
 from evoengine.workloads.base import Host
 
@@ -36,6 +37,8 @@ def verify_triton(
 
     require_triton()
     require_arch_of(gpu.capability)
+    on_stage("building the executor")
+    build_judges(emulated=False)
     pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0, warm_up=_load))
     verdicts = []
     try:

@@ -48,14 +48,14 @@ from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
 from evoengine.virtual.gate import Attempt, ConfigVerdict, GatingGpu, TooLong
 from evoengine.virtual.triton_driver import installed
-from evoengine.virtual.triton_file import Program, said
+from evoengine.virtual.triton_file import Program, Pruned, said
 from evoengine.virtual.verify import run_case, uninitialized_as_nan
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, Stated, read_last_line, sizes_text
 
 LONGEST_ATTEMPT = 12.0
 """estimated seconds of one execution in a search; a candidate's judge may take 180 s, on a busy machine too"""
-SMALLEST_HALVED = 64
+SMALLEST_HALVED = 16
 NO_TEXT = "its text was not executed: it is Python, and the emulator reads CUDA"
 
 
@@ -104,8 +104,8 @@ def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu
             program.function(**sizes)
         except _Reached:
             pass
-        except OutOfResources as error:
-            raise Refused(f"Triton refuses it: {error}") from None
+        except (OutOfResources, Pruned) as error:
+            raise Refused(str(error)) from None
         except Exception as error:
             raise Refused(f"{call} raises {said(error, program.path)}") from None
     if device.reached is None:

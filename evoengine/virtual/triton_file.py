@@ -55,6 +55,10 @@ def said(error: BaseException, path: Path) -> str:
     return f"{where}{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
+class Pruned(Exception):
+    """The autotuner's own function leaves a configuration out."""
+
+
 class Program:
     """A user's file, executed: the kernel, the function that launches it, and the reference."""
 
@@ -150,15 +154,28 @@ class TritonKernel:
 
     @contextmanager
     def only(self, config: Config | None) -> Iterator[None]:
-        """Leave the autotuner no other configuration, so that it launches with this one and times nothing."""
+        """Leave the autotuner no other configuration, so that it launches with this one and times nothing.
+
+        A launch raises Pruned where the autotuner's own function leaves the configuration out.
+        """
         if self._tuner is None:
             yield
             return
-        before, self._tuner.configs = self._tuner.configs, [config]
+        tuner, before = self._tuner, self._tuner.configs
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            """Prune as the autotuner does where it has several configurations."""
+            tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+            if tuner.early_config_prune and not tuner.early_config_prune(tuner.configs, tuner.nargs, **kwargs):
+                raise Pruned("the autotuner's early_config_prune leaves it out")
+            return type(tuner).run(tuner, *args, **kwargs)
+
+        tuner.configs, tuner.run = [config], run
         try:
             yield
         finally:
-            self._tuner.configs = before
+            tuner.configs = before
+            del tuner.run
 
 
 def config_text(config: Config | None) -> str:

@@ -16,7 +16,7 @@ from evoengine.sass.chip import find_chip
 from evoengine.virtual.device import VirtualGpuError
 from evoengine.virtual.gate import ConfigVerdict, GatingGpu
 from evoengine.virtual.triton_driver import installed
-from evoengine.virtual.triton_file import Program, config_text, said
+from evoengine.virtual.triton_file import Program, Pruned, config_text, said
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import gate_sizes, sizes_text
 
@@ -70,7 +70,7 @@ def run_case(gating: GatingGpu, program: Program, sizes: Mapping[str, int], numb
         with uninitialized_as_nan(), warnings.catch_warnings():
             torch.manual_seed(gating.seed_of(number))
             program.function(**sizes)
-    except OutOfResources as error:
+    except (OutOfResources, Pruned) as error:
         gating.verdict.refused[gating.sizes] = str(error)
     except (UsageError, VirtualGpuError) as error:
         if isinstance(error, UsageError) or gating.verdict.wrong is None:

@@ -208,14 +208,6 @@ def load_folder(path: Path) -> FolderWorkload:
     return FolderWorkload(str(data.get("name")), json.dumps(data), folder)
 
 
-def workload_from_text(name: str, text: str) -> FolderWorkload:
-    """Return the workload of a ledger's run from the text stored there.
-
-    It measures, ranks and exports, but renders nothing.
-    """
-    return FolderWorkload(name, text)
-
-
 def _read(path: Path) -> str:
     try:
         return read_limited_text(path)

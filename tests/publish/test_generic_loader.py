@@ -31,7 +31,7 @@ from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, KernelResources, Launch, NextKernel, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target, taken
-from evoengine.workloads.folder import workload_from_text
+from evoengine.workloads.folder import FolderWorkload
 from tests.support.exported import exported_module
 from tests.support.loader import SMS, on_gpu
 
@@ -152,7 +152,7 @@ def test_kernels_behind_the_first_share_its_scratch_memory(driver, load, zeroed)
         "parameters": ["x", "partial", "n"], "kernels": {"combine": ["y", "n", "partial"]},
         "reference": "def run(x):\n    ...", "workloads": [{"axes": {"n": 40}}],
     }  # fmt: skip
-    workload = workload_from_text("split", json.dumps(definition))
+    workload = FolderWorkload("split", json.dumps(definition))
     then = (NextKernel("combine", Launch((5, 1, 1), 64, 4096)),)
     split = load(Target(workload, workload.parse("n=40"), find_gpu("h100")), {"family": "split"}, then=then).split
     x = torch.ones(40)
@@ -179,7 +179,7 @@ def test_an_input_in_constant_memory_is_copied_there_before_the_launch(driver, l
         "reference": "def run(x, weights):\n    ...",
         "workloads": [{"axes": {"n": 40}}],
     }  # fmt: skip
-    workload = workload_from_text("taps", json.dumps(definition))
+    workload = FolderWorkload("taps", json.dumps(definition))
     taps = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).taps
     x, weights = torch.zeros(40), torch.tensor([1.0, 2.0, 3.0, 4.0])
     y = taps(x, weights)
@@ -195,7 +195,7 @@ def axpy_tensors():
 
 
 def test_parameters_keep_the_kernel_s_own_order_whatever_they_are(driver, load):
-    workload = workload_from_text("axpy", json.dumps(AXPY))
+    workload = FolderWorkload("axpy", json.dumps(AXPY))
     axpy = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).axpy
     x, keep = axpy_tensors()
     out, count = axpy(x, keep)
@@ -228,7 +228,7 @@ def test_one_output_is_given_as_out(load):
 
 
 def test_out_is_the_tensor_of_that_name_where_there_is_one(driver, load):
-    workload = workload_from_text("axpy", json.dumps(AXPY))
+    workload = FolderWorkload("axpy", json.dumps(AXPY))
     axpy = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).axpy
     x, keep = axpy_tensors()
     mine = torch.ones(40)

@@ -145,7 +145,7 @@ def test_a_finalist_that_the_machine_code_refutes_leaves_the_ranking_and_keeps_i
 def test_where_the_machine_code_cannot_be_read_the_text_decides_and_the_reason_is_kept(ledger, space):
     run = started(ledger, space)
     candidate = ledger.candidate(add(ledger, run, space, 70.0), with_cubin=True)
-    found = judge_export(ledger, replace(candidate, binary=replace(candidate.binary, cubin=b"nonsense")))
+    found = judge_export(ledger, replace(candidate, binary=replace(candidate.binary, cubin=b"nonsense")), 0)
     assert found.correct and found.whole and "no cubin" in found.alone
     by_binary, by_text = found.verdicts
     assert by_binary.abstained and not by_binary.cases and by_text.cases
@@ -160,7 +160,7 @@ def test_what_neither_can_judge_is_not_exported(ledger, space):
     source = replace(candidate.source, text='extern "C" __global__ void attention() { no such thing }')
     unreadable = replace(candidate, source=source, binary=replace(candidate.binary, cubin=b"nonsense"))
     with pytest.raises(MachineError, match="cannot be judged here: .*no cubin.*; its text was not executed"):
-        judge_export(ledger, unreadable)
+        judge_export(ledger, unreadable, 0)
 
 
 def test_an_abstention_is_no_verdict_of_correctness():

@@ -11,10 +11,9 @@ from typing import Any
 from sqlalchemy import text
 
 from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.runs import PENDING
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, MeasurementRow, VerdictRow
-from evoengine.records import EXECUTOR, Outcome
+from evoengine.records import EXECUTOR, PENDING, Outcome
 from evoengine.terms import model_of
 from tests.support.documents import ROOT, blocks
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, SUSTAINED, start_run

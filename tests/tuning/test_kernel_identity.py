@@ -116,7 +116,7 @@ def test_an_export_is_judged_by_the_reference_that_its_run_had(ledger, tmp_path)
     """Whatever kernel of that name is known to the process, or was searched later."""
     trial = searched(ledger, saxpy(tmp_path), 1.0)
     searched(ledger, saxpy(tmp_path, reference=OTHER_REFERENCE, kernel=SUBTRACTS), 2.0)
-    judged = judge_export(ledger, ledger.candidate(trial, with_cubin=True))
+    judged = judge_export(ledger, ledger.candidate(trial, with_cubin=True), 0)
     assert judged.correct, str(judged)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,11 @@ from evoengine.cli.main import evoengine as cli
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
 from evoengine.records import EXECUTOR, Outcome
+from evoengine.sass.launch import Geometry
+from evoengine.search.evaluators import make_plans
+from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import load_space, space_from_text
+from evoengine.stages.gate import CannotJudge
 from evoengine.tuning.exporting import export_trial
 from evoengine.workloads.triton_kernel import TritonProblem, is_triton, read_last_line
 from evoengine.workloads.triton_space import proposed_space
@@ -132,6 +137,78 @@ def test_what_triton_refuses_is_recorded_as_uncompilable(tmp_path):
     assert [one.config["BLOCK"] for one in found.best] == [64]
     (refused,) = trials(tmp_path, outcomes=(Outcome.UNCOMPILABLE,))
     assert refused.config["BLOCK"] == 96 and "power of 2" in refused.reason
+
+
+KILLS_AND_PRUNES = """
+import os, signal
+import torch
+import triton
+import triton.language as tl
+
+
+def kill_with_128(arguments):
+    if arguments["BLOCK"] == 128:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_most_256(configs, arguments, **others):
+    return [config for config in configs if config.kwargs["BLOCK"] <= 256]
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": 64}, pre_hook=kill_with_128)], key=[], prune_configs_by={"early_config_prune": at_most_256}
+)
+@triton.jit
+def twice(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def call_twice():
+    x = torch.randn(100)
+    twice[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, torch.empty_like(x), 100)
+
+
+def twice_of(x):
+    return 2 * x
+"""
+
+
+def test_a_configuration_that_kills_its_process_and_one_that_is_pruned_cost_themselves_alone(tmp_path):
+    (tmp_path / "kills.py").write_text(KILLS_AND_PRUNES)
+    space = space_of("twice", BLOCK=[64, 128, 512], num_warps=[1], num_stages=[3])
+    found, _ = searched(tmp_path, "twice", "twice_of", tmp_path / "kills.py", trials=3, space=space)
+    assert [one.config["BLOCK"] for one in found.best] == [64]
+    (killed,) = trials(tmp_path, outcomes=(Outcome.CRASHED,))
+    assert killed.config["BLOCK"] == 128 and "SIGKILL" in killed.reason and killed.evidence["deaths"]
+    (pruned,) = trials(tmp_path, outcomes=(Outcome.UNCOMPILABLE,))
+    assert pruned.config["BLOCK"] == 512 and "early_config_prune leaves it out" in pruned.reason
+
+
+def test_a_file_that_ends_its_process_is_refused(tmp_path):
+    (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
+    with pytest.raises(UsageError, match=r"ends.py cannot be executed: .*3"):
+        searched(tmp_path, "twice", None, tmp_path / "ends.py", trials=1)
+
+
+def test_sizes_that_would_take_too_long_are_halved_and_the_case_says_so(softmax, monkeypatch):
+    from evoengine.virtual import device, host
+
+    folder, _, _ = softmax
+    best = next(one for one in trials(folder) if one.config["BLOCK"] == 64)
+    with evoengine.open_ledger(folder / "own.db", create=False) as ledger:
+        target = target_of(ledger, best)
+        plans = make_plans(spaces_of(ledger, [best], target)[best.run], target, best.config)
+    prediction = host.predict_launch(best.contender, target.clock, cold=True)
+    seconds = device.seconds_to_execute(prediction, Geometry(best.source.launch.grid, (1, 1, 1)))
+    judge = host.HostJudge(best.contender, plans._replace(short=()), 1)
+    monkeypatch.setattr(host, "LONGEST_ATTEMPT", 0.99 * seconds)
+    (verdict, _) = judge.judge_short().verdicts
+    (part,) = {case.part for case in verdict.cases}
+    assert verdict.correct and re.match(r"m=3 n=(75|37|18), as its own sizes would take about 0 s", part)
+    monkeypatch.setattr(host, "LONGEST_ATTEMPT", 0.0)
+    with pytest.raises(CannotJudge, match="its machine code was not executed: executing it would take about"):
+        judge.judge_short()
 
 
 def test_a_space_is_proposed_from_the_list_and_its_configurations_are_the_start_points():

@@ -11,7 +11,7 @@ import pytest
 
 from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.workloads.folder import FolderWorkload, load_folder, workload_from_text
+from evoengine.workloads.folder import FolderWorkload, load_folder
 from tests.support.folders import SAXPY, SAXPY_SPACE, saxpy
 
 X = {"shape": ["n"], "dtype": "float32"}
@@ -56,7 +56,7 @@ def test_axes_may_be_constant_or_follow_from_others_and_constant_ones_are_baked_
 def test_a_workload_travels_by_pickle_and_by_its_text_alone(tmp_path):
     found = load_folder(saxpy(tmp_path))
     assert pickle.loads(pickle.dumps(found)) == found
-    elsewhere = workload_from_text("saxpy", found.definition_text)
+    elsewhere = FolderWorkload("saxpy", found.definition_text)
     problem = found.parse("saxpy:n=77")
     assert elsewhere.parse(str(problem)) == problem
     assert elsewhere.cases(problem, {"tile": 64}) == found.cases(problem, {"tile": 64})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from evoengine.ledger.runs import PENDING
 from evoengine.publish.report.overview import MOST_VERDICTS, CaseErrors, Overview
 from evoengine.publish.report.style import (
     OUTCOME_COLOURS,
@@ -19,6 +18,7 @@ from evoengine.publish.report.style import (
     points,
     titled_axis,
 )
+from evoengine.records import PENDING
 
 MIN_SHARE = 1e-6
 """smallest drawn error over the allowed one, since 0 has no place on a logarithmic axis"""
