@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from click.testing import CliRunner
@@ -43,6 +44,7 @@ from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_
 from evoengine.views.boards import BoardsView, FindingsView, WorkloadsView, findings_json
 from evoengine.views.cluster import ClusterView, cluster_json
 from evoengine.views.comparison import RunComparisonView
+from evoengine.views.cubins import CubinsAnswer, cubins_json
 from evoengine.views.encoding import jsonable
 from evoengine.views.results import MeasuredView, RankingView, ReportView, RunsView, SearchSummaryView, measured_json
 from evoengine.views.service import QueuedJobsView, TokenListView
@@ -200,6 +202,7 @@ ANSWERS = {
     "accuracy": AccuracyView,
     "doctor": FindingsView,
     "accuracy --repredict": PredictedAgainView,
+    "cubins": CubinsAnswer,
 }
 """the shape of what each command prints"""
 
@@ -259,6 +262,11 @@ def of_other_machines() -> dict[str, Any]:
         [node], 8.0, 1.0, 1.0, 1.0, [BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
         [DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
     )  # fmt: skip
+    kernel = SimpleNamespace(
+        entry="k", arch=90, registers=32, shared_bytes=0, local_bytes=0, parameters=[(0, 8)], max_threads=None,
+        cluster=(1, 1, 1),
+    )  # fmt: skip
+    kernels = [kernel, SimpleNamespace(**vars(kernel) | {"max_threads": 256})]
     row = Row("ours", "wmma", PROBLEM, GPU, "boost", 9.0, 10.0, "wgmma with softmax", "tensor")
     rows = [row] * 3
     return {
@@ -266,6 +274,7 @@ def of_other_machines() -> dict[str, Any]:
         "profile": profile_json(1, Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))),
         "cluster status": cluster_json(status),
         "accuracy": accuracy_json(rows),
+        "cubins": cubins_json(Path("kernels.cubin"), kernels),
         "doctor": findings_json(True, [Finding("NVRTC", False, "is missing", "pip install it", True)]),
         "accuracy --repredict": again_json([1], ["trial 2: no machine code"]),
     }
