@@ -167,17 +167,21 @@ class _Attention(torch.autograd.Function):
 
 # ── linear ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """Return activation(x·weightᵀ + bias).
 
-    x is [..., k], weight [n, k], bias [n]; the activation is None, "relu" or "gelu" (by erf), the latter two with a
-    bias. Raises ValueError for another activation.
+    x is [..., k], weight [n, k], bias [n]; the activation is None, "relu", "gelu" (by erf) or "silu". Raises ValueError
+    for another one.
     """
     if activation not in (None, *ACTIVATIONS):
-        raise ValueError(f"activation is {activation!r}; it must be None, {' or '.join(map(repr, ACTIVATIONS))}")
+        raise ValueError(f"activation is {activation!r}; it must be None, {', '.join(map(repr, ACTIVATIONS))}")
     x, weight, bias = _autocast(x, weight, bias)
     if _needs_gradient(x, weight, bias):
         out: Tensor = _Linear.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
@@ -201,7 +205,7 @@ def _compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: 
         return torch_linear(x, weight, bias, activation)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     bias = bias if bias is not None else _zeros(weight)
-    out = kernel(rows, weight.t(), bias)
+    out = kernel(rows, weight if weight.is_contiguous() else weight.t(), bias)
     assert isinstance(out, Tensor)
     return out.view(*x.shape[:-1], weight.shape[0])
 
@@ -218,16 +222,18 @@ def _zeros(weight: Tensor) -> Tensor:
 
 
 def _linear_request(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Request:
-    """Return the product that a layer needs. Its B is weightᵀ, contiguous, as `patch` lays weights out."""
+    """Return the product that a layer needs. Its B is the weight as it lies in memory, [n, k] or transposed."""
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
-    epilogue = "none" if bias is None and not activation else f"bias_{activation}" if activation else "bias"
-    inputs = (((m, k), x.dtype), ((k, n), weight.dtype), ((n,), x.dtype if bias is None else bias.dtype))
-    dtype = _DTYPES.get(x.dtype)
-    problem = f"gemm:m{m},n{n},k{k},{dtype}" + ("" if epilogue == "none" else f",{epilogue}")
-    sizes = {"m": m, "n": n, "k": k, "dtype": dtype, "epilogue": epilogue}
+    epilogue = "_".join(["bias"] * (bias is not None) + [activation] * bool(activation)) or "none"
+    inputs = (((m, k), x.dtype), ((n, k), weight.dtype), ((n,), x.dtype if bias is None else bias.dtype))
+    layout, dtype = "nk" if weight.is_contiguous() else "kn", _DTYPES.get(x.dtype)
+    problem = f"gemm:m{m},n{n},k{k},{dtype}" + ",b_nk" * (layout == "nk") + f",{epilogue}" * (epilogue != "none")
+    sizes = {"m": m, "n": n, "k": k, "batch": 1, "dtype": dtype, "epilogue": epilogue}
+    sizes |= {"a_layout": "mk", "b_layout": layout, "residual": False}
+    laid_out = weight.is_contiguous() or weight.t().is_contiguous()
     refusal = (
-        "" if weight.t().is_contiguous() else "kernels read weight as a contiguous [k, n]; patch(model) lays it out so"
+        "" if laid_out else "kernels read weight as it is contiguous, [n, k], or as a contiguous [k, n] transposed"
     )
     return Request("gemm", gpu_key(x.device), inputs, problem, sizes, refusal=refusal)
 

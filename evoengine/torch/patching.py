@@ -38,8 +38,7 @@ def patch(model: nn.Module, *example: Any, **named: Any) -> Patched:
     """Replace linear layers and scaled_dot_product_attention of a model, in place, and report what was replaced.
 
     `example` and `named` are inputs of the model: it is called with them before and after, and left as it was where
-    the outputs differ by more than rounding. Weights of linear layers are stored as [in, out], of which the parameter
-    becomes the transposed view: its shape and values stay. Calls of attention with a mask or dropout stay torch's.
+    the outputs differ by more than rounding. Calls of attention with a mask or dropout stay torch's.
     Raises UsageError where outputs differ, and for a model that was patched before.
     """
     if getattr(model, "forward_before_patch", None):
@@ -66,7 +65,7 @@ def patch(model: nn.Module, *example: Any, **named: Any) -> Patched:
 
 
 def unpatch(model: nn.Module) -> None:
-    """Undo `patch`. Weights keep their layout."""
+    """Undo `patch`."""
     for module in model.modules():
         for name in ("forward", "forward_before_patch"):
             module.__dict__.pop(name, None)
@@ -76,7 +75,6 @@ def _replace(model: nn.Module) -> tuple[str, ...]:
     names = []
     for name, module in model.named_modules():
         if type(module) is nn.Linear:
-            module.weight.data = module.weight.data.t().contiguous().t()
             module.forward = _linear_forward(module)  # type: ignore[assignment, method-assign]
             names.append(name)
     original = model.forward

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.stand_in
 TOKENS = torch.arange(12).view(2, 6)
 PROBLEMS = (
     "b2,h2,s6,d32,fp16,causal",
-    "gemm:m12,n192,k64,fp16",
-    "gemm:m12,n64,k64,fp16,bias",
-    "gemm:m12,n128,k64,fp16,bias",
-    "gemm:m12,n64,k128,fp16,bias",
+    "gemm:m12,n192,k64,fp16,b_nk",
+    "gemm:m12,n64,k64,fp16,b_nk,bias",
+    "gemm:m12,n128,k64,fp16,b_nk,bias",
+    "gemm:m12,n64,k128,fp16,b_nk,bias",
 )
 """of the layers, but for the last, whose 50 columns no kernel takes"""
 
@@ -82,7 +82,7 @@ def model():
 def test_a_patched_model_computes_by_tuned_kernels_what_it_computed(place, model):
     original = copy.deepcopy(model)
     tuned.use(place())
-    with pytest.warns(tuned.NoKernel, match="torch computes gemm:m12,n50,k64,fp16,bias"):
+    with pytest.warns(tuned.NoKernel, match="torch computes gemm:m12,n50,k64,fp16,b_nk,bias"):
         found = tuned.patch(model, TOKENS)
     assert len(found.kernels) == len(PROBLEMS) and len(found.torch) == 1
     assert 0 < found.difference < 5e-3

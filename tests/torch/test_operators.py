@@ -219,20 +219,23 @@ def test_autocast_chooses_the_kernel_of_its_dtype(h100, exports, qkv):
     assert out.dtype == torch.float16 and h100.get("launches") == 1
 
 
-def test_a_linear_layer_calls_the_product(h100, exports):
+@pytest.mark.parametrize("layout", ["", ",b_nk"])
+def test_a_linear_layer_calls_the_product_of_its_weight_s_layout(h100, exports, layout):
     h100.set("scalars", 3)
-    tuned.use(exports("gemm:m6,n8,k16,fp16,bias_gelu"))
-    x, weight, bias = halfs(2, 3, 16), halfs(16, 8).t(), halfs(8)
+    exports("gemm:m6,n8,k16,fp16,bias_gelu", name="all/kn")
+    tuned.use(exports("gemm:m6,n8,k16,fp16,b_nk,bias_gelu", name="all/nk").parent)
+    x, weight, bias = halfs(2, 3, 16), halfs(8, 16) if layout else halfs(16, 8).t(), halfs(8)
     out = quiet(tuned.linear, x, weight, bias, "gelu")
     (found,) = h100.launches()
     assert out.shape == (2, 3, 8) and found.scalars[:3] == (6, 8, 16)
     assert found.pointers == (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), out.data_ptr())
+    assert next(iter(kernels.KERNELS.origins.values())).endswith("nk" if layout else "kn")
 
 
 def test_a_weight_that_no_kernel_reads_is_said(h100, exports):
     tuned.use(exports("gemm:m6,n8,k16,fp16"))
-    x, weight = halfs(6, 16), halfs(8, 16)
-    with pytest.warns(tuned.NoKernel, match=r"kernels read weight as a contiguous \[k, n\]"):
+    x, weight = halfs(6, 16), halfs(8, 32)[:, ::2]
+    with pytest.warns(tuned.NoKernel, match=r"kernels read weight as it is contiguous, \[n, k\]"):
         torch.testing.assert_close(tuned.linear(x, weight), functional.linear(x, weight))
 
 
