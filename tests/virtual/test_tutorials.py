@@ -1,7 +1,7 @@
 """Triton's own tutorials, as they are, on a virtual GPU: `evoengine run --map-cuda`.
 
 They are not part of this repository: TRITON_TUTORIALS names their folder, python/tutorials in a checkout of Triton.
-Each compares its kernels' results with PyTorch's before its benchmark, which needs pandas and Matplotlib.
+Each compares its kernels' results with PyTorch's before its benchmark, which needs pandas and Matplotlib; 04 needs tabulate.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def ran(name: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     require_tools()
     if FOLDER is None:
         pytest.skip("TRITON_TUTORIALS names no folder")
-    if not all(map(find_spec, ("triton", "pandas", "matplotlib"))):
-        pytest.skip("needs Triton, pandas and Matplotlib")
+    if not all(map(find_spec, ("triton", "pandas", "matplotlib", "tabulate"))):
+        pytest.skip("needs Triton, pandas, Matplotlib and tabulate")
     command = [sys.executable, "-m", "evoengine", "run", "--sample", "--map-cuda", str(Path(FOLDER, f"{name}.py"))]
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache"), "MPLBACKEND": "Agg"}
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
