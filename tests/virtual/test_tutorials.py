@@ -1,7 +1,8 @@
 """Triton's own tutorials, as they are, on a virtual GPU: `evoengine run --map-cuda`.
 
 They are not part of this repository: TRITON_TUTORIALS names their folder, python/tutorials in a checkout of Triton.
-Each compares its kernels' results with PyTorch's before its benchmark, which needs pandas and Matplotlib; 04 needs tabulate.
+Each compares its kernels' results with PyTorch's before its benchmark, which needs pandas and Matplotlib; 04 needs
+tabulate.
 """
 
 from __future__ import annotations
