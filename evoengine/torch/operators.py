@@ -225,7 +225,7 @@ def _linear_request(x: Tensor, weight: Tensor, bias: Tensor | None, activation: 
     """Return the product that a layer needs. Its B is the weight as it lies in memory, [n, k] or transposed."""
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
-    epilogue = "_".join(["bias"] * (bias is not None) + [activation] * bool(activation)) or "none"
+    epilogue = "_".join(filter(None, ["bias" if bias is not None else None, activation])) or "none"
     inputs = (((m, k), x.dtype), ((n, k), weight.dtype), ((n,), x.dtype if bias is None else bias.dtype))
     layout, dtype = "nk" if weight.is_contiguous() else "kn", _DTYPES.get(x.dtype)
     problem = f"gemm:m{m},n{n},k{k},{dtype}" + ",b_nk" * (layout == "nk") + f",{epilogue}" * (epilogue != "none")
