@@ -223,7 +223,7 @@ def autotune_entry(text: str, times_ms: Sequence[float]) -> AutotuneEntry:
         except Refused as refusal:
             raise UsageError(str(refusal)) from None
         for file in Path(folder).glob("*/*.autotune.json"):
-            return AutotuneEntry(file.parent.name, file.name, file.read_text())
+            return AutotuneEntry(file.parent.name, file.name, file.read_text("utf-8"))
     raise UsageError("Triton's autotuner wrote no cache")
 
 

@@ -138,7 +138,7 @@ def test_ctrl_c_stops_a_search_with_what_there_is_and_the_same_run_goes_on(evoen
 PRESSED_TWICE = """
 import os, signal
 from evoengine.cli.main import main
-from evoengine.search import workers
+from evoengine.sandbox import workers
 
 work, stop = workers._Worker.call, workers.ProcessPool.stop
 

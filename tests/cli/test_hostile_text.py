@@ -104,6 +104,7 @@ CALLS = {
     "claims": [["revoke", HOSTILE]],
     "retune": [["--gpu", HOSTILE]],
     "run": [[HOSTILE], ["--gpu", HOSTILE, HOSTILE]],
+    "cubins": [[HOSTILE], [HOSTILE, "--entry", HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""
 READING = ("history", "best", "show", "report", "compare", "runs", "profile", "measure", "export", "accuracy")

@@ -95,7 +95,7 @@ NO_ERRORS = frozenset(
 NOT_REACHED = frozenset({
     # a search on a GPU, and one beside another
     "coordinator.Coordinator: self.ledger.add_candidate",
-    "coordinator.Coordinator: self.ledger.claim",
+    "coordinator.Coordinator: self.ledger.claims.claim",
     "coordinator.Coordinator: self.ledger.measurements",
     "coordinator.Coordinator: self.ledger.record_baseline",
     "coordinator.Coordinator: self.ledger.record_measurement",
