@@ -45,7 +45,7 @@ OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): ou
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of a binary, what lists show. The names are those of a Binary."""
+    """Fields of a Binary that lists show, under its names."""
 
     registers: int
     spill_bytes: int
@@ -158,7 +158,7 @@ def _trial(
 
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
-    """Of each trial the one it is ranked by, of this kind alone where one is named."""
+    """Return the figure by which each trial is ranked, of one kind alone if it is given."""
     of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
     if kind is not None:
         of_batch = of_batch.where(MeasurementRow.kind == str(kind))
@@ -171,7 +171,7 @@ def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict
 
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
-    """With the shared bytes, of those that were rendered."""
+    """Return the resources of trials, with shared memory in bytes for those that were rendered."""
     of_batch = select(*_COMPILED, *_binaries.columns).outerjoin(BinaryRow)
     taken: dict[int, tuple[Resources | None, int | None]] = {}
     rendered = of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None))
@@ -278,7 +278,7 @@ class TrialLists:
         return missing, sorted(self.knobs_of(self.last_matching(of_target, KNOBS_FROM).trials))
 
     def endings(self, wanted: Wanted) -> tuple[dict[str, int], list[str]]:
-        """How the trials of the run, problem and GPU ended, outcome → trials, and their families."""
+        """Return outcome → number of trials of the run, problem and GPU, and their families."""
         of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
         family = _knob("family")
         grouped = narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)

@@ -33,7 +33,7 @@ _LARGEST_WINDOW = 27  # log2 of bytes
 
 
 class Kind(IntEnum):
-    """What an entry of a fatbin is."""
+    """The kind of a fatbin's entry."""
 
     PTX = 1
     CUBIN = 2

@@ -1,4 +1,4 @@
-"""What a driver does with a cubin before it runs: addresses of device variables and of functions go into the code.
+"""Link a cubin as a driver does: put addresses of device variables and functions into the code.
 
 The executor's counterpart of a loader works on the listing: a relocated immediate `32@lo(name)` of a device variable
 becomes its address, and functions in sections of their own are listed with the kernel that calls them.

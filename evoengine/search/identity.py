@@ -32,7 +32,7 @@ from evoengine.workloads.base import AnyWorkload, Target
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is searched, where, and for how long."""
+    """The problem, place and limits of a search."""
 
     target: Target
     space: SearchSpace

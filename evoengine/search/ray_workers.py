@@ -61,7 +61,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class ActorActivity:
-    """What an actor with a GPU is doing."""
+    """The work of an actor that has a GPU."""
 
     ready: ActorInfo
     label: str
