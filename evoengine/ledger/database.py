@@ -368,7 +368,7 @@ def _is_default(url: URL) -> bool:
 
 
 def _check_file(url: URL, create: bool) -> bool:
-    """Whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
+    """Return whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
 
     Raises UsageError where it cannot be kept there, with `create`.
     """

@@ -93,11 +93,24 @@ def _compute_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
         kernel = KERNELS.choose(key, _attention_request(q, k, v, causal))
     if kernel is None:
         return sdpa(q, k, v, causal, scale)
-    try:
-        out: Tensor = kernel(q, k, v, scale=scale)
-    except ValueError:  # strides that the kernel cannot follow
-        out = kernel(q.contiguous(), k.contiguous(), v.contiguous(), scale=scale)
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        return _strided_attention(kernel, q, k, v, scale)
+    out: Tensor = kernel(q, k, v, scale=scale)
     return out
+
+
+_copied: set[object] = set()
+"""kernels with shapes and strides that they cannot follow, so that a later call is not refused first"""
+
+
+def _strided_attention(kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    layout = kernel, *((t.shape, t.stride()) for t in (q, k, v))
+    if layout not in _copied:
+        try:
+            return kernel(q, k, v, scale=scale)
+        except ValueError:
+            _copied.add(layout)
+    return kernel(q.contiguous(), k.contiguous(), v.contiguous(), scale=scale)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:

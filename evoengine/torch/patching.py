@@ -22,7 +22,7 @@ TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2, torch.float32: 1e-4, tor
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """What `patch` replaced."""
+    """The result of `patch`."""
 
     layers: tuple[str, ...]
     """names of the linear layers"""

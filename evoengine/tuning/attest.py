@@ -22,7 +22,7 @@ from evoengine.workloads.base import Target
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Attested(Verified):
-    """What the judges found here, beside what the record states."""
+    """The verdicts of this machine, with their differences from those of the record."""
 
     differences: tuple[str, ...] = ()
     """cases that ended otherwise here than in the record"""

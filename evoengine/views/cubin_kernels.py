@@ -1,4 +1,4 @@
-"""What `evoengine verify --cubin --json` prints."""
+"""The JSON of `evoengine verify --cubin`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `evoengine verify --triton --json` prints."""
+"""The JSON of `evoengine verify --triton`."""
 
 from __future__ import annotations
 

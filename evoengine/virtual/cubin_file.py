@@ -60,7 +60,7 @@ def listing_of(path: Path, entry: str, arch: int | None) -> str:
 
 
 def runs_on(arch: int, gpu: Gpu) -> bool:
-    """Whether the GPU runs machine code of that architecture: of its own, or an earlier minor version of it."""
+    """Return whether the GPU runs machine code of that architecture: its own, or an earlier minor version."""
     return arch // 10 == gpu.capability // 10 and arch <= gpu.capability
 
 

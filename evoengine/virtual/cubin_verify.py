@@ -45,7 +45,7 @@ Reference = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class LaunchVerdict:
-    """What is known of one launch: its kernel and its prediction, or why there is none."""
+    """One launch: its kernel and its prediction, or why there is none."""
 
     kernel: Kernel
     prediction: Prediction | str

@@ -33,7 +33,7 @@ N_DRAWS = 64
 
 
 class Space(Protocol):
-    """What a sampler needs of a search space; `SearchSpace` and `RecordedSpace` are two of them."""
+    """The part of a search space that a sampler uses; `SearchSpace` and `RecordedSpace` have it."""
 
     @property
     def knobs(self) -> tuple[Knob, ...]: ...
@@ -47,7 +47,7 @@ class Space(Protocol):
 
 
 class StartedSpace(Space, Protocol):
-    """What a search needs in addition: what to try first, and which knobs are active."""
+    """The part that a search uses in addition: start points, and which knobs are active."""
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]: ...
     def is_active(self, knob: Knob, config: Config) -> bool: ...
