@@ -127,6 +127,7 @@ class FolderWorkload(Workload[FolderProblem]):
                 )
         for item in (*definition.inputs, *definition.outputs):
             shape_of(item, problem)
+        self._every_parameter(problem, {})
         return problem
 
     def problem_like(self, problem: FolderProblem) -> Problems:
