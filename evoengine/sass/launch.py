@@ -94,7 +94,16 @@ class HostMemory:
 
 Sparse = TensorParameter | ScratchParameter
 """memory of which only the pages exist that a block touches"""
-Part = TensorArgument | ScratchArgument | ScalarArgument | TensorMapArgument | DrawnArgument | HostMemory | PointerArgument | Sparse
+Part = (
+    TensorArgument
+    | ScratchArgument
+    | ScalarArgument
+    | TensorMapArgument
+    | DrawnArgument
+    | HostMemory
+    | PointerArgument
+    | Sparse
+)
 AnyArgument = Part | StructArgument
 InMemory = TensorArgument | DrawnArgument | HostMemory | ScratchArgument | Sparse
 

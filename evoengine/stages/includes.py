@@ -99,7 +99,9 @@ _BY_C_NAME = {
 }  # fmt: skip # a table
 _DRIVER = (INCLUDE / "cuda.h").read_text("utf-8")
 
-C_HEADERS = {f"{name}.h": text for name, text in _BY_C_NAME.items()} | {
-    f"c{name}": text for name, text in _BY_C_NAME.items()
-} | {"cuda.h": _DRIVER, "cudaTypedefs.h": _DRIVER}
+C_HEADERS = (
+    {f"{name}.h": text for name, text in _BY_C_NAME.items()}
+    | {f"c{name}": text for name, text in _BY_C_NAME.items()}
+    | {"cuda.h": _DRIVER, "cudaTypedefs.h": _DRIVER}
+)
 """stdint.h and cstdint, and so on → what each holds"""

@@ -159,7 +159,8 @@ class FolderWorkload(Workload[FolderProblem]):
         definition = self.definition
         every = self._every_parameter(problem, config)
         named = list(definition.all_parameters)
-        named += [name for name in dict.fromkeys(n for p in named for n in viewed(every[p])) if name not in named]
+        seen = {name for parameter in named for name in viewed(every[parameter])}
+        named += [name for name in every if name in seen and name not in named]
         found = [every[name] for name in named]
         inputs = {item.name: item for item in definition.inputs}
         for symbol, name in definition.constants.items():
