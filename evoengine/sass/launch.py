@@ -206,8 +206,8 @@ def prepare(
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
-    passed = [a for a in arguments if is_passed(a)]
-    in_memory = [*(a for a in arguments if not isinstance(a, ConstantArgument)), *mapped]
+    stated = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    passed, in_memory = [a for a in stated if is_passed(a)], [*stated, *mapped]
     allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
     banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
     return Launch(kernel, geometry, in_memory, allocations, banks, seed)

@@ -281,7 +281,8 @@ def first_config(definition: Definition) -> Config:
     starts, knobs = tables.get("start") or [{}], tables.get("knobs", {})
     values = {name: given.get("values", [0]) if isinstance(given, dict) else given for name, given in knobs.items()}
     found: dict[str, Value] = {name: listed[0] for name, listed in values.items() if listed}
-    return found | starts[0]
+    found.update(starts[0])
+    return found
 
 
 def require_launches(definition: Definition) -> None:
