@@ -173,7 +173,8 @@ def check(
 def _changed_input(arguments: Arguments, after: Tensors) -> str | None:
     inputs = [a for a in arguments if isinstance(a, TensorArgument) and not a.output]
     # a tensor of a single element may have no dimension
-    same = (np.array_equal(*(t.reshape(-1).view(np.uint8) for t in (after[a.name], a.data))) for a in inputs)
+    flat = ((after[a.name].reshape(-1).view(np.uint8), a.data.reshape(-1).view(np.uint8)) for a in inputs)
+    same = (np.array_equal(found, given) for found, given in flat)
     return next((a.name for a, kept in zip(inputs, same, strict=True) if not kept), None)
 
 

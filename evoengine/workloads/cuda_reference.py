@@ -59,7 +59,7 @@ def read_reference(
     if not isinstance(own, list) or not all(name in parameters for name in own):
         fail(f"reference.parameters must be a list of some of the kernel's: {', '.join(parameters)}")
     shared = expression(given.get("shared", 0), "reference.shared")
-    return CudaReference(text, entry, tuple(own), sizes["threads"], sizes["grid"], shared)
+    return CudaReference(str(text), str(entry), tuple(own), sizes["threads"], sizes["grid"], shared)
 
 
 def run_reference(
