@@ -360,12 +360,12 @@ def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
     if not isinstance(parameter, TensorParameter):
         return parameter
     data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
-    bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
-    return TensorArgument(parameter.name, data.view(bits).reshape(parameter.shape), parameter.output)
+    return TensorArgument(parameter.name, data.view(_NUMPY[parameter.dtype]).reshape(parameter.shape), parameter.output)
 
 
 _NUMPY = {
     "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
+    "fp16": "u2", "bf16": "u2", "fp8_e4m3": "u1", "fp8_e5m2": "u1",
 }  # fmt: skip # a table
 
 

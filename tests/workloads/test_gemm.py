@@ -162,3 +162,35 @@ def test_figures_count_the_product_alone():
     workload, problem = parse_problem("gemm:m10,n20,k30,bf16,bias_gelu")
     assert workload.flops(problem) == 2 * 10 * 20 * 30
     assert workload.min_dram_bytes(problem) == 2 * (10 * 30 + 30 * 20 + 10 * 20)
+
+
+# ---- bytes
+
+BLOCKS = "gemm:m1000,n768,k2048,fp8_e4m3,b_nk,block_scales"
+ROWS, INTEGERS = "gemm:m1000,n768,k2048,fp8_e5m2,b_nk,row_scales,bias", "gemm:m1000,n768,k2048,int8,b_nk,row_scales"
+SMALL = {"family": "wgmma", "tile_m": 64, "swap": False}
+BYTE_FAULTS = [
+    ("scales of the other row", BLOCKS, "= __ldg(a + 8)", "= __ldg(a)"),
+    ("scales of the step before", BLOCKS, "load_scales(i + 1);", "load_scales(i);"),
+    ("scales of a step too far at the end", BLOCKS, "work.first_step + i,", "work.first_step + min(i, 1),"),
+    ("scales of the first columns", BLOCKS, "of_b + col / 128 * blocks(k)", "of_b"),
+    ("scales of rows in float16", BLOCKS, "scales.rows[0] * scales.columns,", "scales.rows[0],"),
+    ("a step released before its products are done", BLOCKS, "wait_for<0>(part[stripe]);\n                tiles.release(i);", "tiles.release(i);\n                wait_for<0>(part[stripe]);"),
+    ("a step's products not waited for", BLOCKS, "wait_for<0>(part[stripe]);", "warpgroup_fence_operand(part[stripe].d);"),
+    ("sums of a step added to those before", BLOCKS, "rows, columns, 0);", "rows, columns, i > 0);"),
+    ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_a + min(col, m - 1))"),
+    ("factors behind the bias", ROWS, "float(sum) * scales.of(row, col)", "float(sum)"),
+    ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
+    ("K counted in bytes", ROWS, "    k /= 2;\n", ""),
+    ("sums of integers in 16 bits", INTEGERS, "float(sum) * scales", "float((short)sum) * scales"),
+    ("factors of the next column", INTEGERS, "__ldg(of_b + col)", "__ldg(of_b + (col ^ 1))"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in BYTE_FAULTS], "scales of the step before", "sums of int"),
+)
+def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
+    gate = kernel_gate(problem)
+    assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
