@@ -74,7 +74,7 @@ class ConstantArgument:
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """A pointer argument. `data` is contiguous; floats of 16 and 8 bits are passed as their bit patterns, uint16 and uint8."""
+    """A pointer argument. `data` is contiguous; floats of 16 and 8 bits are passed as uint16 and uint8 patterns."""
 
     name: str
     data: np.ndarray

@@ -91,8 +91,8 @@ def why_slow(listing: str, entry: str) -> str | None:
         products = next(opcode for opcode in GROUP_PRODUCTS if loop.count(opcode))
         if loop.count("R2UR") > MAX_MOVED * loop.count(products):
             return (
-                f"{loop.count('R2UR')} R2UR beside {loop.count(products)} {products} in a step of the main loop: what the "
-                "products' addresses depend on is not known to be the same in all lanes; __shfl_sync makes it so"
+                f"{loop.count('R2UR')} R2UR beside {loop.count(products)} {products} in a step of the main loop: what "
+                "the products' addresses depend on is not known to be the same in all lanes; __shfl_sync makes it so"
             )
     return None
 

@@ -62,7 +62,11 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
     if spilled > SPILL_LIMIT:
         return f"{spilled} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
-    return why_slow(binary.listing, source.entry) if binary.listing and not binary.mix.keys().isdisjoint(GROUP_PRODUCTS) else None
+    return (
+        why_slow(binary.listing, source.entry)
+        if binary.listing and not binary.mix.keys().isdisjoint(GROUP_PRODUCTS)
+        else None
+    )
 
 
 def _screen_resources(binary: Binary, launch: Launch, gpu: Gpu) -> str | None:

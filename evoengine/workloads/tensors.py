@@ -195,9 +195,7 @@ def _with_contents(parameter: PassedParameter, drawn: Inputs) -> PassedParameter
 
 
 def _reader(asked: BlockLaunch, dtypes: Mapping[str, str]) -> Read:
-    tensors = {
-        p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter | TensorArgument)
-    }
+    tensors = {p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter | TensorArgument)}
 
     def read(name: str, rows: range, columns: range) -> torch.Tensor:
         number, parameter = tensors[name]

@@ -181,7 +181,6 @@ BYTE_FAULTS = [
     ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_a + min(col, m - 1))"),
     ("factors behind the bias", ROWS, "float(sum) * scales.of(row, col)", "float(sum)"),
     ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
-    ("K counted in bytes", ROWS, "    k /= 2;\n", ""),
     ("sums of integers in 16 bits", INTEGERS, "float(sum) * scales", "float((short)sum) * scales"),
     ("factors of the next column", INTEGERS, "__ldg(of_b + col)", "__ldg(of_b + (col ^ 1))"),
 ]  # fmt: skip

@@ -48,7 +48,10 @@ def test_the_example_is_a_problem_of_the_workload(name):
     [
         ("gemm:m1,n2,k3", "does not give dtype; write it like gemm:m4096"),
         ("gemm:m1,n2,fp16", "does not give k"),
-        ("gemm:m1,n2,k3,fp32", "part 'fp32' that is not m, n, k, b with a number, or fp16 or bf16 or fp8_e4m3 or fp8_e5m2 or int8 or bias or"),
+        (
+            "gemm:m1,n2,k3,fp32",
+            "part 'fp32' that is not m, n, k, b with a number, or fp16 or bf16 or fp8_e4m3 or fp8_e5m2 or int8 or bias or",
+        ),
         ("gemm:m1,n2,k3,fp16,swish", "part 'swish'"),
         ("gemm:m1,m2,n2,k3,fp16", "gives m twice"),
         ("gemm:m0,n2,k3,fp16", "m 0; it must be from 1"),

@@ -166,17 +166,18 @@ def scaled_by_torch(problem: GemmProblem, inputs: Inputs) -> torch.Tensor:
         of_a, of_b = of_a[:, None], of_b[None, :]
     out = TORCH_DTYPES[problem.out_dtype]
     bias = inputs["bias"] if problem.has_bias else None
+    # both have no other name
     if problem.dtype != "int8":
-        return torch._scaled_mm(a, b, scale_a=of_a, scale_b=of_b, bias=bias, out_dtype=out)
-    product = (torch._int_mm(a, b) * (of_a * of_b)).to(out)
+        return torch._scaled_mm(a, b, scale_a=of_a, scale_b=of_b, bias=bias, out_dtype=out)  # noqa: SLF001
+    product = (torch._int_mm(a, b) * (of_a * of_b)).to(out)  # noqa: SLF001
     return product if bias is None else product + bias
 
 
 def draw_scales(problem: GemmProblem, draw: str, normal: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the scales of A and B, fp32; none where the problem has none.
 
-    They are at most 1 and differ from one another by powers of two, so that exact sums remain so; those of "normal" draws by any factor,
-    and A·B has unit variance then. Where products cancel out over all of K they are 1.
+    They are at most 1 and differ from one another by powers of two, so that exact sums remain so; those of "normal"
+    draws by any factor, and A·B has unit variance then. Where products cancel out over all of K they are 1.
     """
     if problem.scales == NO_SCALES:
         return {}
