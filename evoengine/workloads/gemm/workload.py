@@ -5,6 +5,7 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -28,6 +29,7 @@ from evoengine.workloads.gemm.problem import (
     GemmProblem,
     parse_problem,
 )
+from evoengine.workloads.gemm.sets import problem_sets
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles
 from evoengine.workloads.rectangles import FullCase
 
@@ -53,12 +55,15 @@ class Gemm(Workload[GemmProblem]):
     def parse(self, text: str) -> GemmProblem:
         return parse_problem(text)
 
+    def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
+        return problem_sets()
+
     def flops(self, problem: GemmProblem) -> float:
         """Return 2·m·n·k for each entry of the batch, the usual count; the epilogue is left out."""
         return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
     def min_dram_bytes(self, problem: GemmProblem) -> float:
-        """Return the bytes of A, B, their scales and the residual read once and C written once; the bias is too small."""
+        """Return the bytes of A, B, scales and the residual read once and C written once; the bias is too small."""
         p = problem
         operands = float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in ("a", "b"))
         scales = 4.0 * sum(prod(p.scale_shape(name)) for name in _scaled(p))
