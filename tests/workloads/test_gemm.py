@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evoengine.cuda_files import disassembler
+from evoengine.records import Outcome, Plans, Source
+from evoengine.search.evaluators import gate_plan
+from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate, execute
 
 PLAIN = "gemm:m4096,n4096,k4096,fp16"
 BIAS, RELU = "gemm:m4096,n4096,k4096,bf16,bias", "gemm:m4096,n4096,k4096,bf16,bias_relu"
@@ -110,7 +115,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
-@pytest.mark.parametrize("problem", [ODD, "gemm:m1,n1,k1,bf16", *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"])])
+@pytest.mark.parametrize("problem", [ODD, "gemm:m1,n1,k1,bf16", "gemm:b3,m70,n72,k72,fp16,residual", *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"])])
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
@@ -193,3 +198,42 @@ BYTE_FAULTS = [
 def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.exhaustive
+def test_sums_of_fp8_that_the_tensor_cores_keep_are_refuted_by_the_machine_code(kernel_gate):
+    """The emulator sums in float; only the executor cuts off sums of FP8 as tensor cores do."""
+    gate = kernel_gate("gemm:m1000,n768,k4096,fp8_e4m3,b_nk")
+    config = gate.configuration(SMALL)
+    good = gate.source(config)
+    text = good.text.replace("        Accumulator<COLUMNS, Part> part[STRIPES];\n", "")
+    text = text.replace("    load_scales(0);\n", "    load_scales(0);\n    Accumulator<COLUMNS, Part> part[STRIPES];\n")
+    text = text.replace("rows, columns, 0);", "rows, columns, i > 0);")
+    text = text.replace("            add_scaled(acc", "            if (i + 1 == work.steps) add_scaled(acc")
+    plan = gate_plan(gate.space, gate.target, config)
+    found = execute_source(gate, Source(text, good.entry, good.launch), plan)
+    assert found.outcome is Outcome.INCORRECT and "long" in found.reason
+    assert execute_source(gate, good, plan).correct
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("gpu", "problem"),
+    [
+        ("l4", "gemm:m300,n520,k1024,fp8_e4m3,b_nk,block_scales"),
+        ("a100", "gemm:m300,n520,k1024,int8,b_nk,row_scales,bias_relu,residual"),
+        ("h100", "gemm:b3,m300,n520,k1024,fp8_e5m2,b_nk,row_scales,out_fp16,bias"),
+    ],
+)
+def test_products_of_bytes_are_right_as_machine_code(gpu, problem):
+    gate = KernelGate(problem, gpu)
+    config = gate.space.starts[-1]
+    plan = gate_plan(gate.space, gate.target, config)
+    assert execute_source(gate, gate.source(config), plan).correct
+
+
+def execute_source(gate, source, plan):
+    binary = compile_source(source, gate.target.gpu.arch)
+    return execute(gate.target.workload, source, binary, Plans(plan), seed=7)

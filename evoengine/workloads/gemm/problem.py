@@ -54,8 +54,12 @@ class GemmProblem:
     """empty for `dtype`, and for bf16 where that is of bytes"""
     scales: str = ""
     """empty for `tensor` of bytes, and for none of others"""
+    batched: bool = False
+    """whether kernels take a batch, which may be of one entry: as most cases of the gate have of a larger one"""
 
     def __post_init__(self) -> None:
+        if self.batch > 1:
+            object.__setattr__(self, "batched", True)
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", _usual_out_dtype(self.dtype))
         if not self.scales:
@@ -112,7 +116,7 @@ class GemmProblem:
             "n": self.n,
             "k": self.k,
             "batch": self.batch,
-            "batched": self.batch > 1,
+            "batched": self.batched,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "epilogue": self.epilogue,

@@ -98,7 +98,7 @@ class Gemm(Workload[GemmProblem]):
             *(TensorParameter(name, p.shape(name), p.out_dtype) for name in _like_c(p)[:-1]),
             *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in _scaled(p)),
             TensorParameter("c", p.shape("c"), p.out_dtype, output=True),
-            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[p.batch == 1 :]),
+            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[not p.batched :]),
             *_tensor_maps(p, config),
         )
 
@@ -144,7 +144,7 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
         if dtype in BYTES:
             dtype, columns = "uint16", columns // 2
         dims, strides, box = (columns, rows), (row,), (SWIZZLED // DTYPE_BYTES["fp16"], box_rows)
-        if p.batch > 1:
+        if p.batched:
             dims, strides, box = (*dims, p.batch), (*strides, row * rows), (*box, 1)
         return TensorMapArgument(f"map_{name}", name, dtype, dims, strides, box, swizzle=SWIZZLED)
 
