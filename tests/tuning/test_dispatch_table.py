@@ -1,4 +1,4 @@
-"""Tables of kernels for several problems: the fewest regrets, stated honestly, and refused where kernels are too few."""
+"""Tables of kernels for several problems: the fewest regrets, stated, and refused where kernels are too few."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def chosen(times, kernels=None):
     return {problem: one.config["tile"] for problem, one in choose(timed(times), kernels).items()}
 
 
-TIMES = {"small": {1: 10.0, 2: 12.0, 3: 40.0}, "large": {1: 90.0, 2: 66.0, 3: 60.0}, "wide": {1: 30.0, 2: 22.0, 3: 20.0}}
+TIMES = {
+    "small": {1: 10.0, 2: 12.0, 3: 40.0},
+    "large": {1: 90.0, 2: 66.0, 3: 60.0},
+    "wide": {1: 30.0, 2: 22.0, 3: 20.0},
+}
 
 
 def test_without_a_limit_each_problem_has_its_fastest():

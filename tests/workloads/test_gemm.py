@@ -115,7 +115,15 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
-@pytest.mark.parametrize("problem", [ODD, "gemm:m1,n1,k1,bf16", "gemm:b3,m70,n72,k72,fp16,residual", *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"])])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ODD,
+        "gemm:m1,n1,k1,bf16",
+        "gemm:b3,m70,n72,k72,fp16,residual",
+        *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"]),
+    ],
+)
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
