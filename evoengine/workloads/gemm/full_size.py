@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import prod
 
@@ -35,7 +36,7 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         sums of unit variance.
         """
         if case.problem.gated:
-            return normal * case.problem.k**-0.25
+            return normal / math.sqrt(math.sqrt(case.problem.k))
         numbers = whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
         if case.problem.dtype == "int8":
             return numbers.sign() * torch.tensor(INTEGERS)[numbers.abs().long() - 1]
