@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evoengine.publish.report.overview import Effects
     from evoengine.tuning.best import Best
     from evoengine.tuning.measure import MeasureResult
+    from evoengine.tuning.propose import ProposeResult
     from evoengine.tuning.search import SearchResult
 
 SHOWN = 10
@@ -142,6 +143,15 @@ class MeasuredView(AnswerView):
     best: Sequence[TrialView]
 
 
+class ProposedView(AnswerView):
+    """What `evoengine propose --json` prints: how many proposals were judged, and the best trials of the run."""
+
+    run: int
+    ended: str
+    judged: int
+    best: Sequence[TrialView]
+
+
 def ranking_json(found: Best) -> RankingView:
     from evoengine.tuning.best import ties
 
@@ -234,4 +244,14 @@ def measured_json(measured: MeasureResult) -> MeasuredView:
         "estimates": measured.pairs,
         "baselines": measured.baselines,
         "best": [trial_json(c) for c in measured.best],
+    }
+
+
+def proposed_json(found: ProposeResult) -> ProposedView:
+    return {
+        "schema": SCHEMA,
+        "run": found.run,
+        "ended": found.ended,
+        "judged": found.judged,
+        "best": [trial_json(c) for c in found.best],
     }
