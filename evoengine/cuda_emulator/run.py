@@ -260,8 +260,9 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     in_jail = executable.name.startswith(JAILED)
     command = _limited_in_jail(executable, seconds) if in_jail else [str(executable)]
     with subprocess.Popen(command, stdin=pipes, stdout=pipes, stderr=pipes) as process:
-        with suppress(ProcessLookupError):  # it has ended
-            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+        if not in_jail:
+            with suppress(ProcessLookupError):  # it has ended
+                resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
         try:
             output, errors = process.communicate(message, _CLOCK_OVER_CPU * timeout)
         except BaseException as error:
@@ -282,7 +283,7 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
 
 def _limited_in_jail(executable: Path, seconds: int) -> list[str]:
     """Return the command that runs an executable in a jail; its shell sets the limit before the executable starts."""
-    limited = f'ulimit -H -t {seconds + 1}; ulimit -S -t {seconds}; exec "$0"'
+    limited = f'ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; exec "$0"'
     return jail.jailed(["/bin/sh", "-c", limited, str(executable)], [executable])
 
 

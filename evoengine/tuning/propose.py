@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import Candidate, CaseResult, Config
+from evoengine.records import Candidate, Config
 from evoengine.sandbox import jail
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.search.identity import kernel_identity
@@ -30,6 +30,7 @@ from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import Kernel, Proposals, descendant, kernel_of, require_proposable
 from evoengine.tuning.setup import Echo, first_of_each_family, make_target, prepare_space, silent
+from evoengine.views.proposals import judged_json
 
 LINE_BYTES = 8 * MOST_BYTES
 """of an answer: a text of the largest size, each of whose characters JSON may write as six"""
@@ -186,8 +187,8 @@ class Dialogue:
         last = self._last if self._last and self._last.trial != self._parent.trial else None
         return {
             "schema": 1,
-            "parent": described(self._parent) | {"profile": dict(self._profile)},
-            "last": last and described(last),
+            "parent": {**judged_json(self._parent), "profile": dict(self._profile)},
+            "last": last and judged_json(last),
             "error": error,
             "proposals_left": self._wanted - self.judged,
         }
@@ -207,40 +208,6 @@ def _proposed(answer: bytes) -> str | None:
     if not isinstance(found, dict):
         raise UsageError(f'an answer is an object such as {{"text": "…"}}, not {type(found).__name__}')
     return None if found.get("done") is True else require_proposable(found.get("text"))
-
-
-def described(candidate: Candidate) -> dict[str, Any]:
-    """Return what a proposer is told of a candidate: how it ended and why, and nothing of the gate's seeds."""
-    source, binary = candidate.source, candidate.binary
-    assert source is not None  # it was rendered
-    launch = source.launch
-    failed = next((c for v in candidate.verdicts for c in v.cases if not c.correct), None)
-    figure = candidate.measurement
-    return {
-        "trial": candidate.trial,
-        "text": source.text.removeprefix(jail.MARK),
-        "entry": source.entry,
-        "launch": {"grid": launch.grid, "block": launch.block, "shared_bytes": launch.shared_bytes},
-        "problem": candidate.problem,
-        "gpu": candidate.gpu,
-        "config": dict(candidate.config),
-        "outcome": candidate.outcome and str(candidate.outcome),
-        "reason": candidate.reason,
-        "counterexample": failed and _counterexample(failed),
-        "predicted_us": figure.compared_us if figure else None,
-        "registers": binary.registers if binary else None,
-        "spill_bytes": binary.spill_bytes if binary else None,
-    }
-
-
-def _counterexample(case: CaseResult) -> dict[str, Any]:
-    return {
-        "case": case.name,
-        "problem": case.problem,
-        "max_error": case.max_error,
-        "allowed": case.allowed,
-        "reason": case.reason,
-    }
 
 
 # ── the program ─────────────────────────────────────────────────────────────────────────────────────────────────────
