@@ -18,14 +18,16 @@ from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     ConstantArgument,
     KernelCrashed,
-    PassedArgument,
+    PointerArgument,
     ScalarArgument,
     ScratchArgument,
     ScratchParameter,
+    StructArgument,
     TensorArgument,
     TensorMapArgument,
     TensorParameter,
     Tensors,
+    is_passed,
 )
 from evoengine.errors import UsageError
 from evoengine.sass.cubin import CONSTANT_BANK, PARAMETER_BANK, RESERVED_SHARED, Kernel, Segment
@@ -72,6 +74,8 @@ class DrawnArgument:
     contents: np.ndarray | None = None
     address: int | None = None
     """as of HostMemory"""
+    passed: bool = True
+    """as of TensorParameter"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +92,18 @@ class HostMemory:
         return self.data.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class PointerArgument:
-    """A pointer `offset` bytes into the memory of that name, which is passed to `prepare` as `mapped`."""
-
-    name: str
-    memory: str
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StructArgument:
-    """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero."""
-
-    name: str
-    bytes: int
-    parts: tuple[tuple[int, Part], ...]
-
-
 Sparse = TensorParameter | ScratchParameter
 """memory of which only the pages exist that a block touches"""
-Part = PassedArgument | DrawnArgument | HostMemory | PointerArgument | Sparse
+Part = (
+    TensorArgument
+    | ScratchArgument
+    | ScalarArgument
+    | TensorMapArgument
+    | DrawnArgument
+    | HostMemory
+    | PointerArgument
+    | Sparse
+)
 AnyArgument = Part | StructArgument
 InMemory = TensorArgument | DrawnArgument | HostMemory | ScratchArgument | Sparse
 
@@ -202,20 +197,20 @@ def prepare(
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run.
 
-    `arguments` are in the order of its parameters, `__constant__` variables by name; `mapped` is memory to which only
-    tensor maps and PointerArguments point. `seed` draws the launch's schedule and, without `memory`, the addresses of
-    tensors. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed where a GPU would
-    refuse the launch, KernelUnbuildable for an impossible tensor map.
+    `arguments` are in the order of its parameters, then those that are not passed, and `__constant__` variables by
+    name; `mapped` is more memory to which only tensor maps and PointerArguments point. `seed` draws the launch's
+    schedule and, without `memory`, the addresses of tensors. Raises UsageError where arguments do not fit the binary's
+    parameters, KernelCrashed where a GPU would refuse the launch, KernelUnbuildable for an impossible tensor map.
     """
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
-    passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-    in_memory = [*passed, *mapped]
+    stated = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    passed, in_memory = [a for a in stated if is_passed(a)], [*stated, *mapped]
     allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
     banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
-    return Launch(kernel, geometry, passed, allocations, banks, seed)
+    return Launch(kernel, geometry, in_memory, allocations, banks, seed)
 
 
 def require_arch(kernel: Kernel) -> None:
@@ -298,6 +293,12 @@ class Memory:
         self._written = {name: np.zeros(-(-self._held[name].nbytes // 4), np.uint8) for name in names}
         return self._written
 
+    def refill(self, arguments: Iterable[object]) -> None:
+        """Give in-out tensors the contents of these arguments."""
+        for argument in arguments:
+            if isinstance(argument, TensorArgument) and argument.inout:
+                self._held[argument.name][:] = _input_contents(argument)
+
     def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
         """Return what a launch with these arguments may touch, by address."""
         found = []
@@ -355,7 +356,7 @@ def _first_contents(of: InMemory | Segment) -> np.ndarray:
     if isinstance(of, ScratchArgument):
         return np.full(of.bytes, 0 if of.zeroed else 0xFF, np.uint8)
     if isinstance(of, TensorArgument):
-        return np.full(of.data.nbytes, 0xFF, np.uint8)
+        return _input_contents(of).copy() if of.inout else np.full(of.data.nbytes, 0xFF, np.uint8)
     if isinstance(of, HostMemory):
         return of.data
     held = _input_contents(of)
