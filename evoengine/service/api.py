@@ -46,7 +46,7 @@ from evoengine.tuning.proposals import Proposals, descendant, kernel_of
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
 from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
-from evoengine.views.proposals import ProposalView, proposal_json
+from evoengine.views.results import ProposalView, proposal_json
 from evoengine.views.trials import TrialPageView, page_json
 from evoengine.workloads import stored_problem
 

@@ -7,14 +7,17 @@ of its parent; seeds are drawn here. Compiler and emulator handle the text in a 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from typing_extensions import TypedDict
+
 from evoengine.errors import UsageError
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
-from evoengine.records import PROPOSAL, Binary, Candidate, Config, Outcome, Profile, Rejection, Source
+from evoengine.records import PROPOSAL, Binary, Candidate, CaseResult, Config, Outcome, Profile, Rejection, Source
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
@@ -166,3 +169,76 @@ def descendant(ledger: Ledger, trial: int) -> Candidate:
     if parent.source is None or not parent.source.text or is_triton(parent.source.text):
         raise UsageError(f"trial {trial} has no CUDA text that a proposal could replace")
     return parent
+
+
+# What a proposer is told of a candidate. It holds nothing of the gate's seeds.
+
+
+class Counterexample(TypedDict):
+    """The first case of the gate that a candidate failed; errors are absolute, null where there was no result."""
+
+    case: str
+    problem: str
+    max_error: float | None
+    allowed: float | None
+    reason: str | None
+
+
+class GivenLaunch(TypedDict):
+    """Blocks of the grid, threads of a block, and bytes of dynamic shared memory, which a proposal cannot change."""
+
+    grid: Sequence[int]
+    block: Sequence[int]
+    shared_bytes: int
+
+
+class JudgedText(TypedDict):
+    """A text and how it was judged; what it did not reach is null."""
+
+    trial: int
+    parents: Sequence[int]
+    text: str
+    entry: str
+    launch: GivenLaunch
+    problem: str
+    gpu: str
+    config: Config
+    outcome: Outcome | None
+    reason: str | None
+    counterexample: Counterexample | None
+    predicted_us: float | None
+    registers: int | None
+    spill_bytes: int | None
+
+
+def judged_json(candidate: Candidate) -> JudgedText:
+    source, binary, figure = candidate.source, candidate.binary, candidate.measurement
+    assert source is not None  # it was rendered
+    launch = source.launch
+    failed = next((c for v in candidate.verdicts for c in v.cases if not c.correct), None)
+    return {
+        "trial": candidate.trial,
+        "parents": candidate.parents,
+        "text": source.text.removeprefix(MARK),
+        "entry": source.entry,
+        "launch": {"grid": launch.grid, "block": launch.block, "shared_bytes": launch.shared_bytes},
+        "problem": candidate.problem,
+        "gpu": candidate.gpu,
+        "config": dict(candidate.config),
+        "outcome": candidate.outcome,
+        "reason": candidate.reason,
+        "counterexample": _counterexample(failed) if failed else None,
+        "predicted_us": figure.compared_us if figure else None,
+        "registers": binary.registers if binary else None,
+        "spill_bytes": binary.spill_bytes if binary else None,
+    }
+
+
+def _counterexample(case: CaseResult) -> Counterexample:
+    return {
+        "case": case.name,
+        "problem": case.problem,
+        "max_error": case.max_error,
+        "allowed": case.allowed,
+        "reason": case.reason,
+    }

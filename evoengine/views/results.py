@@ -13,6 +13,7 @@ from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Kind, Outcome
 from evoengine.search.agreement import Agreement, Pair
+from evoengine.tuning.proposals import JudgedText, judged_json
 from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 
@@ -152,6 +153,10 @@ class ProposedView(AnswerView):
     best: Sequence[TrialView]
 
 
+class ProposalView(JudgedText, AnswerView):
+    """What `POST /v1/candidates` answers."""
+
+
 def ranking_json(found: Best) -> RankingView:
     from evoengine.tuning.best import ties
 
@@ -255,3 +260,7 @@ def proposed_json(found: ProposeResult) -> ProposedView:
         "judged": found.judged,
         "best": [trial_json(c) for c in found.best],
     }
+
+
+def proposal_json(candidate: Candidate) -> ProposalView:
+    return {"schema": SCHEMA, **judged_json(candidate)}
