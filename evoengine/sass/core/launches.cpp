@@ -149,7 +149,8 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
   machine.launch = launch;
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
-  machine.seed = machine.random.state = seed;
+  machine.seed = seed;
+  machine.draw_from(seed);
 }
 
 // Marks in `written` the bytes that the launch has stored to.
@@ -293,7 +294,7 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
   auto work = [&](Worker& worker) {
     for (size_t chunk; (chunk = next++) < chunks;) {
       if (chunk > failed) continue;
-      worker.machine.random.state = seed + chunk * 0x9e3779b97f4a7c15ull;
+      worker.machine.draw_from(seed + chunk * 0x9e3779b97f4a7c15ull);
       worker.machine.landing = Landing(worker.machine.random.below(3));
       worker.machine.printed.clear();
       try {

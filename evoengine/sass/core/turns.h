@@ -21,6 +21,7 @@ struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorando
 
 constexpr u32 LATEST_COMER = 4;   // to a place, of the warps there, whose cluster lags
 constexpr u32 LONGEST_TURN = 64;  // instructions of one warp
+constexpr u32 LONGEST_TICK = 1000;  // clocks between two reads of the clock
 
 // A cluster that runs.
 struct Resident {
@@ -42,6 +43,17 @@ struct Functional : Machine {
   Visits counted;
   std::vector<u8> lags_at;  // [instruction]: of the comers to it, the number of the one whose cluster lags; 0: none
   bool lag_often = false;   // more clusters than one may lag at a place
+  Random clocks{0};
+  u64 now = 0;  // what the clock was read as last
+
+  void draw_from(u64 state) {
+    random.state = state;
+    clocks.state = ~state;
+    now = clocks.next() >> 8;
+  }
+
+  // A result that follows the clock differs from launch to launch; a wait for some clocks ends.
+  u64 clock() override { return now += 1 + clocks.below(LONGEST_TICK); }
 
   void begin(Completion&& work) override;
   bool is_behind(const Completion& work) const;
