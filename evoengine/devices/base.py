@@ -25,6 +25,7 @@ def launch_seconds(flops: float) -> float:
 
 DTYPE_BYTES = {
     "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip # a table
 """dtype of a tensor parameter → bytes per element"""
 
@@ -79,7 +80,7 @@ class ConstantArgument:
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """A pointer argument. `data` is contiguous; 16-bit floats are passed as their uint16 bit patterns."""
+    """A pointer argument. `data` is contiguous; floats of 16 and 8 bits are passed as uint16 and uint8 patterns."""
 
     name: str
     data: np.ndarray

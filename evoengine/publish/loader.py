@@ -45,7 +45,7 @@ OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
     "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
     "int64": ("int64", 8), "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1),
-    "bool": ("bool", 1),
+    "bool": ("bool", 1), "fp8_e4m3": ("float8_e4m3fn", 1), "fp8_e5m2": ("float8_e5m2", 1),
 }  # fmt: skip # a table
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
 SPANS = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))

@@ -59,6 +59,10 @@ _SPARSE_GAP = 1 << 35
 """between tensors that may exceed 32-bit offsets, so that an overflowed offset does not hit another one"""
 
 
+BYTES = ("uint8", "int8", "fp8_e4m3", "fp8_e5m2")
+"""dtypes of one byte, all drawn as integers: as FP8 those are numbers from 0 to 2"""
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
     """A pointer argument of `bytes` bytes with repeating contents, for a model, which needs no results.
@@ -69,7 +73,7 @@ class DrawnArgument:
     name: str
     bytes: int
     dtype: str
-    """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
+    """fp16, bf16, fp32, int32 or one of BYTES: floats are normal with deviation 1, integers uniform below 64"""
     output: bool = False
     contents: np.ndarray | None = None
     address: int | None = None
@@ -390,7 +394,7 @@ def drawn_bytes(dtype: str, size: int) -> np.ndarray:
 def _drawn(dtype: str) -> np.ndarray:
     """Draw DRAWN_BYTES of values, the same in every process; uint8 view."""
     random = np.random.default_rng(0)
-    if dtype == "uint8":
+    if dtype in BYTES:
         return random.integers(0, 64, DRAWN_BYTES, dtype=np.uint8)
     if dtype == "int32":
         return random.integers(0, 64, DRAWN_BYTES // 4, dtype=np.int32).view(np.uint8)
@@ -401,7 +405,7 @@ def _drawn(dtype: str) -> np.ndarray:
         return (bits >> 16).astype(np.uint16).view(np.uint8)
     if dtype == "fp32":
         return random.standard_normal(DRAWN_BYTES // 4, np.float32).view(np.uint8)
-    raise UsageError(f"values of dtype {dtype!r} cannot be drawn; fp16, bf16, fp32, int32 and uint8 can")
+    raise UsageError(f"values of dtype {dtype!r} cannot be drawn; fp16, bf16, fp32, int32 and {', '.join(BYTES)} can")
 
 
 def _structure(allocation: Allocation) -> SassAllocation:

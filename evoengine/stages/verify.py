@@ -395,13 +395,13 @@ def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
         return parameter
     poisoned = parameter.output and not parameter.inout
     data = np.full(parameter.bytes, POISON, np.uint8) if poisoned else as_bytes(inputs[parameter.name])
-    bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
-    shaped = data.view(bits).reshape(parameter.shape)
+    shaped = data.view(_NUMPY[parameter.dtype]).reshape(parameter.shape)
     return TensorArgument(parameter.name, shaped, parameter.output, parameter.inout, parameter.passed)
 
 
 _NUMPY = {
     "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
+    "fp16": "u2", "bf16": "u2", "fp8_e4m3": "u1", "fp8_e5m2": "u1",
 }  # fmt: skip # a table
 
 

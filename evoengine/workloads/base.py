@@ -290,6 +290,10 @@ class Workload(ABC, Generic[P]):
         The tensors are the same for every config, also an empty one.
         """
 
+    def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return sets of problems that are tuned together, by name."""
+        return {}
+
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
         return None

@@ -8,7 +8,7 @@
 namespace evo_emu {
 
 constexpr unsigned max_threads = 1024;  // per block, as on every GPU; here also per cluster
-constexpr unsigned max_cluster = 2;     // blocks
+constexpr unsigned max_cluster = 8;     // blocks
 constexpr unsigned warp_size = 32;
 // Threads resident at once. Each stack takes two mappings, of which Linux gives a process 65,530.
 constexpr unsigned max_fibers = 24576;
@@ -222,9 +222,10 @@ void forget_tensor_maps();
 void check_stores_waited_for();
 
 // operands.cpp
-float element_value(unsigned short bits, bool bfloat16);
+// Of the lower byte or halfword.
+float element_value(unsigned bits, Element element);
 void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
-                 bool transposed, bool bfloat16, const char* what, int line);
+                 bool transposed, Element element, const char* what, int line);
 
 // wgmma.cpp
 void reset_wgmma(unsigned first_block);
