@@ -102,21 +102,31 @@ def _totals(data: dict[str, Any]) -> dict[str, str]:
     return {match[2]: match[1] for match in found if match and match[2] in data["inputs"]}
 
 
+def _shape(item: Any) -> list[str]:
+    """Return a tensor's shape; [] of what has none."""
+    shape = item.get("shape") if isinstance(item, dict) else None
+    return [str(size) for size in shape] if isinstance(shape, list) else []
+
+
 def _shortest(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
     """Return the constraints that offsets have a segment."""
-    sizes = {str(data["inputs"][name]["shape"][0]) for name in totals if data["inputs"][name].get("shape")}
-    return [f"{size} >= 2" for size in sorted(sizes)]
+    sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
+    return [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
 
 
 def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return valid draws of offsets, page tables and lengths, which are known by the names that the format uses."""
     inputs = data["inputs"]
-    caches = [item["shape"] for name, item in inputs.items() if name.endswith("_cache") and item.get("shape")]
-    draws: dict[str, dict[str, Any]] = {name: {"type": "indptr", "total": axis} for name, axis in totals.items()}
+    caches = [_shape(item) for name, item in inputs.items() if name.endswith("_cache") and len(_shape(item)) > 2]
+    draws: dict[str, dict[str, Any]] = {
+        name: {"type": "indptr", "total": axis}
+        for name, axis in totals.items()
+        if len(_shape(inputs[name])) == 1 and inputs[name].get("dtype") in ("int32", "int64")
+    }
     for name, item in inputs.items():
         if name.endswith("indices") and caches and "int" in str(item.get("dtype")):
-            draws[name] = {"type": "integers", "low": 0, "high": str(caches[0][0])}
-        elif name == "last_page_len" and caches:
+            draws[name] = {"type": "integers", "low": 0, "high": caches[0][0]}
+        elif name == "last_page_len" and caches and "int" in str(item.get("dtype")):
             draws[name] = {"type": "integers", "low": 1, "high": f"{caches[0][1]} + 1"}
         elif name.endswith("scale") and item.get("shape") == []:
             draws[name] = {"type": "constant", "value": SCALE}

@@ -52,7 +52,10 @@ _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bf
 
 def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -> tuple[str, str] | None:
     """Return the kernel's text and its space; None where the tensors are not those of an attention."""
-    inputs, outputs = problem["inputs"], problem["outputs"]
+    inputs, outputs = problem.get("inputs"), problem.get("outputs")
+    if not _is_plain(inputs) or not _is_plain(outputs):
+        return None
+    assert isinstance(inputs, dict) and isinstance(outputs, dict)
     queries = [name for name in ("q", "q_nope", "q_pe") if name in inputs]
     keys = _first(inputs, ("k", "k_cache"), ("ckv_cache", "kpe_cache"), ("ckv", "kpe"), ("k_nope", "k_pe"))
     values = _first(inputs, ("v", "v_cache"), ("ckv_cache",), ("ckv",))
@@ -61,6 +64,8 @@ def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -
     if not queries or len(queries) != len(keys) or not values or output is None or indptr is None:
         return None
     kinds = {str(item["dtype"]) for name, item in inputs.items() if name in (*queries, *keys, *values)}
+    if any(len(inputs[name]["shape"] or ()) < 3 for name in (*queries, *keys, *values)):
+        return None
     shape = inputs[queries[0]]["shape"]
     if not kinds <= _TO.keys() or len(shape) != 3 or "sm_scale" not in inputs or outputs[output]["dtype"] not in _FROM:
         return None
@@ -87,6 +92,20 @@ def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -
         starts=[{"block_size_x": 128}],
     )  # fmt: skip # one argument a kind
     return text, space
+
+
+def _is_plain(items: object) -> bool:
+    """Return whether all tensors have a dtype and a shape of names and numbers, or none."""
+    if not isinstance(items, dict):
+        return False
+    for item in items.values():
+        shape = item.get("shape", 0) if isinstance(item, dict) else 0
+        sizes = shape if isinstance(shape, list) else [] if shape is None else [None]
+        if not isinstance(item.get("dtype") if isinstance(item, dict) else None, str) or not all(
+            isinstance(size, str | int) for size in sizes
+        ):
+            return False
+    return True
 
 
 def _first(inputs: Mapping[str, Any], *choices: tuple[str, ...]) -> list[str]:
@@ -138,7 +157,7 @@ def _range(problem: Mapping[str, Any], indptr: str, paged: bool) -> str:
             lines.append(f"keys_ = keys_ ? (keys_ - 1) * {size} + last_page_len[segment_] : 0;")
         else:
             lines.append(f"keys_ *= {size};")
-    if queries is not None and re.search(r"causal", str(problem["reference"]) + str(problem["description"]), re.I):
+    if queries is not None and re.search(r"causal", str(problem["reference"]) + str(problem.get("description")), re.I):
         tokens = f"{queries}[segment_ + 1] - {queries}[segment_]"
         lines.append(f"keys_ = max(0, min(keys_, token_ - {queries}[segment_] + 1 + keys_ - ({tokens})));")
     return "\n".join(f"    {line}" for line in lines)
