@@ -99,21 +99,20 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
         shared_memory_per_block=48 << 10, shared_memory_per_block_optin=gpu.shared_per_block,
         shared_memory_per_multiprocessor=gpu.shared_per_sm,
     )  # fmt: skip
-    nothing = lambda *_, **__: None  # noqa: E731 # one for many
+    # each a function of its own, since torch.compile tells functions of torch apart by what they are
+    nothing = {name: lambda *_, **__: None for name in ("set_device", "synchronize", "empty_cache", "set_stream")}
+    streams = {name: lambda *_, **__: Stream() for name in ("current_stream", "default_stream")}
     return {
+        **nothing,
+        **streams,
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": nothing,
-        "synchronize": nothing,
-        "empty_cache": nothing,
         "get_device_capability": lambda *_: (major, minor),
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: gpu.name,
+        "graph_pool_handle": lambda: (0, 0),
         "Stream": Stream,
-        "current_stream": Stream,
-        "default_stream": Stream,
-        "set_stream": nothing,
         "stream": lambda stream: stream,
         "Event": lambda *_, **__: Event(device),
     }

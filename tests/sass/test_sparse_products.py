@@ -82,7 +82,8 @@ def words(bits, row, column):
 MMA = """
 extern "C" __global__ void f(const unsigned* a, const unsigned* b, const unsigned* c, const unsigned* e, unsigned* o) {
     unsigned d[4], x[4], y[4];
-    for (int i = 0; i < 4; ++i) d[i] = c[4 * threadIdx.x + i], x[i] = a[4 * threadIdx.x + i], y[i] = b[4 * threadIdx.x + i];
+    for (int i = 0; i < 4; ++i) d[i] = c[4 * threadIdx.x + i];
+    for (int i = 0; i < 4; ++i) x[i] = a[4 * threadIdx.x + i], y[i] = b[4 * threadIdx.x + i];
     asm volatile("mma.sp.sync.aligned.SHAPE.row.col.SUM.TYPE.TYPE.SUM "
                  "{%0, %1, %2, %3}, A, B, {%0, %1, %2, %3}, %12, SELECTOR;"
                  : "+FORM"(d[0]), "+FORM"(d[1]), "+FORM"(d[2]), "+FORM"(d[3])
@@ -128,7 +129,8 @@ def test_a_warps_product_is_that_of_the_whole_matrix(execute, dtype, k, selector
 
 
 GROUP = """asm volatile("wgmma.mma_async.sp.sync.aligned.m64n8kDEPTH.f32.TYPE.TYPE "
-    "{%0, %1, %2, %3}, %4, %5, %6, SELECTOR, 1, 1, 1TRANS;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of_a), "l"(of_b), "r"(e[threadIdx.x]))"""
+    "{%0, %1, %2, %3}, %4, %5, %6, SELECTOR, 1, 1, 1TRANS;"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of_a), "l"(of_b), "r"(e[threadIdx.x]))"""
 
 
 @pytest.mark.parametrize(

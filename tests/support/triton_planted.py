@@ -180,7 +180,7 @@ def attend_of(q, k, v):
 
 @triton.jit
 def shares(x, out, partial, lock, m, n, BLOCK: tl.constexpr):
-    """Sums of columns. Programs add their rows to what those before them have left, under a lock; the last clears it."""
+    """Sums of columns: programs add rows to what those before them have left, under a lock, which the last clears."""
     at = tl.arange(0, BLOCK)
     share = tl.load(x + tl.program_id(0) * n + at, mask=at < n, other=0.0)
     while tl.atomic_cas(lock, 0, 1) == 1:

@@ -1,4 +1,4 @@
-"""What a program that asks for CUDA gets on a virtual GPU: repeated launches, benchmarks, graphs and Proton's profiles."""
+"""What a program that asks for CUDA gets: repeated launches, benchmarks, graphs and Proton's profiles."""
 
 from __future__ import annotations
 
@@ -92,6 +92,10 @@ def test_a_product_that_is_repeated_is_the_same_until_something_changes(gpu):
     assert torch.equal(a @ b, expected)
     a.zero_()
     assert not (a @ b).any()
+
+
+def test_torch_compile_finds_what_it_knows_of_torch(gpu):
+    assert torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 
 
 # ── benchmarks, graphs, profiles ────────────────────────────────────────────────────────────────────────────────────
