@@ -87,7 +87,7 @@ class Coordinator:
         self._other_searches, self._failures, self._gate_time = OtherSearches(ledger), Failures(), GateTime()
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
-        left = [retry.config for retry in self._retries.values()]
+        left = [*(retry.config for retry in self._retries.values()), *s.first]
         known_good = neighbouring_bests(ledger, s)
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)

@@ -99,6 +99,9 @@ struct Builder {
       b = depth / 2;
     } else if (base == "BMMA") {
       a = shape == "168256" ? 4 : 2;
+    } else if (base == "QMMA") {
+      a = 4;
+      sums = has(i, "F16") ? 2 : 4;
     } else if (base == "IMMA") {
       a = shape == (i.sparse ? "16864" : "16832") ? 4 : shape == (i.sparse ? "16832" : "16816") ? 2 : 1;
       sums = shape == "8816" ? 2 : 4;
@@ -167,7 +170,7 @@ struct Builder {
 
   void operands() {
     if (i.operands.empty()) return;
-    if (one_of(base, {"HMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
+    if (one_of(base, {"HMMA", "QMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
@@ -264,6 +267,7 @@ struct Builder {
       const char* const whole = has(i, "TF32") ? (i.sparse ? "16816" : "1688") : i.sparse ? "16832" : "16816";
       return has(i, whole) || (!i.sparse && has(i, "16816")) ? Unit::Tensor : Unit::ShortTensor;
     }
+    if (base == "QMMA") return Unit::Tensor;
     if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return Unit::Group;

@@ -11,7 +11,7 @@ namespace sass {
 
 enum class Format : u8 { Half, BFloat, TFloat, E4M3, E5M2 };  // TFloat: 32 bits, of which 19 count
 
-constexpr int MAX_K = 64, MAX_COLUMNS = 256;
+constexpr int MAX_K = 64, MAX_COLUMNS = 256, BYTES_K = 32;  // the last of mma.sync of bytes
 
 // How a tensor core adds products to a sum. Of `block` products and the sum the largest exponent is taken (a product's is
 // that of its factors added; a subnormal number has the smallest exponent of its format), all are cut off `fraction` bits
@@ -25,9 +25,10 @@ struct Sums {
   int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
   bool halves;
 };
-// Of mma.sync: `k` products in all. Of wgmma of bytes fewer bits are kept, of sums too.
+// Of mma.sync: `k` products in all. Of bytes fewer bits are kept, of sums too; on sm_89 of 16 products at a time.
 Sums sums_of(Format, u32 arch, int k, bool halves);
 Sums group_sums_of(Format left, Format right, int k, bool halves);
+Sums byte_sums_of(Format left, Format right, u32 arch, bool halves);
 
 // A: [k][row, row + 8][lane], every lane's own rows.
 struct alignas(64) Left {
