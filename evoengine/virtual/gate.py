@@ -84,7 +84,9 @@ class ConfigVerdict:
     refused: dict[str, str] = field(default_factory=dict)
     """sizes → why the function or Triton refused them"""
     inexact: list[str] = field(default_factory=list)
-    """sizes with which Triton's exact algebra gives other results than for the first configuration"""
+    """sizes with which Triton's exact algebra gives other results than for the first configuration, or the reference"""
+    with_reference: bool = False
+    """whether the reference is compared with in exact algebra: it launches Triton kernels"""
     unbuilt: dict[str, str] = field(default_factory=dict)
     """sizes → why the build in exact algebra could not be executed"""
     prediction: Prediction | str | None = None
@@ -134,6 +136,7 @@ class GatingGpu(VirtualGpu):
         self._function = program.kernel.function
         self._reference, self._names, self._seed = program.reference, program.names, seed
         self._first: dict[object, Outputs] = {}
+        self._with_reference = False
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
         self.longest = math.inf
@@ -192,13 +195,31 @@ class GatingGpu(VirtualGpu):
         raise VirtualGpuError(str(wrong)) from None
 
     def _compare_bits(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
-        """Execute once, and note where the results are not those of the first configuration, bit by bit."""
+        """Execute once, and note where the results are not bit by bit those that they are compared with.
+
+        These are the reference's, where it launches Triton kernels too, or the first configuration's.
+        """
+        given = {name: _copied(value) for name, value in arguments.given.items()}
         outputs, _ = self._outputs(loaded, geometry, arguments)
-        first = self._first.setdefault((self.sizes, self.launches, "exact"), outputs)
+        key = (self.sizes, self.launches, "exact")
+        if key not in self._first:
+            own = self._by_tritons_reference(given)
+            self._first[key] = outputs if own is None else dict(zip(outputs, own, strict=False))
+            self._with_reference |= own is not None
+        first = self._first[key]
+        self.verdict.with_reference |= self._with_reference
         same = first.keys() == outputs.keys() and all(_same_bits(first[name], outputs[name]) for name in outputs)
         if not same and self.sizes not in self.verdict.inexact:
             self.verdict.inexact.append(self.sizes)
         self.launches += 1
+
+    def _by_tritons_reference(self, given: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        """Return the reference's outputs; None where it launches no Triton kernel, whose algebra is exact too."""
+        if self._reference is None:
+            return None
+        before = self.now.launches
+        found = self._expected(given)
+        return found if self.now.launches > before else None
 
     def _outputs(
         self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments
