@@ -68,4 +68,4 @@ class Repeats:
 
 def references(storage: torch.UntypedStorage) -> int:
     """Return how many tensors and handles share a storage."""
-    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined] # noqa: SLF001
+    return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001 # there is no public one
