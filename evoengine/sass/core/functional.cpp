@@ -40,6 +40,7 @@ constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
 constexpr u32 MANY = 72;              // clusters that run at once in some launches of enough: twice a warp and more
 constexpr u32 MOST_WARPS = 2048;     // of them
 constexpr u32 LATEST_COMER = 4;      // to a place, of the warps there, whose cluster lags
+constexpr u32 LONGEST_TICK = 1000;   // clocks between two reads of the clock
 constexpr u32 MOST_LAG = 4096;       // turns of each warp
 constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
 constexpr u64 IDLE_ROUNDS = 16;      // without an act, after which work lands that nothing asked for
@@ -66,6 +67,17 @@ struct Functional : Machine {
   Visits counted;
   std::vector<u8> lags_at;  // [instruction]: of the comers to it, the number of the one whose cluster lags; 0: none
   bool lag_often = false;   // more clusters than one may lag at a place
+  Random clocks{0};
+  u64 now = 0;  // what the clock was read as last
+
+  void draw_from(u64 state) {
+    random.state = state;
+    clocks.state = ~state;
+    now = clocks.next() >> 8;
+  }
+
+  // A result that follows the clock differs from launch to launch; a wait for some clocks ends.
+  u64 clock() override { return now += 1 + clocks.below(LONGEST_TICK); }
 
   void begin(Completion&& work) override {
     std::deque<Completion>& pending = current->pending;
@@ -342,7 +354,8 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
   machine.launch = launch;
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
-  machine.seed = machine.random.state = seed;
+  machine.seed = seed;
+  machine.draw_from(seed);
 }
 
 // Marks in `written` the bytes that the launch has stored to.
@@ -490,7 +503,7 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
   auto work = [&](Worker& worker) {
     for (size_t chunk; (chunk = next++) < chunks;) {
       if (chunk > failed) continue;
-      worker.machine.random.state = seed + chunk * 0x9e3779b97f4a7c15ull;
+      worker.machine.draw_from(seed + chunk * 0x9e3779b97f4a7c15ull);
       worker.machine.landing = Landing(worker.machine.random.below(3));
       worker.machine.printed.clear();
       try {
