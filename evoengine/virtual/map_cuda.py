@@ -112,6 +112,8 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: gpu.name,
         "graph_pool_handle": lambda: (0, 0),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "Stream": Stream,
         "stream": lambda stream: stream,
         "Event": lambda *_, **__: Event(device),
