@@ -19,14 +19,21 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 
 
 def stub(name: str, **values: object) -> None:
     """Put a module in place of one that a file imports for what its kernels do not need."""
+
+    def missing(what: str) -> Callable[..., None]:
+        if what.startswith("__"):
+            raise AttributeError(what)
+        return lambda *_, **__: None
+
     module = sys.modules.setdefault(name, ModuleType(name))
-    module.__dict__.update({"__path__": [], "__getattr__": lambda missing: lambda *_, **__: None} | values)
+    module.__dict__.update({"__path__": [], "__getattr__": missing} | values)
 
 
 def kernels_in(file: str) -> ModuleType:
@@ -71,17 +78,30 @@ def recurrent(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Te
     return torch.stack(out, 1)
 
 
+def by_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """The delta rule: each step corrects what the state gives for its key, [batch, time, head, channel]."""
+    state, out = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3]), []
+    for t in range(q.shape[1]):
+        missing = (v[:, t] - (k[:, t][..., None] * state).sum(-2)) * beta[:, t][..., None]
+        state = state + k[:, t][..., None] * missing[..., None, :]
+        out.append((q[:, t][..., None] * q.shape[-1] ** -0.5 * state).sum(-2))
+    return torch.stack(out, 1)
+
+
 def fla_cases() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
-    from fla.ops.gla import chunk_gla, fused_recurrent_gla
-    from fla.ops.simple_gla import chunk_simple_gla
+    from fla.ops.delta_rule import fused_recurrent_delta_rule
+    from fla.ops.gla import fused_recurrent_gla
+    from fla.ops.simple_gla import fused_recurrent_simple_gla
 
     q, k, v = (torch.randn(1, 128, 2, 64) for _ in range(3))
     gates = F.logsigmoid(torch.randn(1, 128, 2, 64))
     yield "fla fused_recurrent_gla", lambda: fused_recurrent_gla(q, k, v, gates)[0], lambda: recurrent(q, k, v, gates)
-    yield "fla chunk_gla", lambda: chunk_gla(q, k, v, gates)[0], lambda: recurrent(q, k, v, gates)
     of_head = F.logsigmoid(torch.randn(1, 128, 2))
-    yield "fla chunk_simple_gla", lambda: chunk_simple_gla(q, k, v, of_head)[0], (
+    yield "fla fused_recurrent_simple_gla", lambda: fused_recurrent_simple_gla(q, k, v, of_head)[0], (
         lambda: recurrent(q, k, v, of_head[..., None].expand_as(k)))  # fmt: skip
+    unit, beta = F.normalize(k, dim=-1), torch.rand(1, 128, 2)
+    yield "fla fused_recurrent_delta_rule", lambda: fused_recurrent_delta_rule(q, unit, v, beta)[0], (
+        lambda: by_delta_rule(q, unit, v, beta))  # fmt: skip
 
 
 # ── unsloth ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +110,7 @@ def fla_cases() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
 def unsloth_cases() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
     for name in ("unsloth", "unsloth.kernels", "unsloth.kernels.triton_launch"):
         stub(name)
-    stub("unsloth.kernels.utils", triton_tanh=tl.extra.libdevice.tanh)
+    stub("unsloth.kernels.utils", triton_tanh=libdevice.tanh)
     gated, geglu = (kernels_in(f"unsloth/kernels/{name}.py") for name in ("swiglu", "geglu"))
     x, up = torch.randn(1, 16, 700), torch.randn(1, 16, 700)
     n, grid, block = x.numel(), (triton.cdiv(x.numel(), 1024),), {"BLOCK_SIZE": 1024, "LONG_INDEXING": 0}
@@ -194,9 +214,9 @@ def main() -> None:
                 try:
                     found, right = ours().float(), theirs().float()
                     off = float((found - right).abs().max() / right.abs().max())
-                    print(f"{name:26}{off:9.1e}", flush=True)
+                    print(f"{name:31}{off:9.1e}", flush=True)
                 except Exception as error:
-                    print(f"{name:26}{type(error).__name__}: {error}", flush=True)
+                    print(f"{name:31}{type(error).__name__}: {error}", flush=True)
                     traceback.print_exc()
         except Exception:
             traceback.print_exc()
