@@ -38,7 +38,7 @@ from evoengine.workloads.tensors import TORCH_DTYPES
 PLACES_VARIABLE = "EVOENGINE_KERNELS"
 """names places where a program calls no `use`, separated as in PATH"""
 MOST_CALLS = 10_000
-"""combinations of GPU, shapes and dtypes that are remembered; beyond, all are forgotten, and chosen again when called"""
+"""combinations of GPU, shapes and dtypes that are remembered; beyond, all are forgotten and chosen again when called"""
 MODULE_NAME = re.compile(r"[a-z][a-z0-9_]{0,100}")
 
 Kernel = Callable[..., Any]
