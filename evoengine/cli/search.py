@@ -227,7 +227,7 @@ def _several(
     others |= {"device recorded:": options["device"].startswith(RECORDED), "objective": options["objective"]}
     others["gpu"] = len(gpus) > 1
     for name, value in others.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # --resume alone is 0
             raise UsageError(f"--{name} is for a search of one problem; leave it out, or give one --problem")
     return expand(problems)
 
