@@ -214,6 +214,8 @@ def _several(
     options: dict[str, Any],
 ) -> tuple[str, ...]:
     """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
+    if not problems and kernels is None:
+        return ()  # without imports that would delay the executor's build
     from evoengine.workloads.problem_sets import expand, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
