@@ -32,7 +32,7 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from evoengine.devices.base import ScalarArgument, TensorArgument, TensorParameter  # noqa: E402
+from evoengine.devices.base import ScalarArgument, StructArgument, TensorArgument, TensorParameter  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
@@ -40,7 +40,7 @@ from evoengine.records import Config  # noqa: E402
 from evoengine.sass.chip import find_chip  # noqa: E402
 from evoengine.sass.core import Program  # noqa: E402
 from evoengine.sass.cubin import Kernel, kernel_names, read_kernel  # noqa: E402
-from evoengine.sass.launch import DrawnArgument, Geometry, Launch, StructArgument, prepare  # noqa: E402
+from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare  # noqa: E402
 from evoengine.sass.listing import disassemble  # noqa: E402
 from evoengine.sass.predict import predict  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402

@@ -25,13 +25,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
+from evoengine.devices.base import ScalarArgument, StructArgument, TensorArgument, TensorMapArgument
 from evoengine.errors import UsageError
 from evoengine.sass.chip import Chip, find_chip
 from evoengine.sass.clock import SUSTAINED, Clock
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import Kernel, kernel_names, read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, Launch, StructArgument, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 

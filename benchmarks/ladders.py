@@ -39,10 +39,10 @@ from rich.markdown import Markdown  # noqa: E402
 from benchmarks import h100_gemm  # noqa: E402
 from benchmarks.published import FAILURES, Missed, check_commit, compiled, find_nvcc, predicted, read_times  # noqa: E402
 from evoengine.accuracy.page import Row, page  # noqa: E402
-from evoengine.devices.base import ScalarArgument  # noqa: E402
+from evoengine.devices.base import ScalarArgument, StructArgument  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.sass.clock import SUSTAINED, Clock  # noqa: E402
-from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument  # noqa: E402
+from evoengine.sass.launch import DrawnArgument, Geometry  # noqa: E402
 from evoengine.sass.predict import Prediction  # noqa: E402
 
 SIZE = 4096

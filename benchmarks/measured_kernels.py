@@ -31,13 +31,13 @@ from benchmarks import flash_attention_3 as fa3
 from benchmarks.classic_kernels import Classic, all_of_them
 from evoengine import workloads
 from evoengine.accuracy.compilers import FLAGS, InstalledNvrtc, compile_and_list
-from evoengine.devices.base import ScalarArgument, TensorMapArgument
+from evoengine.devices.base import ScalarArgument, StructArgument, TensorMapArgument
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, Launch, StructArgument, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.sass.predict import MODEL_VERSION, Prediction, predict
 from evoengine.space.space import SearchSpace, load_space

@@ -12,11 +12,13 @@ from evoengine.cli.options import (
     gpu_option,
     json_option,
     kernel_option,
+    kernels_option,
     reading,
     refuse_beside,
     say_which,
     server_option,
     stored_problem_option,
+    stored_problems_option,
 )
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @gpu_option(default=None)
-@stored_problem_option
+@stored_problems_option
+@kernels_option
 @click.option("--top", type=click.IntRange(min=1), help="Number of candidates to show.  [default: 10; 1 with --json]")
 @click.option(
     "--export", "folder", type=click.Path(path_type=Path), help="Write the best kernel and its loader to this folder."
@@ -71,7 +74,8 @@ if TYPE_CHECKING:
 @json_option
 def best(
     gpu: str | None,
-    problem: str | None,
+    problems: tuple[str, ...],
+    kernels: int | None,
     kernel: Path | None,
     top: int | None,
     folder: Path | None,
@@ -95,7 +99,22 @@ def best(
 
     --kernel selects the kernel as its folder is now. Without --problem and --gpu the last run decides. Before an export
     the kernel must pass both judges, the executor of machine code and the emulator; otherwise nothing is written.
+
+    Of several problems the table shows which of at most --kernels kernels serves each, and how much slower that is than
+    the best known one.
     """
+    from evoengine.workloads.problem_sets import stands_for_several
+
+    if len(problems) > 1 or any(map(stands_for_several, problems)):
+        alone = {"top": top, "export": folder, "trial": trial, "package": packaged, "pareto": pareto, "server": server}
+        for option, value in {**alone, "fused-moe": fused_moe, "kernel": kernel, "sign": sign, "as": form}.items():
+            if value not in (None, False):
+                raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+        _print_dispatch_table(problems, gpu, kernels, db, as_json)
+        return
+    if kernels is not None:
+        raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
+    problem = _stored(problems[0]) if problems else None
     if server:
         from evoengine.cli import remote
 
@@ -148,6 +167,32 @@ def best(
         _print_json(found, as_list=bool(top or pareto))
     else:
         _print_table(found)
+
+
+def _stored(problem: str) -> str:
+    from evoengine.workloads import stored_problem
+
+    return stored_problem(problem)
+
+
+def _print_dispatch_table(
+    problems: tuple[str, ...], gpu: str | None, kernels: int | None, db: str | None, as_json: bool
+) -> None:
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.tuning.dispatch_table import find_table
+    from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
+    from evoengine.workloads.problem_sets import expand
+
+    asked = expand(problems)
+    with reading(db) as ledger:
+        on, _ = ledger.targets.last(gpu, asked[0])
+        found = find_table(ledger, asked, on, kernels)
+    if as_json:
+        print_json(table_json(found))
+        return
+    stdout.print(problems_table(found))
+    stdout.print(kernels_table(found))
+    say(verdict(found))
 
 
 def _export_best(

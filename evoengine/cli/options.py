@@ -208,6 +208,31 @@ problem_option = click.option(
     shell_complete=complete_problem,
     help="Problem to tune for; evoengine problems describes the syntax.  [default: the workload's example]",
 )
+problems_option = click.option(
+    "--problem",
+    "problems",
+    metavar="WORKLOAD:SIZES",
+    multiple=True,
+    shell_complete=complete_problem,
+    help="Problem to tune for; evoengine problems describes the syntax. Can be repeated, and can be a named set "
+    "(gemm:llama3-8b) or @FILE with a problem on each line: one search then finds the kernels for all of them.  "
+    "[default: the workload's example]",
+)
+stored_problems_option = click.option(
+    "--problem",
+    "problems",
+    metavar="WORKLOAD:SIZES",
+    multiple=True,
+    shell_complete=complete_problem,
+    help="Restrict the output to this problem. Of several, of a named set or of @FILE, it is the table of the kernels "
+    "that serve them.",
+)
+kernels_option = click.option(
+    "--kernels",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="With several problems: the most kernels that may serve them.  [default: the best of each problem]",
+)
 stored_problem_option = click.option(
     "--problem",
     type=StoredProblemType(),

@@ -20,8 +20,9 @@ from evoengine.cli.options import (
     gpus_option,
     json_option,
     kernel_option,
+    kernels_option,
     log_json_option,
-    problem_option,
+    problems_option,
     reference_option,
     refuse_beside,
     server_option,
@@ -55,7 +56,8 @@ class DeviceType(TextType):
 @click.command()
 @gpus_option
 @gpu_file_option
-@problem_option
+@problems_option
+@kernels_option
 @kernel_option
 @triton_option
 @call_option
@@ -145,6 +147,8 @@ def search(
     log_json: bool,
     detach: bool,
     gpus: tuple[str, ...],
+    problems: tuple[str, ...],
+    kernels: int | None,
     server: str | None,
     job: int | None,
     write_space: Path | None,
@@ -158,7 +162,13 @@ def search(
 
     A search that was killed or interrupted continues when the same command is run again. Results that the ledger holds
     for the same kernel in the same environment are reused.
+
+    Several problems are searched one after the other, each with --trials, and then the best kernels of each on the
+    others. What comes out is the table of at most --kernels kernels that is slower than the best known ones by the
+    smallest factor, as the geometric mean, with the problem that it serves worst.
     """
+    set_of = _several(problems, kernels, gpus, server, job, write_space, detach, options)
+    options["problem"] = problems[0] if problems else None
     if server or job:
         resume = options.pop("resume") is not None
         here_alone = {"log_json": log_json, "write_space": write_space is not None, "detach": detach, "resume": resume}
@@ -175,6 +185,8 @@ def search(
         from evoengine.tuning.tune import prepare, prepare_all
 
         asked = [SearchOptions(gpu=gpu, **options) for gpu in dict.fromkeys(gpus or (AUTO,))]
+        if set_of:
+            return _search_set(asked[0], set_of, kernels, live, as_json)
         if write_space:
             return _write_space(asked[0], write_space, live)
         if detach:
@@ -189,6 +201,55 @@ def search(
     code = print_summary(result, as_json, asked[0].db, _following(asked[0], result), live.say)
     live.end(result.run, result.progress.ended, code)
     return code
+
+
+def _several(
+    problems: tuple[str, ...],
+    kernels: int | None,
+    gpus: tuple[str, ...],
+    server: str | None,
+    job: int | None,
+    write_space: Path | None,
+    detach: bool,
+    options: dict[str, Any],
+) -> tuple[str, ...]:
+    """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
+    from evoengine.workloads.problem_sets import expand, stands_for_several
+
+    if len(problems) < 2 and not any(map(stands_for_several, problems)):
+        if kernels is not None:
+            raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
+        return ()
+    others = {"server": server, "job": job, "write-space": write_space, "detach": detach}
+    others |= {name: options[name] for name in ("kernel", "triton", "cluster", "resume", "minutes")}
+    others |= {"device recorded:": options["device"].startswith(RECORDED), "objective": options["objective"]}
+    others["gpu"] = len(gpus) > 1
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"--{name} is for a search of one problem; leave it out, or give one --problem")
+    return expand(problems)
+
+
+def _search_set(asked: SearchOptions, problems: tuple[str, ...], kernels: int | None, live: Live, as_json: bool) -> int:
+    from evoengine.cli.conclusion import INTERRUPTED
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.cli.process import stop_on_signal
+    from evoengine.tuning.search_set import SetSearch
+    from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
+
+    prepared = SetSearch(asked, problems, kernels, live.say, live.stage)
+    stop_on_signal(prepared.stop)
+    result = prepared.run(live.update, live.trial)
+    if result.table is None:
+        say(f"interrupted after {len(result.runs)} of {len(problems)} problems; the same command continues")
+        return INTERRUPTED
+    if as_json:
+        print_json(table_json(result.table))
+    else:
+        stdout.print(problems_table(result.table))
+        stdout.print(kernels_table(result.table))
+    say(verdict(result.table))
+    return 0
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
 _WITHOUT_EFFECT = re.compile(
     r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.tile\b|\.(?:release|acquire)\.(?:cta|cluster)\b"
 )
-_SIZE = re.compile(r"(?<=^wgmma_mma_async_sync_aligned_m64)n(\d+)(?=k16_)|(?<=^cp_async_bulk_tensor)_(\d)d(?=_)")
+_SIZE = re.compile(r"(?<=^wgmma_mma_async_sync_aligned_m64)n(\d+)(?=k(?:16|32)_)|(?<=^cp_async_bulk_tensor)_(\d)d(?=_)")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)
 _ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]\Z")
 _TILE = re.compile(r"\[\s*([%\w]+)\s*,\s*\{(.*)\}\s*\]\Z", re.DOTALL)

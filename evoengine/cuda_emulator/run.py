@@ -30,14 +30,17 @@ from evoengine.devices.base import (
     KernelCrashed,
     KernelHung,
     PassedParameter,
+    PointerArgument,
     Round,
     ScalarArgument,
     ScratchArgument,
     ScratchParameter,
+    StructArgument,
     TensorArgument,
     TensorMapArgument,
     TensorParameter,
     Tensors,
+    is_passed,
 )
 from evoengine.devices.pool import BlockLaunch, BlockTrace, read_traces
 from evoengine.errors import MachineError
@@ -49,6 +52,7 @@ _HEADER = struct.Struct("=Qq4IQ")
 _TENSOR = struct.Struct("=QIIc55s")
 _CALL = struct.Struct("=9I128s")
 _ARGUMENT = struct.Struct("=QIc51s")
+_RELOCATION = struct.Struct("=IIII")
 _CRASHED, _HUNG = 10, 11
 _POISON, _OTHER_POISON = 0xFF, 0xFE
 """bytes that outputs hold before anything is written: NaN, and what shows by its difference what was not written"""
@@ -170,6 +174,8 @@ def _kind(argument: _InMemory) -> str:
         return "Z" if argument.zeroed else "S"
     if isinstance(argument, TensorParameter):
         return "O" if argument.output else "I"
+    if argument.inout:
+        return "b"
     return "o" if argument.output else "i"
 
 
@@ -181,7 +187,7 @@ def _header(seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fil
 def _contents(calls: Round, tensors: Mapping[str, _Tensor], first: bool) -> list[bytes]:
     """Return the contents of each input, and in the first round those of outputs that have initial contents."""
     given = {a.name: a.data for call in reversed(calls) for a in call.arguments if isinstance(a, TensorArgument)}
-    wanted = [t.name for t in tensors.values() if t.kind == "i" or (t.kind == "x" and first)]
+    wanted = [t.name for t in tensors.values() if t.kind in "ib" or (t.kind == "x" and first)]
     missing = [name for name in wanted if name not in given]
     if missing:
         raise ValueError(f"a round gives no contents of {', '.join(missing)}, an input of another round")
@@ -195,11 +201,12 @@ def _call(
     tensors: Mapping[str, _Tensor],
 ) -> bytes:
     constants = sum(isinstance(a, ConstantArgument) for a in arguments)
+    every, arguments = arguments, [a for a in arguments if is_passed(a) or isinstance(a, ConstantArgument)]
     geometry = (*launch.grid, *launch.block, launch.shared_bytes)
     if len(entry.encode()) > 127:
         raise KernelCrashed(f"the emulator takes names of kernels of up to 127 bytes, not {entry}")
     numbers = {name: number for number, name in enumerate(tensors)}
-    values = [_value(a, arguments, numbers) for a in arguments]
+    values = [_value(a, every, numbers) for a in arguments]
     headers = [_argument_header(a, value, numbers) for a, value in zip(arguments, values, strict=True)]
     call = _CALL.pack(*geometry, len(arguments) - constants, constants, entry.encode())
     return b"".join([call, *headers, *values])
@@ -214,7 +221,25 @@ def _value(
         return argument.value.tobytes()
     if isinstance(argument, ConstantArgument):
         return np.ascontiguousarray(argument.data).tobytes()
+    if isinstance(argument, StructArgument):
+        return _struct(argument, arguments, numbers)
     return b""
+
+
+def _struct(
+    argument: StructArgument, arguments: Sequence[Argument | PassedParameter], numbers: Mapping[str, int]
+) -> bytes:
+    """Return a struct's bytes, and behind them where in it which pointer or tensor map has its address to be put."""
+    whole, relocations = bytearray(argument.bytes), []
+    for at, part in argument.parts:
+        if isinstance(part, PointerArgument):
+            relocations.append(_RELOCATION.pack(at, numbers[part.memory], 0, part.offset))
+            continue
+        if isinstance(part, TensorMapArgument):
+            relocations.append(_RELOCATION.pack(at, numbers[part.tensor], 1, 0))
+        value = _value(part, arguments, numbers)
+        whole[at : at + len(value)] = value
+    return bytes(whole) + b"".join(relocations)
 
 
 def _tensor_map(
@@ -230,6 +255,8 @@ def _argument_header(argument: Argument | PassedParameter, value: bytes, numbers
     if isinstance(argument, _InMemory):
         read_only = isinstance(argument, TensorArgument | TensorParameter) and not argument.output
         kind, size, tensor = b"t" if read_only else b"o", _bytes(argument), numbers[argument.name]
+    elif isinstance(argument, StructArgument):
+        kind, size, tensor = b"s", argument.bytes, (len(value) - argument.bytes) // _RELOCATION.size
     elif isinstance(argument, ConstantArgument):
         kind = b"c"
     elif isinstance(argument, TensorMapArgument):
@@ -300,7 +327,7 @@ def _executed(output: bytes, rounds: Sequence[Round], tensors: Mapping[str, _Ten
         found: dict[str, np.ndarray] = {}
         for tensor in tensors.values():
             argument = arguments.get(tensor.name)
-            if tensor.kind in "ox":
+            if tensor.kind in "oxb":
                 if argument:
                     found[tensor.name] = _array(output, argument, position)
                 position += tensor.bytes
@@ -321,7 +348,8 @@ def _elements_equal_to(tensors: Tensors, calls: Round, byte: int) -> dict[str, n
 
     Outputs without any are left out.
     """
-    outputs = {a.name for call in calls for a in call.arguments if isinstance(a, TensorArgument) and a.output}
+    given = [a for call in calls for a in call.arguments if isinstance(a, TensorArgument)]
+    outputs = {a.name for a in given if a.output and not a.inout}
     found = {}
     for name in sorted(outputs):
         data = tensors[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ def launch_seconds(flops: float) -> float:
 
 DTYPE_BYTES = {
     "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip # a table
 """dtype of a tensor parameter → bytes per element"""
 
@@ -39,6 +40,12 @@ class TensorParameter:
     """one of DTYPE_BYTES"""
     output: bool = False
     """whether the kernel writes it; writing any other is an error"""
+    inout: bool = False
+    """whether an output has contents before each launch, which the kernel may read"""
+    writes: tuple[range, ...] | None = None
+    """the indices along each dimension of an output that the kernel writes; None for all"""
+    passed: bool = True
+    """whether it is a parameter itself; else only tensor maps and structs point to it"""
 
     @property
     def bytes(self) -> int:
@@ -73,12 +80,16 @@ class ConstantArgument:
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """A pointer argument. `data` is contiguous; 16-bit floats are passed as their uint16 bit patterns."""
+    """A pointer argument. `data` is contiguous; floats of 16 and 8 bits are passed as uint16 and uint8 patterns."""
 
     name: str
     data: np.ndarray
     output: bool = False
     """whether the kernel may write it; writing any other is an error"""
+    inout: bool = False
+    """whether an output has these contents before each launch, and no poison"""
+    passed: bool = True
+    """whether it is a parameter itself; else only tensor maps and structs point to it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,8 @@ class ScratchParameter:
     dtype: str
     """one of DTYPE_BYTES"""
     zeroed: bool = False
+    passed: bool = True
+    """as of TensorParameter"""
 
     @property
     def bytes(self) -> int:
@@ -138,15 +151,56 @@ class ScratchArgument:
     name: str
     bytes: int
     zeroed: bool = False
+    passed: bool = True
+    """as of TensorParameter"""
 
 
-PassedParameter = TensorParameter | ScratchParameter | ScalarArgument | TensorMapArgument
+@dataclass(frozen=True, slots=True)
+class PointerArgument:
+    """A pointer `offset` bytes into the tensor or the scratch memory of that name."""
+
+    name: str
+    memory: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StructArgument:
+    """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero.
+
+    A part is a scalar, a pointer or a tensor map, and in the executor's own launches also memory.
+    """
+
+    name: str
+    bytes: int
+    parts: tuple[tuple[int, Any], ...]
+
+
+PassedParameter = TensorParameter | ScratchParameter | ScalarArgument | TensorMapArgument | StructArgument
 Parameter = PassedParameter | ConstantParameter
 """one of a kernel's parameters, in its order; tensors by their shapes"""
-PassedArgument = TensorArgument | ScratchArgument | ScalarArgument | TensorMapArgument
+PassedArgument = TensorArgument | ScratchArgument | ScalarArgument | TensorMapArgument | StructArgument
 Argument = PassedArgument | ConstantArgument
 Arguments = Sequence[Argument]
 """in the order of the kernel's parameters, followed by constants"""
+
+
+def viewed(argument: object) -> tuple[str, ...]:
+    """Return the names of the tensors and the scratch memory to which an argument or a field points by itself."""
+    if isinstance(argument, TensorMapArgument):
+        return (argument.tensor,)
+    if isinstance(argument, PointerArgument):
+        return (argument.memory,)
+    if isinstance(argument, StructArgument):
+        return tuple(name for _, part in argument.parts for name in viewed(part))
+    return ()
+
+
+def is_passed(argument: object) -> bool:
+    """Return whether an argument is one of the kernel's parameters: no constant, and not viewed alone."""
+    return not isinstance(argument, ConstantArgument | ConstantParameter) and getattr(argument, "passed", True)
+
+
 Tensors = Mapping[str, np.ndarray]
 """every tensor argument by name, in its state after the launch"""
 

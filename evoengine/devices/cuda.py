@@ -25,14 +25,18 @@ from evoengine.devices.base import (
     KernelCrashed,
     KernelHung,
     KernelUnbuildable,
-    PassedArgument,
+    PointerArgument,
     Round,
     RunRounds,
+    ScalarArgument,
     ScratchArgument,
     ScratchParameter,
+    StructArgument,
     TensorArgument,
     TensorMapArgument,
+    TensorParameter,
     Tensors,
+    is_passed,
 )
 from evoengine.devices.cuda_api import CudaError
 from evoengine.devices.torch_gpu import gpu
@@ -113,8 +117,8 @@ class CudaKernel:
         try:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
             self.set_constants({a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)})
-            passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-            parameters = cuda_api.Parameters([_parameter(a, buffers) for a in passed])
+            pointers = {name: buffer.data_ptr() + GUARD_BYTES for name, buffer in buffers.items()}
+            parameters = cuda_api.Parameters([parameter_value(a, pointers) for a in arguments if is_passed(a)])
             self._queue(call.entry, call.launch, parameters, gpu().stream())
             await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
@@ -162,13 +166,23 @@ def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = L
         time.sleep(POLL_SECONDS)
 
 
-def _parameter(argument: PassedArgument, buffers: dict[str, torch.Tensor]) -> np.generic | bytes:
-    if isinstance(argument, TensorArgument):
-        return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
+def parameter_value(argument: object, pointers: Mapping[str, int]) -> np.generic | bytes:
+    """Return the value of a kernel's parameter, or of a part of a struct, with tensors at these addresses."""
+    if isinstance(argument, ScalarArgument):
+        return argument.value
     if isinstance(argument, TensorMapArgument):
-        return encode_tensor_map(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
-    assert not isinstance(argument, ScratchArgument)  # rounds_by_launches passes scratch memory as a tensor
-    return argument.value
+        return encode_tensor_map(argument, pointers[argument.tensor])
+    if isinstance(argument, PointerArgument):
+        return np.uint64(pointers[argument.memory] + argument.offset)
+    if isinstance(argument, StructArgument):
+        whole = bytearray(argument.bytes)
+        for at, part in argument.parts:
+            value = parameter_value(part, pointers)
+            data = value if isinstance(value, bytes) else value.tobytes()
+            whole[at : at + len(data)] = data
+        return bytes(whole)
+    assert isinstance(argument, TensorArgument | TensorParameter | ScratchParameter)
+    return np.uint64(pointers[argument.name])
 
 
 def _guarded(data: np.ndarray) -> torch.Tensor:
@@ -247,6 +261,8 @@ def rounds_by_launches(launch: LaunchOne) -> RunRounds:
 
 def _run_round(launch: LaunchOne, calls: Round, memory: dict[str, np.ndarray], seed: int) -> Tensors:
     found: dict[str, np.ndarray] = {}
+    given = (a for call in calls for a in call.arguments)
+    memory.update({a.name: a.data for a in given if isinstance(a, TensorArgument) and a.inout})
     for call in calls:
         arguments = [_from_memory(argument, memory) for argument in call.arguments]
         after = launch(KernelCall(call.entry, call.launch, arguments), seed)
@@ -259,7 +275,7 @@ def _run_round(launch: LaunchOne, calls: Round, memory: dict[str, np.ndarray], s
 def _from_memory(argument: Argument, memory: dict[str, np.ndarray]) -> Argument:
     if isinstance(argument, ScratchArgument):
         fresh = np.full(argument.bytes, 0 if argument.zeroed else POISONS[0], np.uint8)
-        return TensorArgument(argument.name, memory.get(argument.name, fresh), output=True)
+        return TensorArgument(argument.name, memory.get(argument.name, fresh), output=True, passed=argument.passed)
     if isinstance(argument, TensorArgument) and argument.output and argument.name in memory:
         return replace(argument, data=memory[argument.name])
     return argument
@@ -267,7 +283,8 @@ def _from_memory(argument: Argument, memory: dict[str, np.ndarray]) -> Argument:
 
 def _unwritten(launch: LaunchOne, calls: Round, after: Tensors, seed: int) -> dict[str, int]:
     """Return how many elements of each output hold the poison that was there, whichever poison it was."""
-    outputs = {a.name: a.data for call in calls for a in call.arguments if isinstance(a, TensorArgument) and a.output}
+    given = [a for call in calls for a in call.arguments if isinstance(a, TensorArgument)]
+    outputs = {a.name: a.data for a in given if a.output and not a.inout}
     kept = {name: _equal(after[name], data) for name, data in outputs.items()}
     if not any(mask.any() for mask in kept.values()):
         return {}

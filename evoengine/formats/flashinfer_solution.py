@@ -17,6 +17,7 @@ from evoengine.devices.base import (
     ConstantParameter,
     ScalarArgument,
     ScratchParameter,
+    StructArgument,
     TensorMapArgument,
     TensorParameter,
 )
@@ -169,10 +170,12 @@ def _inputs(target: Target) -> dict[str, dict[str, Any]]:
 def _host(candidate: Candidate, target: Target) -> str:
     """Return the host code that launches the kernel for exactly the problem's sizes."""
     stated = target.workload.parameters(target.problem, candidate.config)
-    if any(isinstance(parameter, TensorMapArgument) for parameter in stated):
+    if any(isinstance(parameter, TensorMapArgument | StructArgument) for parameter in stated):
         raise UsageError(
-            f"trial {candidate.trial} takes tensor maps, which a FlashInfer-Trace solution here does not make"
+            f"trial {candidate.trial} takes tensor maps or structs, which no FlashInfer-Trace solution here makes"
         )
+    if any(isinstance(parameter, TensorParameter) and parameter.inout for parameter in stated):
+        raise UsageError(f"trial {candidate.trial} updates a tensor in place, for which FlashInfer-Trace has no word")
     tensors = {p.name: p for p in stated if isinstance(p, TensorParameter)}
     constants = {p.name: p for p in stated if isinstance(p, ConstantParameter)}
     passed, holds = _passed(target, tensors, constants)

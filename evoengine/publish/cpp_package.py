@@ -145,6 +145,10 @@ def cpp_files(name: str, described: Described) -> dict[str, bytes]:
         raise UsageError(f"no C++ package is written for tensors of {', '.join(unknown)}")
     if any("constant" in p for p in described["parameters"]):
         raise UsageError("no C++ package is written for a kernel with __constant__ inputs; use --as wheel")
+    if any(p.get("scalar") == "float64" for p in described["parameters"]):
+        raise UsageError("no C++ package is written for a kernel that takes a double by value; use --as wheel")
+    if any("struct" in p for p in described["parameters"]):
+        raise UsageError("no C++ package is written for a kernel that takes a struct; use --as wheel")
     names = [_name(p) for p in tensors]
     launches = [described["launch"] | {"entry": described["entry"]}, *described["launch"].get("then", ())]
     header = _HEADER.format(
@@ -210,7 +214,7 @@ def _values(described: Described, scratch: Sequence[Described]) -> Iterator[str]
         if "scalar" in p:
             yield f"        {_SCALARS[p['scalar']]} {_name(p)} = {_literal(p)};\n"
         elif "box" in p:
-            yield from _tensor_map(p)
+            yield from _tensor_map(p, scratch)
     for p in scratch:
         if p["zeroed"]:
             yield f'        check(cuMemsetD8Async({_name(p)}_, 0, {p["scratch"]}, stream), "cuMemsetD8Async");\n'
@@ -221,11 +225,19 @@ def _literal(scalar: Described) -> str:
     return f"{float(value).hex()}f" if scalar["scalar"] == "float32" else str(int(value))
 
 
-def _tensor_map(p: Described) -> Iterator[str]:
+def _viewed(tensor_map: Described, scratch: Sequence[Described]) -> str:
+    """Return the address of what a tensor map views."""
+    of, offset = tensor_map["tensor"], tensor_map.get("offset", 0)
+    name = f"{_name({'name': of})}{'_' * (of in [s['name'] for s in scratch])}"
+    return f"{name} + {offset}" if offset else name
+
+
+def _tensor_map(p: Described, scratch: Sequence[Described]) -> Iterator[str]:
     name, rank = _name(p), len(p["dims"])
     if p["dtype"] not in _MAP_DTYPES:
         raise UsageError(f"no C++ package is written for a tensor map of {p['dtype']}")
     swizzle = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}[p["swizzle"]]
+    fill = "NAN_REQUEST_ZERO_FMA" if p.get("nan") else "NONE"
     yield f"        alignas(128) CUtensorMap {name};\n"
     for kind, array in (("cuuint64_t", "dims"), ("cuuint64_t", "strides"), ("cuuint32_t", "box")):
         values = ", ".join(map(str, p["strides_bytes" if array == "strides" else array]))
@@ -233,16 +245,17 @@ def _tensor_map(p: Described) -> Iterator[str]:
     yield f"        const cuuint32_t {name}_steps[] = {{{', '.join(['1'] * rank)}}};\n"
     yield (
         f"        check(cuTensorMapEncodeTiled(&{name}, CU_TENSOR_MAP_DATA_TYPE_{_MAP_DTYPES[p['dtype']]}, {rank},\n"
-        f"                                     reinterpret_cast<void*>({_name({'name': p['tensor']})}), {name}_dims,\n"
+        f"                                     reinterpret_cast<void*>({_viewed(p, scratch)}), {name}_dims,\n"
         f"                                     {name}_strides, {name}_box, {name}_steps,\n"
         f"                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{swizzle},\n"
-        "                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),\n"
+        "                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B,\n"
+        f"                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}),\n"
         '              "cuTensorMapEncodeTiled");\n'
     )
 
 
 def _launching(launches: Sequence[Described], described: Described) -> Iterator[str]:
-    passed = [p["name"] for p in described["parameters"]]
+    passed = [p["name"] for p in described["parameters"] if p.get("passed", True)]
     scratch = {p["name"] for p in described["parameters"] if "scratch" in p}
     for i, launch in enumerate(launches):
         own = [f"{_name({'name': n})}{'_' * (n in scratch)}" for n in launch.get("parameters", passed)]

@@ -18,7 +18,10 @@ THREADS, SHARED_BYTES = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_by
 THEN = KERNEL["launch"].get("then", ())  # kernels behind the first, in order
 ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
 MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before
-MAP_DTYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
+MAP_DTYPES = {  # CU_TENSOR_MAP_DATA_TYPE_*
+    "uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "fp16": 6, "fp32": 7, "fp64": 8,
+    "bf16": 9,
+}  # fmt: skip # a table
 MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
 CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least recently used is dropped first
 
@@ -38,6 +41,7 @@ class Plan:
     spans = ()  # bytes from each tensor's first element to the end of its last
     scalars = ()  # ctypes values
     map_layouts = ()  # pairs: index of a tensor, MapLayout
+    struct_layouts = ()  # StructLayout of each
     constants = ()  # of each __constant__ variable that an input fills: name, index of the tensor, bytes
     scratch = ()  # pairs: bytes of each scratch memory, and whether it is zeroed before each call
     orders = (
@@ -89,10 +93,12 @@ def parameters(plan, *pointers):
     maps = [tensor_map(pointers[i], layout) for i, layout in plan.map_layouts]
     values = (ctypes.c_uint64 * len(pointers))(*pointers)
     first = ctypes.addressof(values)
+    structs = [layout.filled(pointers) for layout in plan.struct_layouts]
     found = [*range(first, first + 8 * len(pointers), 8), *map(ctypes.addressof, plan.scalars), *(at for at, _ in maps)]
+    found += map(ctypes.addressof, structs)
     ordered = [found if order is None else [found[i] for i in order] for order in plan.orders]
     arrays = [(ctypes.c_void_p * len(own))(*own) for own in ordered]
-    return [*map(ctypes.addressof, arrays)], (arrays, values, plan, maps)
+    return [*map(ctypes.addressof, arrays)], (arrays, values, plan, maps, structs)
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
@@ -121,11 +127,30 @@ class MapLayout:
     Dims and box are in elements, innermost first; strides of all dims but the innermost, and the swizzle, in bytes.
     """
 
-    def __init__(self, dtype, dims, strides, box, swizzle):
-        self.dtype, self.rank = MAP_DTYPES[dtype], len(dims)
+    def __init__(self, dtype, dims, strides, box, swizzle, offset=0, nan=False):
+        self.dtype, self.rank, self.offset = MAP_DTYPES[dtype], len(dims), offset
         self._arrays = _Longs(*dims), _Longs(*strides), _Words(*box), _STEPS
-        # no interleaving, L2 promotion of 256 bytes, zeros beyond the tensor
-        self.arguments = (*map(ctypes.addressof, self._arrays), 0, MAP_SWIZZLES[swizzle], 3, 0)
+        # no interleaving, L2 promotion of 256 bytes, zeros or NaN beyond the tensor
+        self.arguments = (*map(ctypes.addressof, self._arrays), 0, MAP_SWIZZLES[swizzle], 3, int(nan))
+
+
+class StructLayout:
+    """A struct passed by value: its bytes, with places for pointers and tensor maps.
+
+    Each place is an offset in it and the index of a tensor, with the offset of a pointer or a MapLayout.
+    """
+
+    def __init__(self, content, pointers, maps):
+        self.content, self.pointers, self.maps = content, pointers, maps
+
+    def filled(self, pointers):
+        """Return memory with the struct for tensors at these pointers."""
+        held = ctypes.create_string_buffer(bytes(self.content), len(self.content))
+        for at, i, offset in self.pointers:
+            held[at : at + 8] = (pointers[i] + offset).to_bytes(8, "little")
+        for at, i, layout in self.maps:
+            held[at : at + MAP_BYTES] = ctypes.string_at(tensor_map(pointers[i], layout)[0], MAP_BYTES)
+        return held
 
 
 _Longs, _Words = ctypes.c_uint64 * 5, ctypes.c_uint32 * 5  # a map has at most 5 dims
@@ -138,7 +163,7 @@ def tensor_map(pointer, layout):
     memory = _MapMemory()
     start = ctypes.addressof(memory)
     start += -start % MAP_ALIGNMENT
-    call("cuTensorMapEncodeTiled", start, layout.dtype, layout.rank, pointer, *layout.arguments)
+    call("cuTensorMapEncodeTiled", start, layout.dtype, layout.rank, pointer + layout.offset, *layout.arguments)
     return start, memory
 
 

@@ -17,8 +17,10 @@ from evoengine import __version__
 from evoengine.devices.base import (
     ConstantParameter,
     Parameter,
+    PointerArgument,
     ScalarArgument,
     ScratchParameter,
+    StructArgument,
     TensorMapArgument,
     TensorParameter,
 )
@@ -140,7 +142,10 @@ def _loader_identity(candidate: Candidate, target: Target, grids: Grids) -> dict
         "entry": source.entry,
         "config": dict(candidate.config),
         "problem": target.problem.variables(),
-        "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
+        "parameters": [
+            parameter_json(p) | ({} if _is_taken(target, source, p) else {"passed": False})
+            for p in target.workload.parameters(target.problem, candidate.config)
+        ],
         "launch": {
             "grid": list(launch.grid),
             "threads": launch.threads,
@@ -151,6 +156,13 @@ def _loader_identity(candidate: Candidate, target: Target, grids: Grids) -> dict
         },
         "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
     }
+
+
+def _is_taken(target: Target, source: Source, parameter: Parameter) -> bool:
+    """Return whether some kernel takes the parameter itself; else only its tensor maps and structs point to it."""
+    taken_by = [target.workload.kernel_parameters(entry) for entry, _ in source.launch.kernels(source.entry)]
+    is_constant = isinstance(parameter, ConstantParameter)
+    return is_constant or any(names is None or parameter.name in names for names in taken_by)
 
 
 def _several(target: Target, source: Source, binary: Binary) -> dict[str, object]:
@@ -186,11 +198,25 @@ def parameter_json(parameter: Parameter) -> dict[str, object]:
         }
     if isinstance(parameter, TensorParameter):
         shape = list(parameter.shape)
-        return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output}
+        inout = {"inout": True} if parameter.inout else {}
+        return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output, **inout}
+    if isinstance(parameter, StructArgument):
+        return {"name": parameter.name, "struct": parameter.bytes, "parts": [*map(_part_json, parameter.parts)]}
     if isinstance(parameter, ScratchParameter):
         return {"name": parameter.name, "scratch": parameter.bytes, "zeroed": parameter.zeroed}
     assert isinstance(parameter, TensorMapArgument)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(parameter).items()}
+
+
+def _part_json(part: tuple[int, object]) -> dict[str, object]:
+    """Return a part of a struct: a pointer, a tensor map, or bytes in hexadecimal."""
+    at, value = part
+    if isinstance(value, PointerArgument):
+        return {"at": at, "pointer": value.memory, "offset": value.offset}
+    if isinstance(value, TensorMapArgument):
+        return {"at": at, "map": parameter_json(value)}
+    assert isinstance(value, ScalarArgument)
+    return {"at": at, "hex": value.value.tobytes().hex()}
 
 
 def verdict_json(verdict: Verdict | None) -> dict[str, object] | None:

@@ -5,7 +5,8 @@ folder whole, and keep the name of this file, which no other export has.
 
 Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
 returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
-tensor or a tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that
+tensor or a tuple (where no tensor is itself named out). A tensor that the kernel updates in place is an input, and is
+returned too. All are contiguous, on one GPU, of the shapes and dtypes that
 the kernel was exported for; the values of its other parameters are fixed. An input that the kernel reads in a
 __constant__ variable is copied there before each launch: calls on several streams at once must give the same values.
 Scratch memory comes from the library's allocator, and is zeroed before each call where the kernel asks for zeros.
@@ -27,26 +28,30 @@ _spec.loader.exec_module(_cuda)
 _cuda.check_loader(Path(__file__).stem)
 
 NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
-TENSORS, SCRATCH, CONSTANTS, SCALARS, MAPS = (
-    [p for p in PARAMETERS if mark in p] for mark in ("output", "scratch", "constant", "scalar", "box")
+TENSORS, SCRATCH, CONSTANTS, SCALARS, MAPS, STRUCTS = (
+    [p for p in PARAMETERS if mark in p] for mark in ("output", "scratch", "constant", "scalar", "box", "struct")
 )
-PASSED = [p["name"] for p in PARAMETERS if "constant" not in p]
+PASSED = [p["name"] for p in PARAMETERS if "constant" not in p and p.get("passed", True)]
 TENSORS += [
     {"name": c["constant"], "dtype": c["dtype"], "shape": c["shape"], "output": False}
     for c in CONSTANTS
     if c["constant"] not in [t["name"] for t in TENSORS]
 ]
 NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSORS]
-INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wanted in (False, True))
+INPUTS = [t["name"] for t in TENSORS if not t["output"] or t.get("inout")]
+OUTPUTS = [t["name"] for t in TENSORS if t["output"]]
+PURE = [name for name in OUTPUTS if name not in INPUTS]
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
     "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
     "int64": ("int64", 8), "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1),
-    "bool": ("bool", 1),
+    "bool": ("bool", 1), "fp8_e4m3": ("float8_e4m3fn", 1), "fp8_e5m2": ("float8_e5m2", 1),
 }  # fmt: skip # a table
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
 SPANS = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
-SCALAR_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
+SCALAR_TYPES = {
+    "int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double,
+}  # fmt: skip # a table
 
 
 def _listed(names):
@@ -94,9 +99,9 @@ def _outputs_of(out):
     if out is None:
         return []
     out = out if isinstance(out, (tuple, list)) else [out]
-    if len(out) != len(OUTPUTS):
-        raise TypeError(f"{NAME} writes {_listed(OUTPUTS)}: out must be {len(OUTPUTS)} tensors, and was {len(out)}")
-    return [*zip(OUTPUTS, out, strict=True)]
+    if len(out) != len(PURE):
+        raise TypeError(f"{NAME} writes {_listed(PURE)}: out must be {len(PURE)} tensors, and was {len(out)}")
+    return [*zip(PURE, out, strict=True)]
 
 
 @functools.cache
@@ -105,19 +110,40 @@ def _library(kind):
 
 
 def _order(names):
-    """Return where each of a kernel's parameters is among tensors, scratch memory, scalars and tensor maps."""
-    all_of_them = [p["name"] for p in (*TENSORS, *SCRATCH, *SCALARS, *MAPS)]
+    """Return where each of a kernel's parameters is among tensors, scratch memory, scalars, tensor maps and structs."""
+    all_of_them = [p["name"] for p in (*TENSORS, *SCRATCH, *SCALARS, *MAPS, *STRUCTS)]
     return tuple(map(all_of_them.index, names))
+
+
+MEMORY = [*NAMES, *(s["name"] for s in SCRATCH)]
+
+
+def _map_layout(m):
+    sizes = (m["dims"], m["strides_bytes"], m["box"])
+    return _cuda.MapLayout(m["dtype"], *sizes, m["swizzle"], m.get("offset", 0), m.get("nan", False))
+
+
+def _struct_layout(struct):
+    content = bytearray(struct["struct"])
+    pointers, maps = [], []
+    for part in struct["parts"]:
+        at = part["at"]
+        if "pointer" in part:
+            pointers.append((at, MEMORY.index(part["pointer"]), part["offset"]))
+        elif "map" in part:
+            maps.append((at, MEMORY.index(part["map"]["tensor"]), _map_layout(part["map"])))
+        else:
+            raw = bytes.fromhex(part["hex"])
+            content[at : at + len(raw)] = raw
+    return _cuda.StructLayout(content, pointers, maps)
 
 
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, OUTPUT_INDICES
     spans = SPANS
     scalars = tuple(SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS)
-    map_layouts = tuple(
-        (NAMES.index(m["tensor"]), _cuda.MapLayout(m["dtype"], m["dims"], m["strides_bytes"], m["box"], m["swizzle"]))
-        for m in MAPS
-    )
+    map_layouts = tuple((MEMORY.index(m["tensor"]), _map_layout(m)) for m in MAPS)
+    struct_layouts = tuple(map(_struct_layout, STRUCTS))
     scratch = tuple((s["scratch"], s["zeroed"]) for s in SCRATCH)
     orders = tuple(_order(kernel.get("parameters", PASSED)) for kernel in (LAUNCH, *_cuda.THEN))
     constants = tuple((c["name"], NAMES.index(c["constant"]), SPANS[NAMES.index(c["constant"])]) for c in CONSTANTS)

@@ -77,7 +77,7 @@ def _tensors(target: Target, candidate: Candidate) -> tuple[list[str], list[str]
     parameters: tuple[Parameter, ...] = tuple(target.workload.parameters(target.problem, candidate.config))
     tensors = [p for p in parameters if isinstance(p, TensorParameter)]
     constants = [p.contents for p in parameters if isinstance(p, ConstantParameter)]
-    inputs = [p.name for p in tensors if not p.output]
+    inputs = [p.name for p in tensors if not p.output or p.inout]
     return list(dict.fromkeys([*inputs, *constants])), [p.name for p in tensors if p.output]
 
 

@@ -18,14 +18,16 @@ from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     ConstantArgument,
     KernelCrashed,
-    PassedArgument,
+    PointerArgument,
     ScalarArgument,
     ScratchArgument,
     ScratchParameter,
+    StructArgument,
     TensorArgument,
     TensorMapArgument,
     TensorParameter,
     Tensors,
+    is_passed,
 )
 from evoengine.errors import UsageError
 from evoengine.sass.cubin import CONSTANT_BANK, PARAMETER_BANK, RESERVED_SHARED, Kernel, Segment
@@ -57,6 +59,10 @@ _SPARSE_GAP = 1 << 35
 """between tensors that may exceed 32-bit offsets, so that an overflowed offset does not hit another one"""
 
 
+BYTES = ("uint8", "int8", "fp8_e4m3", "fp8_e5m2")
+"""dtypes of one byte, all drawn as integers: as FP8 those are numbers from 0 to 2"""
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
     """A pointer argument of `bytes` bytes with repeating contents, for a model, which needs no results.
@@ -67,11 +73,13 @@ class DrawnArgument:
     name: str
     bytes: int
     dtype: str
-    """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
+    """fp16, bf16, fp32, int32 or one of BYTES: floats are normal with deviation 1, integers uniform below 64"""
     output: bool = False
     contents: np.ndarray | None = None
     address: int | None = None
     """as of HostMemory"""
+    passed: bool = True
+    """as of TensorParameter"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +96,18 @@ class HostMemory:
         return self.data.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class PointerArgument:
-    """A pointer `offset` bytes into the memory of that name, which is passed to `prepare` as `mapped`."""
-
-    name: str
-    memory: str
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StructArgument:
-    """A struct parameter of `bytes` bytes: each part lies at its offset, all else is zero."""
-
-    name: str
-    bytes: int
-    parts: tuple[tuple[int, Part], ...]
-
-
 Sparse = TensorParameter | ScratchParameter
 """memory of which only the pages exist that a block touches"""
-Part = PassedArgument | DrawnArgument | HostMemory | PointerArgument | Sparse
+Part = (
+    TensorArgument
+    | ScratchArgument
+    | ScalarArgument
+    | TensorMapArgument
+    | DrawnArgument
+    | HostMemory
+    | PointerArgument
+    | Sparse
+)
 AnyArgument = Part | StructArgument
 InMemory = TensorArgument | DrawnArgument | HostMemory | ScratchArgument | Sparse
 
@@ -202,20 +201,20 @@ def prepare(
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run.
 
-    `arguments` are in the order of its parameters, `__constant__` variables by name; `mapped` is memory to which only
-    tensor maps and PointerArguments point. `seed` draws the launch's schedule and, without `memory`, the addresses of
-    tensors. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed where a GPU would
-    refuse the launch, KernelUnbuildable for an impossible tensor map.
+    `arguments` are in the order of its parameters, then those that are not passed, and `__constant__` variables by
+    name; `mapped` is more memory to which only tensor maps and PointerArguments point. `seed` draws the launch's
+    schedule and, without `memory`, the addresses of tensors. Raises UsageError where arguments do not fit the binary's
+    parameters, KernelCrashed where a GPU would refuse the launch, KernelUnbuildable for an impossible tensor map.
     """
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
-    passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-    in_memory = [*passed, *mapped]
+    stated = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    passed, in_memory = [a for a in stated if is_passed(a)], [*stated, *mapped]
     allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
     banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
-    return Launch(kernel, geometry, passed, allocations, banks, seed)
+    return Launch(kernel, geometry, in_memory, allocations, banks, seed)
 
 
 def require_arch(kernel: Kernel) -> None:
@@ -298,6 +297,12 @@ class Memory:
         self._written = {name: np.zeros(-(-self._held[name].nbytes // 4), np.uint8) for name in names}
         return self._written
 
+    def refill(self, arguments: Iterable[object]) -> None:
+        """Give in-out tensors the contents of these arguments."""
+        for argument in arguments:
+            if isinstance(argument, TensorArgument) and argument.inout:
+                self._held[argument.name][:] = _input_contents(argument)
+
     def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
         """Return what a launch with these arguments may touch, by address."""
         found = []
@@ -355,7 +360,7 @@ def _first_contents(of: InMemory | Segment) -> np.ndarray:
     if isinstance(of, ScratchArgument):
         return np.full(of.bytes, 0 if of.zeroed else 0xFF, np.uint8)
     if isinstance(of, TensorArgument):
-        return np.full(of.data.nbytes, 0xFF, np.uint8)
+        return _input_contents(of).copy() if of.inout else np.full(of.data.nbytes, 0xFF, np.uint8)
     if isinstance(of, HostMemory):
         return of.data
     held = _input_contents(of)
@@ -389,7 +394,7 @@ def drawn_bytes(dtype: str, size: int) -> np.ndarray:
 def _drawn(dtype: str) -> np.ndarray:
     """Draw DRAWN_BYTES of values, the same in every process; uint8 view."""
     random = np.random.default_rng(0)
-    if dtype == "uint8":
+    if dtype in BYTES:
         return random.integers(0, 64, DRAWN_BYTES, dtype=np.uint8)
     if dtype == "int32":
         return random.integers(0, 64, DRAWN_BYTES // 4, dtype=np.int32).view(np.uint8)
@@ -400,7 +405,7 @@ def _drawn(dtype: str) -> np.ndarray:
         return (bits >> 16).astype(np.uint16).view(np.uint8)
     if dtype == "fp32":
         return random.standard_normal(DRAWN_BYTES // 4, np.float32).view(np.uint8)
-    raise UsageError(f"values of dtype {dtype!r} cannot be drawn; fp16, bf16, fp32, int32 and uint8 can")
+    raise UsageError(f"values of dtype {dtype!r} cannot be drawn; fp16, bf16, fp32, int32 and {', '.join(BYTES)} can")
 
 
 def _structure(allocation: Allocation) -> SassAllocation:

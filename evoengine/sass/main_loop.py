@@ -1,6 +1,6 @@
 """The main loop of a wgmma kernel in its listing: the instructions of a step, and where it waits for products.
 
-listing ──▶ basic blocks ──▶ loops (back edges) ──▶ the innermost ones around HGMMA ──▶ why_slow
+listing ──▶ basic blocks ──▶ loops (back edges) ──▶ the innermost ones around wgmma ──▶ why_slow
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from evoengine.sass.listing import ListedInstruction, instructions, labels
 
+GROUP_PRODUCTS = ("HGMMA", "QGMMA", "IGMMA")
+"""opcodes of wgmma: of halves and floats, of FP8, of integers of one byte"""
 MIN_OVERLAPPED_MAXIMA = 0.2
 """minimum share of a step's row maxima that must precede the wait for an overlapping product. The six binaries of
 FlashAttention-3 have 26 to 100 %; where the compiler moves the wait there are none"""
 MAX_MOVED = 0.75
-"""limit of a step's R2UR per HGMMA, beyond which operand addresses are moved from vector registers at every step"""
+"""limit of a step's R2UR per product, beyond which operand addresses are moved from vector registers at every step"""
 WIDE_FENCES = ("MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "MEMBAR.ALL.SYS", "MEMBAR.SC.SYS", "MEMBAR.SC.VC", "MEMBAR.ALL.VC")
 
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
@@ -86,19 +88,20 @@ def why_slow(listing: str, entry: str) -> str | None:
                 f"the compiler waits for a product in flight before {overlapped[1] - overlapped[0]} of the "
                 f"{overlapped[1]} row maxima that should overlap it; a branch or a loop before the wait holds it there"
             )
-        if loop.count("R2UR") > MAX_MOVED * loop.count("HGMMA"):
+        products = next(opcode for opcode in GROUP_PRODUCTS if loop.count(opcode))
+        if loop.count("R2UR") > MAX_MOVED * loop.count(products):
             return (
-                f"{loop.count('R2UR')} R2UR beside {loop.count('HGMMA')} HGMMA in a step of the main loop: what the "
-                "products' addresses depend on is not known to be the same in all lanes; __shfl_sync makes it so"
+                f"{loop.count('R2UR')} R2UR beside {loop.count(products)} {products} in a step of the main loop: what "
+                "the products' addresses depend on is not known to be the same in all lanes; __shfl_sync makes it so"
             )
     return None
 
 
 def main_loops(listing: str, entry: str) -> list[MainLoop]:
-    """Return the innermost loops around HGMMA of the kernel `entry`. Raises UsageError if it is not listed."""
+    """Return the innermost loops around wgmma of the kernel `entry`. Raises UsageError if it is not listed."""
     blocks = _blocks(instructions(listing, entry), labels(listing, entry))
     order = _order(blocks)
-    products = {n for n, block in enumerate(blocks) if count_opcode(block.instructions, "HGMMA")}
+    products = {n for n, block in enumerate(blocks) if _multiplies(block)}
     around = {head: body for head, body in _loops(blocks, order).items() if body & products}
     innermost = {head: body for head, body in around.items() if not any(other < body for other in around.values())}
 
@@ -136,6 +139,10 @@ def _blocks(code: Sequence[ListedInstruction], places: Mapping[str, int]) -> lis
         falls_through = not (_ends(last) or (target is not None and not _conditional(last)))
         found.append(_Block(code[first:end], following + [n + 1] * (falls_through and n + 1 < len(firsts))))
     return found
+
+
+def _multiplies(block: _Block) -> bool:
+    return any(count_opcode(block.instructions, opcode) for opcode in GROUP_PRODUCTS)
 
 
 def _target(instruction: ListedInstruction, places: Mapping[str, int]) -> int | None:

@@ -37,6 +37,7 @@ def run_rounds(executables: Mapping[str, Executable], rounds: Sequence[Round], s
         tensors, visits = [], []
         for number, calls in enumerate(rounds):
             found: dict[str, np.ndarray] = {}
+            memory.refill(a for call in calls for a in call.arguments)
             for place, call in enumerate(calls):
                 visited, after = _run(executables[call.entry], call, memory, seed + 1000 * number + place)
                 found.update(after)

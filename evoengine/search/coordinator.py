@@ -91,7 +91,7 @@ class Coordinator:
         if s.timed:
             self._prior, said = known_figures(ledger, s)
             self.progress.notes += said
-        left = [retry.config for retry in self._retries.values()]
+        left = [*(retry.config for retry in self._retries.values()), *s.first]
         known_good = neighbouring_bests(ledger, s)
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)

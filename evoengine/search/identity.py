@@ -48,6 +48,8 @@ class Setting:
     fill: Fill = fill
     remeasure: bool = False
     """whether results in the ledger are not reused"""
+    first: tuple[Config, ...] = ()
+    """configurations that are evaluated before all others"""
 
 
 LIBRARIES = ("torch", "numpy")

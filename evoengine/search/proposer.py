@@ -69,9 +69,9 @@ class Proposer:
         """Create a proposer.
 
         `past` holds the run's earlier trials in order: the sampler learns from them, and none is proposed again.
-        `retry` are configurations that were in progress when the run was killed; they come first. `known_good` are the
-        best of neighbouring problems or GPUs; they follow the space's start points. `prior` guides the evolutionary
-        sampler; other samplers ignore it.
+        `retry` are configurations that were in progress when the run was killed, or that are asked for; they come
+        first. `known_good` are the best of neighbouring problems or GPUs; they follow the space's start points. `prior`
+        guides the evolutionary sampler; other samplers ignore it.
         """
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space

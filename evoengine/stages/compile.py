@@ -107,9 +107,24 @@ def _to_cubin(source: Source, flags: Sequence[str]) -> tuple[bytes, str]:
             in_text = first is not None and first[1] in (None, f"{source.entry}.cu")
             kind = CompileFailed if in_text else _NotInText
             raise kind(_first_error(log) or str(error)) from None
-        return whole_image(api.getCUBIN(program)), api.getProgramLog(program)
+        return _with_plain_names(source, whole_image(api.getCUBIN(program)), api.getProgramLog(program))
     finally:
         api.destroyProgram(program)
+
+
+def _with_plain_names(source: Source, cubin: bytes, log: str) -> tuple[bytes, str]:
+    """Return cubin and log with each entry under its own name where C++ has given it another, as to an instance.
+
+    The names are in the cubin's tables of strings, where a shorter one ends earlier.
+    """
+    names = kernel_names(cubin)
+    for entry in (entry for entry, _ in source.launch.kernels(source.entry) if entry not in names):
+        encoded = [name for name in names if name.startswith("_Z") and f"{len(entry)}{entry}" in name]
+        if len(encoded) == 1:
+            old = encoded[0].encode() + b"\0"
+            cubin = cubin.replace(old, entry.encode().ljust(len(old), b"\0"))
+            log = log.replace(encoded[0], entry)
+    return cubin, log
 
 
 def _compile(source: Source, arch: str) -> Binary:
@@ -194,8 +209,10 @@ def require_entry(cubin: bytes, entry: str) -> None:
     if entry in kernels:
         return
     found = f"it has {', '.join(kernels)}" if kernels else "it has no kernel at all"
-    mangled = any(name.startswith("_Z") and entry in name for name in kernels)
+    mangled = sum(name.startswith("_Z") and f"{len(entry)}{entry}" in name for name in kernels)
     remedy = f'declare it extern "C" __global__ void {entry}(…)' + (", so that C++ keeps its name" if mangled else "")
+    if mangled > 1:
+        remedy = f"{mangled} of them are instances or overloads of {entry}: leave one"
     raise CompileFailed(f"the binary has no kernel named {entry}: {found}; {remedy}")
 
 

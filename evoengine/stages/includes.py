@@ -12,7 +12,7 @@ from evoengine.stages.toolchain import CCCL_HEADER, REMEDY, include_folders
 
 _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _NEEDS_CCCL = re.compile(r"cooperative_groups(?:\.h|/)|(?:cuda|cub|nv)/")
-_HOST_CODE = re.compile(r"thrust/|cub/device/|cuda\.h$|cublas|cudnn|torch/|ATen/|cutlass/device/")
+_HOST_CODE = re.compile(r"thrust/|cub/device/|cublas|cudnn|torch/|ATen/|cutlass/device/")
 _NAMED = "the kernel's text must stand alone, so put that of the header into it or, in a template, include it by Jinja"
 
 
@@ -97,8 +97,11 @@ _BY_C_NAME = {
     "assert": "", "float": _FLOATS, "limits": _LIMITS, "math": _MATH, "stdbool": "", "stddef": "",
     "stdint": _INTEGERS, "stdio": "", "stdlib": "", "string": "",
 }  # fmt: skip # a table
+_DRIVER = (INCLUDE / "cuda.h").read_text("utf-8")
 
-C_HEADERS = {f"{name}.h": text for name, text in _BY_C_NAME.items()} | {
-    f"c{name}": text for name, text in _BY_C_NAME.items()
-}
+C_HEADERS = (
+    {f"{name}.h": text for name, text in _BY_C_NAME.items()}
+    | {f"c{name}": text for name, text in _BY_C_NAME.items()}
+    | {"cuda.h": _DRIVER, "cudaTypedefs.h": _DRIVER}
+)
 """stdint.h and cstdint, and so on → what each holds"""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import (
     Argument,
@@ -103,7 +105,8 @@ def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = Tr
         return predict_launch(contender, target.clock, cold)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
-        arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
+        contents = target.workload.indices(target.problem, contender.config, SEED)
+        arguments = [_drawn(p, contents) for p in target.workload.parameters(target.problem, contender.config)]
         listing, kernels = listing_of(binary), source.launch.kernels(source.entry)
         work = (target.flops, target.min_dram_bytes) if len(kernels) == 1 else (0.0, 0.0)
         predictions = []
@@ -137,13 +140,14 @@ def _in_stream_order(predictions: Sequence[Prediction], roofline_us: float) -> P
     )
 
 
-def _drawn(parameter: Parameter) -> DrawnArgument | Argument:
+def _drawn(parameter: Parameter, contents: Mapping[str, np.ndarray] | None = None) -> DrawnArgument | Argument:
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, drawn_bytes(parameter.dtype, parameter.bytes))
     if isinstance(parameter, ScratchParameter):
         return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, output=True)
     if isinstance(parameter, TensorParameter):
-        return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, parameter.output)
+        given = (contents or {}).get(parameter.name)
+        return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, parameter.output, given)
     return parameter
 
 

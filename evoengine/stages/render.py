@@ -162,10 +162,41 @@ def defined(path: Path, values: Mapping[str, Value]) -> str:
         text = read_limited_text(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from None
+    text = _with_own_headers(text, path.parent)
     used = set(re.findall(r"[A-Za-z_]\w*", _COMMENT_OR_LITERAL.sub(" ", text)))
     values = {name: value for name, value in values.items() if name in used}
     lines = "".join(f"#define {name} {_spelled(path, name, value)}\n" for name, value in values.items())
     return f"{lines}#line 1\n{_without_own(text, values)}"
+
+
+_OWN_HEADER = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*', re.MULTILINE)
+MOST_HEADERS = 256
+
+
+def _with_own_headers(text: str, folder: Path) -> str:
+    """Put each file of the folder that the text includes by `"NAME"` in its place, the first time that it is included.
+
+    What lies elsewhere stays an include. Raises UsageError if a file cannot be read.
+    """
+    root, seen = folder.resolve(), set[Path]()
+
+    def put(found: re.Match[str], beside: Path) -> str:
+        path = next((p for p in ((base / found[1]).resolve() for base in (beside, root)) if p.is_file()), None)
+        if path is None or not path.is_relative_to(root):
+            return found[0]
+        if path in seen:
+            return ""
+        seen.add(path)
+        if len(seen) > MOST_HEADERS:
+            raise UsageError(f"the kernel in {folder} includes more than {MOST_HEADERS} files of its folder")
+        try:
+            own = read_limited_text(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read as text: {error}") from None
+        own = re.sub(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*", "", own, flags=re.MULTILINE)
+        return _OWN_HEADER.sub(lambda inner: put(inner, path.parent), own)
+
+    return _OWN_HEADER.sub(lambda found: put(found, root), text)
 
 
 def _spelled(path: Path, name: str, value: Value) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch, Source
 from evoengine.sass.listing import section
-from evoengine.sass.main_loop import why_slow
+from evoengine.sass.main_loop import GROUP_PRODUCTS, why_slow
 from evoengine.space.family import MAX_BLOCK_Z, MAX_GRID_YZ, MAX_THREADS
 
-TENSOR_OPCODES = ("HMMA", "HGMMA")
+TENSOR_OPCODES = ("HMMA", "IMMA", "QMMA", *GROUP_PRODUCTS)
 SPILL_LIMIT = 0
 """bytes of spills above which a candidate is excluded from a ranking by estimates, which do not include their cost"""
 
@@ -39,7 +39,7 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     """Return why the binary of that source is not worth running, or None.
 
     With `timed`, spills and slow main loops of wgmma are left to the measurement. `cost` is the space's: its
-    `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its `producer_warpgroups` how many
+    `tensor_instructions` states how many products the binary must contain, and its `producer_warpgroups` how many
     warpgroups release registers for the others.
     """
     for entry, launch in source.launch.kernels(source.entry):
@@ -62,7 +62,11 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
     if spilled > SPILL_LIMIT:
         return f"{spilled} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
-    return why_slow(binary.listing, source.entry) if binary.listing and "HGMMA" in binary.mix else None
+    return (
+        why_slow(binary.listing, source.entry)
+        if binary.listing and not binary.mix.keys().isdisjoint(GROUP_PRODUCTS)
+        else None
+    )
 
 
 def _screen_resources(binary: Binary, launch: Launch, gpu: Gpu) -> str | None:

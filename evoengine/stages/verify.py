@@ -153,7 +153,7 @@ def check(
     done = run([make_round(workload, launch, given) for given in arguments], seed)
     if log is not None:
         log.add(case, launch, done.visits, drawn[0])
-    if reason := unwritten_reason(workload, case, done.unwritten):
+    if reason := unwritten_reason(parameters, done.unwritten) or _outside_reason(parameters, done.tensors[0]):
         return failed(case, seed, reason)
     results = []
     for one, given, after in zip(drawn, arguments, done.tensors, strict=True):
@@ -176,18 +176,34 @@ def _changed_input(arguments: Arguments, after: Tensors) -> str | None:
     return next((a.name for a, kept in zip(inputs, same, strict=True) if not kept), None)
 
 
-def unwritten_reason(workload: AnyWorkload, case: AnyCase, unwritten: Mapping[str, int]) -> str | None:
-    """Return a sentence where stores do not cover the outputs, whatever is at the places that were left out."""
-    outputs = {
-        p.name: prod(p.shape)
-        for p in workload.parameters(case.problem, case.config)
-        if isinstance(p, TensorParameter) and p.output
-    }
-    name = next((name for name in outputs if unwritten.get(name)), None)
-    if name is None:
-        return None
-    of = f" of {name}" if len(outputs) > 1 else ""
-    return f"{unwritten[name]} of {outputs[name]} outputs{of} were never written"
+def unwritten_reason(parameters: Sequence[Parameter], unwritten: Mapping[str, int]) -> str | None:
+    """Return a sentence where stores do not cover the outputs, whatever is at the places that were left out.
+
+    Of an output that is written in part only the elements of that part count; what an in-out tensor held before may
+    stay.
+    """
+    outputs = [p for p in parameters if isinstance(p, TensorParameter) and p.output]
+    for p in outputs:
+        whole, part = prod(p.shape), prod(map(len, p.writes)) if p.writes else prod(p.shape)
+        missing = unwritten.get(p.name, 0) - (whole - part)
+        if missing > 0 and not p.inout:
+            of = f" of {p.name}" if len(outputs) > 1 else ""
+            return f"{missing} of {part} outputs{of} were never written"
+    return None
+
+
+def _outside_reason(parameters: Sequence[Parameter], after: Tensors) -> str | None:
+    """Return a sentence where a kernel wrote an output outside of the part that it is said to write."""
+    for p in parameters:
+        if not isinstance(p, TensorParameter) or p.writes is None:
+            continue
+        held = np.ascontiguousarray(after[p.name]).view(np.uint8).reshape(*p.shape, -1)
+        changed = (held != POISON).any(axis=-1)
+        changed[np.ix_(*p.writes)] = False
+        if changed.any():
+            at = ", ".join(str(int(i)) for i in np.argwhere(changed)[0])
+            return f"the kernel wrote {p.name}[{at}], outside of the part that problem.json says it writes"
+    return None
 
 
 def _badness(result: CaseResult) -> tuple[bool, float]:
@@ -356,16 +372,18 @@ def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, as_bytes(inputs[parameter.name]))
     if isinstance(parameter, ScratchParameter):
-        return ScratchArgument(parameter.name, parameter.bytes, parameter.zeroed)
+        return ScratchArgument(parameter.name, parameter.bytes, parameter.zeroed, parameter.passed)
     if not isinstance(parameter, TensorParameter):
         return parameter
-    data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
-    bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
-    return TensorArgument(parameter.name, data.view(bits).reshape(parameter.shape), parameter.output)
+    poisoned = parameter.output and not parameter.inout
+    data = np.full(parameter.bytes, POISON, np.uint8) if poisoned else as_bytes(inputs[parameter.name])
+    shaped = data.view(_NUMPY[parameter.dtype]).reshape(parameter.shape)
+    return TensorArgument(parameter.name, shaped, parameter.output, parameter.inout, parameter.passed)
 
 
 _NUMPY = {
     "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
+    "fp16": "u2", "bf16": "u2", "fp8_e4m3": "u1", "fp8_e5m2": "u1",
 }  # fmt: skip # a table
 
 
@@ -377,7 +395,17 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray:
 def read_outputs(parameters: Sequence[Parameter], after: Tensors) -> Outputs:
     """Return the outputs after a launch as torch tensors."""
     outputs = [p for p in parameters if isinstance(p, TensorParameter) and p.output]
-    return {p.name: _tensor(p, after[p.name]) for p in outputs}
+    return {p.name: written_part(p, _tensor(p, after[p.name])) for p in outputs}
+
+
+def written_part(parameter: TensorParameter, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an output with zeros where the kernel does not write it, so that this is not compared."""
+    if parameter.writes is None:
+        return tensor
+    kept = torch.zeros_like(tensor)
+    at = np.ix_(*parameter.writes)
+    kept[at] = tensor[at]
+    return kept
 
 
 def _tensor(parameter: TensorParameter, data: np.ndarray) -> torch.Tensor:

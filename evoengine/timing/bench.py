@@ -6,24 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
     ConstantParameter,
-    Parameter,
-    ScalarArgument,
     ScratchParameter,
-    TensorMapArgument,
     TensorParameter,
+    is_passed,
     launch_seconds,
 )
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu, encode_tensor_map, first_line
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu, first_line, parameter_value
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import CaseResult, CompiledCandidate, Policy
-from evoengine.stages.verify import POISON, as_bytes, case_seeds, compare
+from evoengine.stages.verify import POISON, as_bytes, case_seeds, compare, written_part
 from evoengine.timing.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.timing.rounds import INPUT_SETS
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target, taken
@@ -73,8 +70,8 @@ class Bench:
         self._require_memory()
         drawn = self._draw(0)
         self._sets: list[list[dict[str, torch.Tensor]]] = [[_empty_like(drawn)] for _ in range(INPUT_SETS)]
-        outputs = [p for p in _tensor_parameters(target) if p.output]
-        self._outputs = {p.name: gpu().empty(p.shape, TORCH_DTYPES[p.dtype]) for p in outputs}
+        self._written = {p.name: p for p in _tensor_parameters(target) if p.output}
+        self._outputs = {n: gpu().empty(p.shape, TORCH_DTYPES[p.dtype]) for n, p in self._written.items()}
         stated = target.workload.parameters(target.problem, {})
         self._constants = [p for p in stated if isinstance(p, ConstantParameter)]
         self._theirs: dict[int, Outputs] = {}
@@ -138,34 +135,45 @@ class Bench:
     ) -> None:
         """Launch on fresh inputs over outputs whose bytes are all `poison`; raises KernelHung after `seconds`."""
         self.refresh(seed)
-        for output in self._outputs.values():
-            output.view(torch.uint8).fill_(poison)
+        for name, output in self._outputs.items():
+            if self._written[name].inout:
+                output.copy_(self._sets[0][0][name])
+            else:
+                output.view(torch.uint8).fill_(poison)
         self._work(kernel, contender, self._sets[0][:1], kernel.entry)()
         await_gpu(kernel.entry, seconds=seconds)
 
     def output_check(self, checked: Checked) -> Callable[[int], str | None]:
         """Return a function that reports what is wrong with the outputs of a repetition on an input set.
 
-        It is for a kernel that has passed `check`.
+        It is for a kernel that has passed `check`. What a kernel has updated in place many times has nothing to be
+        compared with.
         """
 
         def look(number: int) -> str | None:
             if reason := self._unwritten():
                 return reason
+            if any(p.inout for p in self._written.values()):
+                return None
             found = self._difference(number, checked.row_error)
             return str(found) if found.wrong_rows else None
 
         return look
 
     def _unwritten(self) -> str | None:
-        for output in self._outputs.values():
+        for output in self._results().values():
             if count := int(output.isnan().sum()):
                 return f"{count} of {output.numel()} outputs are NaN or were never written"
         return None
 
+    def _results(self) -> Outputs:
+        """Return the outputs, with zeros where the kernel does not write them."""
+        return {name: written_part(self._written[name], output) for name, output in self._outputs.items()}
+
     def _unwritten_integers(self, kernel: CudaKernel, contender: CompiledCandidate, seed: int) -> str | None:
         """Return a sentence where elements of integer outputs keep their poison, whichever poison it is."""
-        kept = {name: mask for name in self._outputs if (mask := self._poisoned(name, POISON)) is not None}
+        pure = [name for name, p in self._written.items() if not p.inout]
+        kept = {name: mask for name in pure if (mask := self._poisoned(name, POISON)) is not None}
         if not any(bool(mask.any()) for mask in kept.values()):
             return None
         self.launch_once(kernel, contender, seed, self.seconds, OTHER_POISON)
@@ -178,7 +186,7 @@ class Bench:
 
     def _poisoned(self, name: str, poison: int) -> torch.Tensor | None:
         """Return which elements hold nothing but poison; None of floating-point outputs, where poison is NaN."""
-        output = self._outputs[name]
+        output = self._results()[name]
         if output.dtype.is_floating_point:
             return None
         return (output.view(torch.uint8).reshape(output.numel(), -1) == poison).all(dim=-1)
@@ -186,7 +194,7 @@ class Bench:
     def _compare(self, name: str, seed: int, sample: Sample[Any]) -> CaseResult:
         drawn = Drawn(sample.inputs, sample.inputs)
         case = Case(name, sample.problem)
-        return compare(self._target.workload, case, drawn, sample.take(self._outputs), seed)
+        return compare(self._target.workload, case, drawn, sample.take(self._results()), seed)
 
     def _row_error(self, samples: Sequence[Sample[Any]]) -> float:
         """Return the allowed difference of a row from the library's, relative to its largest output.
@@ -198,7 +206,7 @@ class Bench:
         usual = max((torch.finfo(t.dtype).eps for t in floating), default=0.0)
         for sample in samples:
             expected = self._tensors.reference(sample.problem, sample.inputs)
-            for outputs in (self._outputs, self._library(0)):
+            for outputs in (self._results(), self._library(0)):
                 for name, result in sample.take(outputs).items():
                     exact = _as_rows(expected[name].double())
                     error = (_as_rows(result).double() - exact).abs().amax(dim=-1)
@@ -219,7 +227,7 @@ class Bench:
     def _difference(self, number: int, allowed: float) -> _Difference:
         """Return the difference of the worst row from the library's on that set of inputs, over all outputs."""
         theirs, label = self._library(number), self._target.workload.baseline_label
-        found = [_worst_row(ours, theirs[name], allowed, label) for name, ours in self._outputs.items()]
+        found = [_worst_row(ours, theirs[name], allowed, label) for name, ours in self._results().items()]
         return max(found, key=lambda one: one.error - one.limit)
 
     # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -246,7 +254,7 @@ class Bench:
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         return {
             entry: cuda_api.Parameters(
-                [_value(p, pointers) for p in taken(workload, entry, stated) if not isinstance(p, ConstantParameter)]
+                [parameter_value(p, pointers) for p in taken(workload, entry, stated) if is_passed(p)]
             )
             for entry, _ in source.launch.kernels(source.entry)
         }
@@ -311,15 +319,6 @@ def _rows_difference(ours: torch.Tensor, theirs: torch.Tensor, relative: float) 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as [rows, columns]; a scalar or a vector is one row."""
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
-
-
-def _value(parameter: Parameter, pointers: dict[str, int]) -> np.generic | bytes:
-    if isinstance(parameter, TensorParameter | ScratchParameter):
-        return np.uint64(pointers[parameter.name])
-    if isinstance(parameter, TensorMapArgument):
-        return encode_tensor_map(parameter, pointers[parameter.tensor])
-    assert isinstance(parameter, ScalarArgument)
-    return parameter.value
 
 
 def _tensor_parameters(target: Target) -> list[TensorParameter]:

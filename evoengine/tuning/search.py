@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
 from evoengine.paths import write_atomically
-from evoengine.records import Candidate, Kind, listed
+from evoengine.records import Candidate, Config, Kind, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
@@ -214,8 +214,14 @@ class Search:
     """
 
     def __init__(
-        self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent, place: Place | None = None
+        self,
+        options: SearchOptions,
+        echo: Echo = silent,
+        on_stage: Echo = silent,
+        place: Place | None = None,
+        first: Sequence[Config] = (),
     ) -> None:
+        """Check the options. Those configurations of `first` that the problem's space has are evaluated first."""
         self._place = place = place or ThisMachine()
         on_stage("reading the problem")
         if options.resume is not None:
@@ -238,7 +244,8 @@ class Search:
         try:
             jobs = options.jobs or place.default_jobs(self._timing is not None)
             objectives = known_objectives(objectives, target.flops)
-            self._setting = _setting(options, target, objectives, self._timing is not None, jobs, self._renderer)
+            s = _setting(options, target, objectives, self._timing is not None, jobs, self._renderer)
+            self._setting = replace(s, first=tuple(config for config in first if s.space.contains(config)))
             if options.kernel or options.triton:
                 on_stage("running the reference")
             require_reference(target, echo)

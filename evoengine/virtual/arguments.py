@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from evoengine.devices.base import ConstantArgument, ScalarArgument, TensorMapArgument
-from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part, PointerArgument, StructArgument
+from evoengine.devices.base import (
+    ConstantArgument,
+    PointerArgument,
+    ScalarArgument,
+    StructArgument,
+    TensorMapArgument,
+)
+from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part
 from evoengine.virtual.tables import KnownAddresses
 
 WHOLE_BYTES = 1 << 20

@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from evoengine.devices.base import ConstantArgument, ScalarArgument, TensorMapArgument
+from evoengine.devices.base import (
+    ConstantArgument,
+    PointerArgument,
+    ScalarArgument,
+    StructArgument,
+    TensorMapArgument,
+)
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
-from evoengine.sass.launch import Geometry, Part, PointerArgument, StructArgument
+from evoengine.sass.launch import Geometry, Part
 from evoengine.virtual.arguments import MAPPED, Arguments
 from evoengine.workloads.tensors import TORCH_DTYPES
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter
+from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter, viewed
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
@@ -290,9 +290,17 @@ class Workload(ABC, Generic[P]):
         The tensors are the same for every config, also an empty one.
         """
 
+    def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return sets of problems that are tuned together, by name."""
+        return {}
+
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
         return None
+
+    def indices(self, problem: P, config: Config, seed: int) -> Mapping[str, np.ndarray]:
+        """Return contents [bytes uint8] of inputs on which it depends what a kernel does: indices, orders of tiles."""
+        return {}
 
     @abstractmethod
     def tensors(self) -> Tensors[P]:
@@ -362,13 +370,26 @@ N = TypeVar("N", bound=Named)
 
 
 def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
-    """Return those of a candidate's parameters, or arguments, that one of its kernels takes, constants behind them."""
+    """Return those of a candidate's parameters, or arguments, that one of its kernels takes.
+
+    Behind them stands what only its tensor maps and structs point to, not passed, and then the constants.
+    """
     names = workload.kernel_parameters(entry)
     if names is None:
         return given
     by_name = {one.name: one for one in given}
+    own = [_passed(by_name[name], True) for name in names]
+    seen = dict.fromkeys(name for one in own for name in viewed(one) if name not in names)
     constants = [one for one in given if isinstance(one, (ConstantArgument, ConstantParameter))]
-    return [*(by_name[name] for name in names), *constants]
+    return [*own, *(_passed(by_name[name], False) for name in seen), *constants]
+
+
+def _passed(one: N, passed: bool) -> N:
+    """Return the parameter or argument with its mark `passed` set, where it has one."""
+    if getattr(one, "passed", passed) == passed:
+        return one
+    changed: N = replace(one, passed=passed)  # type: ignore[type-var]
+    return changed
 
 
 @dataclass(frozen=True, slots=True)

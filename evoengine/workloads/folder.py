@@ -14,28 +14,43 @@ from typing import Any
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    ConstantParameter,
+    Parameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorParameter,
+    viewed,
+)
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.folder_arguments import map_argument, struct_argument
 from evoengine.workloads.folder_cases import FolderFullCase, Problems, cells, full_plan, gate_cases, visited
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
     FolderProblem,
     Item,
     require_launches,
+    scope_of,
     scratch_parameter,
     shape_of,
+    written_ranges,
 )
 from evoengine.workloads.folder_reader import parse_definition
 from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
-_SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
+}  # fmt: skip # a table
+_MADE = ("indptr", "permutation", "made", "integers", "arange")
+"""draws of what a kernel reads by or branches on, which a prediction must have as it is"""
 
 
 class FolderWorkload(Workload[FolderProblem]):
@@ -112,6 +127,7 @@ class FolderWorkload(Workload[FolderProblem]):
                 )
         for item in (*definition.inputs, *definition.outputs):
             shape_of(item, problem)
+        self._every_parameter(problem, {})
         return problem
 
     def problem_like(self, problem: FolderProblem) -> Problems:
@@ -133,30 +149,55 @@ class FolderWorkload(Workload[FolderProblem]):
         return float(sum(prod(shape_of(i, problem)) * DTYPE_BYTES[i.dtype] for i in self._tensors()))
 
     def _tensors(self) -> list[Item]:
+        """Return inputs and outputs; a tensor that is both is read once and written once."""
         return [i for i in (*self.definition.inputs, *self.definition.outputs) if i.shape is not None]
 
     def cases(self, problem: FolderProblem, config: Config) -> tuple[Case[FolderProblem], ...]:
         return gate_cases(self.definition, problem, config, self.problem_like(problem))
 
     def parameters(self, problem: FolderProblem, config: Config) -> tuple[Parameter, ...]:
-        definition, axes = self.definition, problem.axes
-        draws = definition.draws_for(problem)
-        inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
-        scratch = {s.name: s for s in definition.scratch}
-        found: list[Parameter] = []
-        for name in definition.all_parameters:
-            item = inputs.get(name) or outputs.get(name)
-            if name in scratch:
-                found.append(scratch_parameter(definition, scratch[name], problem, config))
-            elif item is None:
-                found.append(ScalarArgument(name, np.int32(axes[name])))
-            elif item.shape is None:
-                found.append(ScalarArgument(name, _SCALARS[item.dtype](draws[name].value)))
-            else:
-                found.append(TensorParameter(name, shape_of(item, problem), item.dtype, output=name in outputs))
+        definition = self.definition
+        every = self._every_parameter(problem, config)
+        named = list(definition.all_parameters)
+        seen = {name for parameter in named for name in viewed(every[parameter])}
+        named += [name for name in every if name in seen and name not in named]
+        found = [every[name] for name in named]
+        inputs = {item.name: item for item in definition.inputs}
         for symbol, name in definition.constants.items():
             found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype, name))
         return tuple(found)
+
+    def _every_parameter(self, problem: FolderProblem, config: Config) -> dict[str, Parameter]:
+        """Return all that a kernel can take, or a struct can hold, by name."""
+        definition = self.definition
+        draws, scope = definition.draws_for(problem), scope_of(definition, problem, config)
+        inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
+        every: dict[str, Parameter] = {n: ScalarArgument(n, np.int32(size)) for n, size in problem.sizes}
+        memory: dict[str, TensorParameter | ScratchParameter] = {}
+        for name, item in {**inputs, **outputs}.items():
+            if item.shape is None:
+                every[name] = ScalarArgument(name, _SCALARS[item.dtype](draws[name].value))
+                continue
+            inout, writes = name in definition.inout, written_ranges(item, problem)
+            memory[name] = TensorParameter(name, shape_of(item, problem), item.dtype, name in outputs, inout, writes)
+        memory |= {s.name: scratch_parameter(definition, s, problem, config) for s in definition.scratch}
+        every |= memory
+        every |= {m.name: map_argument(m, memory[m.tensor], scope, bool(config)) for m in definition.maps}
+        every |= {s.name: struct_argument(s, every, scope, bool(config)) for s in definition.structs}
+        return every
+
+    def indices(self, problem: FolderProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
+        draws = self.definition.draws_for(problem)
+        wanted = {name for name, draw in draws.items() if draw.kind in _MADE}
+        tensors = {item.name for item in self.definition.inputs if item.shape is not None}
+        if not wanted & tensors:
+            return {}
+        from evoengine.workloads.folder_tensors import FolderTensors, as_bytes
+
+        case = Case("prediction", problem, config=config)
+        return {
+            n: as_bytes(t) for n, t in FolderTensors(self.definition).draw_some(case, seed, tensors - wanted).items()
+        }
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         return self.definition.then.get(entry, self.definition.parameters)
@@ -204,6 +245,9 @@ def load_folder(path: Path) -> FolderWorkload:
     reference = data.get("reference")
     if isinstance(reference, str) and re.fullmatch(r"\w[\w.-]*\.py", reference):
         data["reference"] = _read(folder / reference)
+    makers = data.get("makers")
+    if isinstance(makers, str) and re.fullmatch(r"\w[\w.-]*\.py", makers):
+        data["makers"] = _read(folder / makers)
     data["space"] = _read(folder / SPACE)
     return FolderWorkload(str(data.get("name")), json.dumps(data), folder)
 

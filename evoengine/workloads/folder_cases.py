@@ -66,7 +66,7 @@ def gate_cases(
     if judged_whole(definition, problem, config) and all(case.problem != problem for case in cases):
         is_long = cost(definition, problem, config) > MOST_WORK
         cases.append(Case("the problem itself", problem, "normal", config, long=is_long))
-    elif definition.scratch and (cut := _part(definition, problem, config, rules, problem_of)) is not None:
+    elif not definition.runs_alone and (cut := _part(definition, problem, config, rules, problem_of)) is not None:
         part = part_of(definition, cut, problem)
         cases.append(Case("the problem in part", cut, "normal", config, long=True, part=part))
     return tuple(replace(case, whole=problem) for case in cases)
@@ -490,10 +490,10 @@ def full_plan(
 ) -> list[tuple[FolderFullCase, Launch]]:
     """Return the problem itself, and a part of it for a reference that takes too long.
 
-    A kernel with scratch memory has none: its blocks talk, so that one alone is nothing. Nor is there any for a problem
-    that a case launches whole.
+    A kernel with scratch memory has none: its blocks talk, so that one alone is nothing; nor has one that overwrites an
+    input, or writes only a part of an output. Nor is there any for a problem that a case launches whole.
     """
-    if definition.scratch or judged_whole(definition, problem, config):
+    if not definition.runs_alone or judged_whole(definition, problem, config):
         return []
     rules = size_rules(definition, config)
     small = small_problem(definition, problem, LEAST, rules, problem_of)

@@ -6,7 +6,7 @@ from evoengine.errors import UsageError
 from evoengine.workloads.base import Case
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_cases import Extent, affordable, free_axes, own_extents, work
-from evoengine.workloads.folder_definition import Definition, FolderProblem, size_rules
+from evoengine.workloads.folder_definition import Definition, FolderProblem, first_config, size_rules
 from evoengine.workloads.folder_tensors import NotDouble, run_as_is, run_in_float64
 
 MOST_WORK = float(1 << 26)
@@ -26,7 +26,7 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
     rules, problem_of = size_rules(definition, {}), workload.problem_like(problem)
     extents = [] if definition.cases else list(own_extents(definition, problem, {}, rules, problem_of))
     own = {problem, *(extent.problem for extent in extents)}
-    cases = sorted(workload.cases(problem, {}), key=lambda case: work(definition, case.problem))
+    cases = sorted(workload.cases(problem, first_config(definition)), key=lambda case: work(definition, case.problem))
     remarks: list[str] = []
     if work(definition, cases[0].problem) > SLOW_WORK:
         remarks.append(
@@ -48,7 +48,7 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
 
 def _check_own_length(workload: FolderWorkload, extent: Extent, remarks: list[str]) -> None:
     try:
-        _check(workload, Case(f"own {extent.axis}", extent.problem), remarks)
+        _check(workload, Case(f"own {extent.axis}", extent.problem, config=first_config(workload.definition)), remarks)
     except UsageError as error:
         length = extent.problem.axes[extent.axis]
         raise UsageError(f"{error}; there the axis {extent.axis} has the problem's own length, {length:,}") from None
@@ -56,7 +56,7 @@ def _check_own_length(workload: FolderWorkload, extent: Extent, remarks: list[st
 
 def _check_itself(workload: FolderWorkload, problem: FolderProblem, remarks: list[str]) -> None:
     try:
-        _check(workload, Case("the problem itself", problem), remarks)
+        _check(workload, Case("the problem itself", problem, config=first_config(workload.definition)), remarks)
     except UsageError as error:
         axis = _axis_at_fault(workload, problem)
         what = f"it does not where the axis {axis} is shorter" if axis else "that is the problem's own size"
@@ -71,7 +71,7 @@ def _axis_at_fault(workload: FolderWorkload, problem: FolderProblem) -> str | No
         for length in (3, 8, 64, 256):
             try:
                 shorter = problem_of({**given, axis: min(length, given[axis])})
-                _check(workload, Case(axis, shorter), [])
+                _check(workload, Case(axis, shorter, config=first_config(definition)), [])
             except UsageError:
                 continue
             return axis

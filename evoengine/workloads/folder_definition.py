@@ -15,6 +15,7 @@ from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.workloads.base import Tolerance
+from evoengine.workloads.folder_arguments import MapRule, StructRule
 
 LARGEST_AXIS = 2**31 - 1
 """axes are int32 parameters"""
@@ -46,6 +47,8 @@ class Item:
     name: str
     shape: tuple[Expression, ...] | None
     dtype: str
+    writes: tuple[tuple[Expression, Expression], ...] | None = None
+    """the first index and the one behind the last, along each dimension, that the kernel writes; None for all"""
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,17 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Draw:
-    """The draw of an input: a type and its numbers, which may be expressions of axes."""
+    """The draw of an input: a type and its numbers, which may be expressions of axes.
+
+    `low` and `high` are of `indptr` the shortest segment and the sum of all, of `permutation` `high` is what all
+    integers are below. `maker` is the function of the folder that makes it.
+    """
 
     kind: str = "random"
     value: float | int | bool | None = None
     low: Expression | None = None
     high: Expression | None = None
+    maker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Definition:
     axes: tuple[Axis, ...]
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
+    """what the reference returns, in order: in-out tensors, which are inputs too, behind the others"""
     reference: str
     examples: tuple[Example, ...]
     constraints: tuple[Expression, ...]
@@ -102,6 +111,10 @@ class Definition:
     then: Mapping[str, tuple[str, ...]]
     """kernels after the first, in stream order, each with its parameters"""
     scratch: tuple[Scratch, ...]
+    maps: tuple[MapRule, ...]
+    structs: tuple[StructRule, ...]
+    makers: str
+    """the Python text with the functions that make inputs"""
     constants: Mapping[str, str]
     """`__constant__` variables of the kernel, each with the input whose contents it holds"""
     compile_time: tuple[str, ...]
@@ -116,6 +129,16 @@ class Definition:
     def all_parameters(self) -> tuple[str, ...]:
         """Return the parameters of all kernels, each once, those of the first kernel first."""
         return tuple(dict.fromkeys(name for own in (self.parameters, *self.then.values()) for name in own))
+
+    @property
+    def inout(self) -> frozenset[str]:
+        """Return the names of tensors that the kernel reads and overwrites."""
+        return frozenset(item.name for item in self.inputs) & {item.name for item in self.outputs}
+
+    @property
+    def runs_alone(self) -> bool:
+        """Return whether what one block writes can be judged by itself: without scratch and in-out tensors."""
+        return not self.scratch and not self.inout and all(item.writes is None for item in self.outputs)
 
     @property
     def var_axes(self) -> tuple[str, ...]:
@@ -183,6 +206,30 @@ def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
     return tuple(whole(size, axes) for size in item.shape or ())
 
 
+def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | None:
+    """Return the indices along each dimension that the kernel writes; None for all of them.
+
+    Raises UsageError where one is no range within the output.
+    """
+    if item.writes is None:
+        return None
+    axes, found = problem.axes, []
+    for (first, last), size in zip(item.writes, shape_of(item, problem), strict=True):
+        begin, end = first.evaluate(axes), last.evaluate(axes)
+        if type(begin) is not int or type(end) is not int or not 0 <= begin < end <= size:
+            raise UsageError(
+                f"{first.where}: `{first.text}:{last.text}` is {begin}:{end} for {problem}; a part of {size} indices "
+                f"begins at 0 or more and ends behind that, at {size} at most"
+            )
+        found.append(range(begin, end))
+    return tuple(found)
+
+
+def scope_of(definition: Definition, problem: FolderProblem, config: Config) -> Scope:
+    """Return axes, knobs and the space's lets as names of expressions."""
+    return Scope({**problem.axes, **config}, _read(definition.space).lets, config)
+
+
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
     """Return whether a constraint holds; True where it needs a name without a value."""
     try:
@@ -228,6 +275,16 @@ def size_rules(definition: Definition, config: Config) -> Rules:
     return allowed
 
 
+def first_config(definition: Definition) -> Config:
+    """Return the first start point of the folder's space, else the first value of every knob; {} where none is told."""
+    tables = parse_toml(definition.space) if definition.space else {}
+    starts, knobs = tables.get("start") or [{}], tables.get("knobs", {})
+    values = {name: given.get("values", [0]) if isinstance(given, dict) else given for name, given in knobs.items()}
+    found: dict[str, Value] = {name: listed[0] for name, listed in values.items() if listed}
+    found.update(starts[0])
+    return found
+
+
 def require_launches(definition: Definition) -> None:
     """Raise UsageError unless problem.json and the space name the same kernels behind the first."""
     if not definition.space:
@@ -253,7 +310,7 @@ def scratch_parameter(
 
     Without a configuration what needs a knob has one element. Raises UsageError where a size is no positive integer.
     """
-    scope = Scope({**problem.axes, **config}, _read(definition.space).lets, config)
+    scope = scope_of(definition, problem, config)
     try:
         shape = tuple(whole(size, scope) for size in scratch.shape)
     except Undefined:

@@ -16,7 +16,6 @@ from evoengine.devices.base import (
     ConstantArgument,
     ConstantParameter,
     Parameter,
-    ScratchParameter,
     TensorArgument,
     TensorParameter,
 )
@@ -33,6 +32,7 @@ from evoengine.workloads.base import (
     Workload,
     WrittenPart,
     WrongBlock,
+    taken,
 )
 from evoengine.workloads.blocks import DRAWN, chosen_blocks
 from evoengine.workloads.folder_cases import (
@@ -44,7 +44,7 @@ from evoengine.workloads.folder_cases import (
     input_bytes,
     operations,
 )
-from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, shape_of, whole
+from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
 from evoengine.workloads.folder_tensors import FolderTensors
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -164,7 +164,8 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def _launch(
         self, case: FolderFullCase, problem: FolderProblem, launch: Launch, seed: int, blocks: Sequence[int]
     ) -> BlockLaunch:
-        parameters = self._workload.parameters(problem, case.config)
+        every = self._workload.parameters(problem, case.config)
+        parameters = taken(self._workload, self._workload.entry, every)
         pooled = self._pooled(problem)
         inputs = self._tensors.draw_some(Case(case.name, problem, config=case.config), seed, without=pooled)
         dtype = next((item.dtype for item in self._definition.inputs if item.name in pooled), "fp32")
@@ -245,14 +246,14 @@ class FolderFullSize(FullSize[FolderFullCase]):
 
 def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
     """Return an input that was drawn with its contents, all else as it is."""
-    assert not isinstance(parameter, ScratchParameter)  # such kernels have no cases at full size
     if not isinstance(parameter, TensorParameter | ConstantParameter) or parameter.name not in inputs:
         assert not isinstance(parameter, ConstantParameter)  # those are never pooled
         return parameter
     data = inputs[parameter.name].reshape(-1).view(torch.uint8).numpy()
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, data)
-    return TensorArgument(parameter.name, data.view(BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape))
+    bits = data.view(BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape)
+    return TensorArgument(parameter.name, bits, passed=parameter.passed)
 
 
 def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
@@ -420,7 +421,7 @@ class _Key:
 def _independent(key: _Key, problem: FolderProblem) -> tuple[str, ...]:
     definition = key.definition
     tensors = FolderTensors(definition)
-    inputs = tensors.draw(Case("slices", problem), seed=1).inputs
+    inputs = tensors.draw(Case("slices", problem, config=first_config(definition)), seed=1).inputs
     try:
         expected = tensors.reference(problem, inputs)
         alone = [a for a in _candidates(definition, problem) if _holds(definition, problem, inputs, expected, [a])]

@@ -17,6 +17,7 @@ from evoengine.errors import UsageError
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.space.expression import Expression
 from evoengine.workloads.base import Tolerance
+from evoengine.workloads.folder_arguments import read_maps, read_structs
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
     PATTERNS,
@@ -40,20 +41,22 @@ _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in
 }
 """dtype → its minimum and maximum"""
 _LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
-SCALAR_DTYPES = ("fp32", "int32", "int64")
+SCALAR_DTYPES = ("fp32", "fp64", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
 """spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by
 some tens of spacings of the largest output, and a library's blocked sums by fewer"""
 
 _KEYS = (
-    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "scratch", "reference",
-    "workloads", "entry", "parameters", "kernels", "constants", "compile_time", "tolerance", "cases", "flops", "bytes",
-    "space",
+    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "inout", "outputs", "scratch",
+    "tensor_maps", "structs", "reference", "makers", "workloads", "entry", "parameters", "kernels", "constants",
+    "compile_time", "tolerance", "cases", "flops", "bytes", "space",
 )  # fmt: skip # a table
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
-    "uniform": ("low", "high"), "integers": ("low", "high"),
+    "uniform": ("low", "high"), "integers": ("low", "high"), "indptr": ("total",), "permutation": (), "made": ("by",),
 }  # fmt: skip # a table
+_MORE = {"indptr": ("least",), "permutation": ("high",)}
+"""draw → what it may say besides"""
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
 
@@ -88,12 +91,18 @@ class _Reader:
 
     def read(self) -> Definition:
         for key in self.data:
-            if key not in _KEYS:
+            if key not in (*_KEYS, "cooperative"):
                 near = difflib.get_close_matches(key, _KEYS, n=1)
                 self._fail(
                     f"unknown key {key!r}{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(_KEYS)}"
                 )
-        for key in ("name", "axes", "inputs", "outputs", "reference"):
+        if "cooperative" in self.data:
+            self._fail(
+                "cooperative launches are not made: a kernel whose blocks wait for one another by grid synchronisation "
+                "must be split into several kernels, which `kernels` runs one behind the other"
+            )
+        needed = ["name", "axes", "inputs", "reference", *([] if self.data.get("inout") else ["outputs"])]
+        for key in needed:
             if key not in self.data:
                 self._fail(f"it has no {key}; it needs name, axes, inputs, outputs, reference and workloads")
         name = require_name(self.data["name"], self.where, "a kernel")
@@ -101,8 +110,17 @@ class _Reader:
         self.names = {axis.name for axis in self.axes}
         inputs, outputs = self._items("inputs"), self._items("outputs")
         self._require_distinct(inputs, outputs)
-        scratch = self._scratch({item.name for item in (*inputs, *outputs)})
         self.inputs = {item.name: item for item in inputs}
+        outputs = (*outputs, *self._inout())
+        tensors = [item.name for item in (*inputs, *outputs)]
+        scratch = self._scratch(set(tensors))
+        memory = [i.name for i in (*inputs, *outputs) if i.shape is not None] + [s.name for s in scratch]
+        taken = {*tensors, *self.names, *(s.name for s in scratch)}
+        self.maps = read_maps(self._own_names("tensor_maps", taken), dict.fromkeys(memory), self.where, self._fail)
+        taken |= {m.name for m in self.maps}
+        held = dict.fromkeys([*tensors, *(s.name for s in scratch), *self.names, *(m.name for m in self.maps)])
+        self.structs = read_structs(self._own_names("structs", taken), held, self.where, self._fail)
+        self.makers = self._makers()
         compile_time = self._compile_time()
         constants = self._constants()
         parameters, then = self._parameters([*inputs, *outputs, *scratch], compile_time, constants)
@@ -118,6 +136,9 @@ class _Reader:
             parameters=parameters,
             then=then,
             scratch=scratch,
+            maps=self.maps,
+            structs=self.structs,
+            makers=self.makers,
             constants=constants,
             compile_time=compile_time,
             tolerance=self._tolerance(outputs),
@@ -196,7 +217,7 @@ class _Reader:
 
     def _items(self, key: str) -> tuple[Item, ...]:
         entries = self._object(self.data, key, key)
-        if not entries:
+        if not entries and not (key == "outputs" and self.data.get("inout")):
             self._fail(f"{key} is empty; a kernel has at least one")
         return tuple(self._item(key, name, entry) for name, entry in entries.items())
 
@@ -207,7 +228,7 @@ class _Reader:
             self._fail(f"{at} has the name of an axis; rename one of the two")
         if not isinstance(entry, dict) or "shape" not in entry or "dtype" not in entry:
             self._fail(f'{at} needs a shape and a dtype, as in {{"shape": ["N"], "dtype": "float32"}}')
-        self._known_keys(entry, ("shape", "dtype", "description"), at)
+        self._known_keys(entry, ("shape", "dtype", "description", *(("writes",) if key == "outputs" else ())), at)
         dtype, shape = self._dtype(entry["dtype"], at), entry["shape"]
         if shape is None:
             if key == "outputs":
@@ -219,7 +240,47 @@ class _Reader:
             return Item(name, None, dtype)
         if not isinstance(shape, list):
             self._fail(f"{at} has the shape {json.dumps(shape)[:60]}; a shape is a list of axes, or null for a value")
-        return Item(name, tuple(self._expression(size, f"the shape of {at}") for size in shape), dtype)
+        sizes = tuple(self._expression(size, f"the shape of {at}") for size in shape)
+        return Item(name, sizes, dtype, self._writes(entry["writes"], len(shape), at) if "writes" in entry else None)
+
+    def _writes(self, given: Any, dimensions: int, at: str) -> tuple[tuple[Expression, Expression], ...]:
+        parts = [part.split(":") if isinstance(part, str) else [] for part in given] if isinstance(given, list) else []
+        if len(parts) != dimensions or any(len(part) != 2 for part in parts):
+            self._fail(
+                f"{at}.writes is {json.dumps(given)[:60]}; it names the indices that the kernel writes along each of "
+                f'{dimensions} dimensions, as in ["1:h - 1", "0:w"]'
+            )
+        return tuple((self._expression(a, f"{at}.writes"), self._expression(b, f"{at}.writes")) for a, b in parts)
+
+    def _inout(self) -> tuple[Item, ...]:
+        """Return the inputs that the kernel overwrites."""
+        listed = self._list("inout")
+        for name in listed:
+            if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
+                tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
+                self._fail(f"inout names {name!r}, which is no tensor among the inputs: {tensors}")
+        return tuple(self.inputs[name] for name in dict.fromkeys(listed))
+
+    def _own_names(self, key: str, taken: set[str]) -> dict[str, Any]:
+        entries = self._object(self.data, key, key)
+        for name in entries:
+            require_name(name, f"{self.where}: {key}", "a parameter")
+            if name in taken:
+                self._fail(f"{key}.{name} has the name of another parameter or an axis; rename one of the two")
+        return entries
+
+    def _makers(self) -> str:
+        """Return the Python text of the functions that make inputs, checked for its syntax alone."""
+        text = self.data.get("makers", "")
+        if not isinstance(text, str):
+            self._fail("makers must be the name of a .py file beside this one, with a function for each input it makes")
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            self._fail(f"the text of makers is not valid Python{line}: {getattr(error, 'msg', error)}")
+        self.functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        return text
 
     def _dtype(self, dtype: Any, at: str) -> str:
         if dtype in list(DTYPES.values()):
@@ -231,8 +292,8 @@ class _Reader:
     def _require_distinct(self, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         for name in sorted({item.name for item in inputs} & {item.name for item in outputs}):
             self._fail(
-                f"{name} is both an input and an output; a kernel that overwrites its input cannot be run twice on the "
-                "same tensors, which the gate and every timing do: write to an output of its own"
+                f"{name} is both an input and an output; a tensor that the kernel overwrites is named among the "
+                f'inputs, and in "inout": ["{name}"]'
             )
 
     def _scratch(self, taken: set[str]) -> tuple[Scratch, ...]:
@@ -284,9 +345,13 @@ class _Reader:
         self, memory: Sequence[Item | Scratch], compile_time: tuple[str, ...], constants: Mapping[str, str]
     ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
         """Return the first kernel's parameters and those of the kernels behind it, by entry."""
-        items = [item.name for item in memory]
+        items = list(dict.fromkeys(item.name for item in memory))
+        extra = [*(m.name for m in self.maps), *(s.name for s in self.structs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
         default = [*(n for n in items if n not in constants.values()), *free]
+        if extra and "parameters" not in self.data:
+            self._fail(f"it has {', '.join(extra)} and no parameters; list the kernel's parameters in their order")
+        items += extra
         first = self._parameter_list(self.data.get("parameters", default), "parameters", items, constants)
         then = {
             require_name(entry, f"{self.where}: kernels", "a kernel"): self._parameter_list(
@@ -295,10 +360,15 @@ class _Reader:
             for entry, order in self._object(self.data, "kernels", "kernels").items()
         }
         taken = {*first, *(name for order in then.values() for name in order), *constants.values()}
+        taken |= {name for s in self.structs if s.name in taken for name in s.names}
+        taken |= {m.tensor for m in self.maps if m.name in taken}
         for item in memory:
             if item.shape is not None and item.name not in taken:
                 what = "scratch memory" if isinstance(item, Scratch) else "tensor"
                 self._fail(f"parameters leaves out the {what} {item.name}; a kernel gets every tensor and all scratch")
+        for name in extra:
+            if name not in taken:
+                self._fail(f"parameters leaves out {name}; a kernel gets every tensor map and every struct")
         return first, then
 
     def _parameter_list(
@@ -375,7 +445,7 @@ class _Reader:
         kind = entry.get("type") if isinstance(entry, dict) else None
         if not isinstance(kind, str) or kind not in _DRAWS:
             self._fail(f"{at} has the type {kind!r}; known are {', '.join(_DRAWS)}")
-        self._known_keys(entry, ("type", *_DRAWS[kind]), at)
+        self._known_keys(entry, ("type", *_DRAWS[kind], *_MORE.get(kind, ())), at)
         if missing := [key for key in _DRAWS[kind] if key not in entry]:
             self._fail(f"{at} is {kind} and gives no {missing[0]}")
         if (kind == "scalar") != (item.shape is None):
@@ -386,8 +456,19 @@ class _Reader:
         value = entry.get("value")
         if "value" in entry and not _fits(value, item.dtype):
             self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
-        low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
-        return Draw(kind, value, low, high)
+        if kind in ("indptr", "permutation") and item.dtype not in ("int32", "int64"):
+            self._fail(f"{at} is {kind}, and {item.name} is {item.dtype}; indices are int32 or int64")
+        if kind == "indptr" and len(item.shape or ()) != 1:
+            self._fail(f"{at} is indptr, and {item.name} has {len(item.shape or ())} dimensions; it has one")
+        maker = entry.get("by")
+        if kind == "made" and maker not in self.functions:
+            known = ", ".join(self.functions) or 'none: name a .py file beside in "makers"'
+            self._fail(f"{at} is made by {maker!r}, which is no function of makers; functions there are {known}")
+        low, high = (
+            next((self._expression(entry[k], f"{at}.{k}") for k in keys if k in entry), None)
+            for keys in (("low", "least"), ("high", "total"))
+        )
+        return Draw(kind, value, low, high, maker)
 
     def _tolerance(self, outputs: tuple[Item, ...]) -> Tolerance:
         entry = self._object(self.data, "tolerance", "tolerance")

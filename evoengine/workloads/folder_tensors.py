@@ -17,7 +17,14 @@ from torch.overrides import TorchFunctionMode
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.folder_definition import Definition, Draw, FolderProblem, Item, shape_of
+from evoengine.workloads.folder_definition import (
+    Definition,
+    Draw,
+    FolderProblem,
+    Item,
+    shape_of,
+    written_ranges,
+)
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 BASELINE = "reference"
@@ -97,7 +104,7 @@ class FolderTensors(Tensors[FolderProblem]):
         for item, draw in self._draws(case):
             if item.name in without:
                 continue
-            values = _values(item, draw, case.problem, generator)
+            values = _drawn(self._definition, item, draw, case, generator)
             if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
                 values = _ends(item, draw, case.problem, values, generator)
             if draw.kind == "random" and values.is_floating_point():
@@ -113,6 +120,72 @@ class FolderTensors(Tensors[FolderProblem]):
         for item in self._definition.inputs:
             if item.shape is not None:
                 yield item, draws.get(item.name, Draw())
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's contents, uint8 [bytes]."""
+    found: np.ndarray = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def _drawn(
+    definition: Definition, item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.Generator
+) -> torch.Tensor:
+    match draw.kind:
+        case "made":
+            return _made(definition, item, draw, case).to(generator.device)
+        case "indptr":
+            return _indptr(item, draw, case, generator)
+        case "permutation":
+            return _permutation(item, draw, case.problem, generator)
+    return _values(item, draw, case.problem, generator)
+
+
+def _made(definition: Definition, item: Item, draw: Draw, case: Case[FolderProblem]) -> torch.Tensor:
+    """Return what the folder's function gives for the axes and the knobs, in the input's shape."""
+    of = f"{draw.maker} of makers, which makes {item.name}"
+    try:
+        found = _loaded(definition.makers, f"{definition.name}'s inputs")[str(draw.maker)](
+            case.problem.axes, {**case.config}
+        )
+        tensor = found if isinstance(found, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(found))
+    except BaseException as error:
+        raise UsageError(f"{of}, raises for {case.problem}: {_said(error)}") from None
+    shape = shape_of(item, case.problem)
+    if tensor.numel() != prod(shape):
+        raise UsageError(f"{of}, returns {tuple(tensor.shape)} for {case.problem}; problem.json states {shape}")
+    return tensor.reshape(shape)
+
+
+def _indptr(item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.Generator) -> torch.Tensor:
+    """Return ascending offsets from 0 to `high` of segments of at least `low`; with `ends` one segment has the rest."""
+    axes = case.problem.axes
+    total, least = (int(float(e.evaluate(axes))) if e is not None else 0 for e in (draw.high, draw.low))
+    (size,) = shape_of(item, case.problem)
+    free, device = total - least * (size - 1), generator.device
+    if free < 0:
+        raise UsageError(
+            f"{item.name} is drawn indptr with {size - 1} segments of {least} at least, which are more than {total} "
+            f"for {case.problem}; state a constraint that sizes must fulfil"
+        )
+    inner = torch.randint(0, free + 1, (max(0, size - 2),), generator=generator, device=device).sort().values
+    if case.draw == "ends":
+        first = int(torch.randint(0, max(1, size - 1), (), generator=generator, device=device))
+        inner = torch.where(torch.arange(len(inner), device=device) < first, 0, free)
+    cuts = torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), free)])[:size] if size > 1 else inner.new_zeros(1)
+    return cuts + least * torch.arange(size, device=device)
+
+
+def _permutation(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
+    """Return distinct integers from 0 to below `high`, in random order; `high` is their number unless stated."""
+    shape = shape_of(item, problem)
+    high = int(float(draw.high.evaluate(problem.axes))) if draw.high is not None else prod(shape)
+    if high < prod(shape):
+        raise UsageError(
+            f"{item.name} is drawn as a permutation of {prod(shape)} integers below {high} for {problem}; there are "
+            "not so many: state a constraint that sizes must fulfil"
+        )
+    return torch.randperm(high, generator=generator, device=generator.device)[: prod(shape)].reshape(shape)
 
 
 def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
@@ -211,7 +284,19 @@ def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) ->
     Raises UsageError where the reference raises, or returns other outputs than stated.
     """
     found = _call(definition, problem, inputs)
-    return {item.name: _checked(definition, item, found[item.name], problem) for item in definition.outputs}
+    checked = {item.name: _checked(definition, item, found[item.name], problem) for item in definition.outputs}
+    return _where_written(definition, problem, checked)
+
+
+def _where_written(definition: Definition, problem: FolderProblem, outputs: Outputs) -> Outputs:
+    """Return outputs with zeros where the kernel does not write them."""
+    found = dict(outputs)
+    for item in definition.outputs:
+        if (ranges := written_ranges(item, problem)) is not None:
+            found[item.name] = torch.zeros_like(outputs[item.name])
+            at = np.ix_(*ranges)
+            found[item.name][at] = outputs[item.name][at]
+    return found
 
 
 def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
@@ -229,7 +314,7 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
     for name, output in found.items():
         if name in floating and output.dtype != torch.float64:
             raise NotDouble(f"its output {name} is {_dtype_name(output.dtype)} where its inputs are float64")
-    return found
+    return _where_written(definition, problem, found)
 
 
 def uses_numpy(definition: Definition) -> bool:
@@ -239,7 +324,7 @@ def uses_numpy(definition: Definition) -> bool:
 
 def reference_call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
     """Return a call of `run` with its arguments prepared, to be timed as a baseline."""
-    run = _loaded(definition.reference, definition.name)
+    run = _loaded(definition.reference, definition.name)["run"]
     arguments = _arguments(definition, problem, inputs, numpy=uses_numpy(definition))
     return lambda: run(*arguments)
 
@@ -253,15 +338,15 @@ def _imports_numpy_alone(text: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _loaded(text: str, name: str) -> Callable[..., object]:
+def _loaded(text: str, name: str) -> dict[str, Any]:
+    """Return the names that a text defines."""
     # references of FlashInfer-Trace may use torch without importing it
     namespace: dict[str, Any] = {"__name__": f"reference_of_{name}", "torch": torch, "np": np, "numpy": np}
     try:
         exec(compile(text, _FILE, "exec"), namespace)
     except BaseException as error:
         raise UsageError(f"the reference of {name} cannot be loaded: {_said(error)}") from None
-    run: Callable[..., object] = namespace["run"]
-    return run
+    return namespace
 
 
 def _said(error: BaseException) -> str:
@@ -274,7 +359,12 @@ def _said(error: BaseException) -> str:
 
 def _arguments(definition: Definition, problem: FolderProblem, inputs: Inputs, numpy: bool) -> list[Any]:
     draws = definition.draws_for(problem)
-    values = [inputs[item.name] if item.shape is not None else draws[item.name].value for item in definition.inputs]
+    values: list[Any] = [
+        draws[item.name].value if item.shape is None
+        else inputs[item.name].clone() if item.name in definition.inout
+        else inputs[item.name]
+        for item in definition.inputs
+    ]  # fmt: skip # one case a line
     return [_array(value) if numpy and isinstance(value, torch.Tensor) else value for value in values]
 
 
@@ -284,7 +374,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
-    run, numpy = _loaded(definition.reference, definition.name), uses_numpy(definition)
+    run, numpy = _loaded(definition.reference, definition.name)["run"], uses_numpy(definition)
     try:
         with torch.no_grad():
             returned = run(*_arguments(definition, problem, inputs, numpy))

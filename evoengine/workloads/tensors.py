@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, TensorMapArgument, TensorParameter
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    ConstantParameter,
+    PassedParameter,
+    TensorArgument,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
@@ -22,6 +29,7 @@ from evoengine.workloads.rectangles import FullCase, choose_blocks
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int64": torch.int64,
     "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip # a table
 
 
@@ -42,7 +50,10 @@ class Rectangle:
 
 
 class RectangleFullSize(FullSize[FullCase[P]]):
-    """All inputs have one dtype, and all outputs have the same shape [rows, columns], or [entries, rows, columns]."""
+    """All outputs have the same shape [rows, columns], or [entries, rows, columns].
+
+    Inputs have the pool's contents, of the first input's dtype, unless `drawn` has others.
+    """
 
     def __init__(self, workload: Workload[P]) -> None:
         self._workload = workload
@@ -59,6 +70,10 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         """Return what inputs hold, made from standard normal numbers."""
         return normal
 
+    def drawn(self, case: FullCase[P], seed: int) -> Inputs:
+        """Return inputs that are small or of another dtype than the first, with contents of their own."""
+        return {}
+
     def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
         whole = self._workload.parameters(case.whole, case.config)
         bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
@@ -66,7 +81,8 @@ class RectangleFullSize(FullSize[FullCase[P]]):
             if isinstance(found, TensorMapArgument):
                 tensor_map.check(found, bytes_of[found.tensor])
         own = self._workload.parameters(case.problem, case.config)
-        parameters = [p for p in own if not isinstance(p, ConstantParameter)]
+        drawn = self.drawn(case, seed)
+        parameters = [_with_contents(p, drawn) for p in own if not isinstance(p, ConstantParameter)]
         dtype = next(p.dtype for p in parameters if isinstance(p, TensorParameter))
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
@@ -85,6 +101,8 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         """
         outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
         tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
+        parameters = self._workload.parameters(case.problem, case.config)
+        read = _reader(asked, {p.name: p.dtype for p in parameters if isinstance(p, TensorParameter)})
         owners: dict[tuple[str, Rectangle], int] = {}
         parts = []
         never_ends = {chosen.number for chosen in asked.blocks if not chosen.ends}
@@ -107,7 +125,7 @@ class RectangleFullSize(FullSize[FullCase[P]]):
                 unlike = ", ".join(str(rectangle) for each in found.values() for rectangle in each)
                 raise WrongBlock(f"block {one.block} wrote unlike rectangles: {unlike}")
             for rectangle in first:
-                own, inputs = self.part(case.problem, rectangle, _reader(asked))
+                own, inputs = self.part(case.problem, rectangle, read)
                 written = {name: rectangles[rectangle] for name, rectangles in found.items()}
                 own_case = Case(case.name, own, "full size", case.config)
                 parts.append(WrittenPart(own_case, Drawn(inputs, inputs), written))
@@ -169,11 +187,22 @@ def _why_no_tile(
     return None
 
 
-def _reader(asked: BlockLaunch) -> Read:
-    tensors = {p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter)}
+def _with_contents(parameter: PassedParameter, drawn: Inputs) -> PassedParameter | TensorArgument:
+    if not isinstance(parameter, TensorParameter) or parameter.name not in drawn:
+        return parameter
+    contents = drawn[parameter.name].contiguous().view(-1).view(torch.uint8).numpy()
+    return TensorArgument(parameter.name, contents.view(_BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape))
+
+
+def _reader(asked: BlockLaunch, dtypes: Mapping[str, str]) -> Read:
+    tensors = {p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter | TensorArgument)}
 
     def read(name: str, rows: range, columns: range) -> torch.Tensor:
         number, parameter = tensors[name]
+        if isinstance(parameter, TensorArgument):
+            width = parameter.data.shape[-1]
+            whole = torch.from_numpy(parameter.data.reshape(-1).view(np.uint8)).view(TORCH_DTYPES[dtypes[name]])
+            return whole.reshape(-1, width)[rows.start : rows.stop, columns.start : columns.stop]
         size, width = DTYPE_BYTES[parameter.dtype], parameter.shape[-1]
         starts = size * (np.arange(rows.start, rows.stop, rows.step) * width + columns.start)
         data = asked.pool.read_rows(number, starts, size * len(columns))

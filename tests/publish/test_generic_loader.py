@@ -19,11 +19,12 @@ import pytest
 import torch
 
 from evoengine.devices.base import (
-    ConstantParameter,
     ScalarArgument,
     ScratchParameter,
+    StructArgument,
     TensorMapArgument,
     TensorParameter,
+    is_passed,
 )
 from evoengine.devices.cuda import encode_tensor_map
 from evoengine.gpu import find_gpu
@@ -64,6 +65,8 @@ def size_of(parameter) -> int:
     """Bytes of a parameter, as C has it."""
     if isinstance(parameter, ScalarArgument):
         return parameter.value.nbytes
+    if isinstance(parameter, StructArgument):
+        return parameter.bytes
     return 8 if isinstance(parameter, TensorParameter | ScratchParameter) else 128
 
 
@@ -77,7 +80,7 @@ def load(driver, tmp_path, monkeypatch):
         launch = replace(LAUNCH, then=then)
         names = ("entry", "sizes"), ("second", "second_sizes")
         for (entry, _), (name_at, sizes_at) in zip(launch.kernels(target.workload.entry), names, strict=False):
-            passed = [p for p in taken(target.workload, entry, parameters) if not isinstance(p, ConstantParameter)]
+            passed = [p for p in taken(target.workload, entry, parameters) if is_passed(p)]
             (ctypes.c_int * 32).in_dll(driver.library, sizes_at)[: len(passed)] = [*map(size_of, passed)]
             (ctypes.c_char * 32).in_dll(driver.library, name_at).value = entry.encode()
         source = Source("// text", target.workload.entry, launch)
@@ -403,3 +406,38 @@ def test_a_tensor_that_needs_a_gradient_is_refused_by_name(driver, rms_norm):
     with torch.no_grad():
         rms_norm(X, RESIDUAL, weight)
     assert len(driver.launches()) == 1
+
+
+OWN = {
+    "name": "own",
+    "axes": {"n": {"type": "var"}},
+    "inputs": {"x": {"shape": ["n"], "dtype": "float32"}, "y": {"shape": ["n"], "dtype": "float32"}},
+    "inout": ["y"],
+    "outputs": {"z": {"shape": ["n"], "dtype": "float32"}},
+    "tensor_maps": {
+        "source": {"tensor": "x", "dims": ["n - 4", 1], "strides": ["4 * n"], "box": [32, 1], "offset": 16}
+    },
+    "structs": {
+        "p": {"bytes": 32, "at": {"0": "y", "8": {"pointer": "z", "offset": 4}, "16": {"float32": 0.5}, "24": "n"}}
+    },
+    "parameters": ["source", "p"],
+    "reference": "def run(x, y):\n    return y, x\n",
+    "workloads": [{"axes": {"n": 64}}],
+    "constraints": ["n % 64 == 0"],
+    "space": 'kernel = "own"\n[knobs]\nT = [64]\n[launch]\nthreads = "T"\ngrid = ["n", 1, 1]\nshared = 0\n',
+}
+
+
+def test_structs_maps_and_tensors_in_place_reach_the_kernel(load, driver):
+    workload = FolderWorkload("own", json.dumps(OWN))
+    module = load(Target(workload, workload.parse("n=64"), find_gpu("h100")), {"T": 64})
+    x, y = torch.zeros(64), torch.zeros(64)
+    same, z = module.own(x, y)
+    assert same is y and z.shape == (64,)
+    at_x, columns, at_y, at_z, half, n = given(driver, form="QQ112xQQf4xi4x")
+    assert (at_x, columns) == (x.data_ptr() + 16, 60)
+    assert (at_y, at_z, half, n) == (y.data_ptr(), z.data_ptr() + 4, 0.5, 64)
+    with pytest.raises(TypeError, match="y is missing"):
+        module.own(x)
+    into = torch.zeros(64)
+    assert module.own(x, y, out=into)[1] is into

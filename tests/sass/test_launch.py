@@ -13,6 +13,7 @@ from evoengine.devices.base import (
     KernelHung,
     KernelUnbuildable,
     ScalarArgument,
+    StructArgument,
     TensorArgument,
     TensorMapArgument,
 )
@@ -20,7 +21,7 @@ from evoengine.errors import UsageError
 from evoengine.records import Launch
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, prepare
 from evoengine.sass.listing import disassemble
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelRaced
+from evoengine.devices.base import KernelRaced, PointerArgument
 from evoengine.sass.core import Races, run
-from evoengine.sass.launch import Geometry, HostMemory, PointerArgument, prepare
+from evoengine.sass.launch import Geometry, HostMemory, prepare
 from tests.support.machine_code import compiled, require_tools
 
 # what the second warp loads decides about a store that never happens, so that the compiler keeps the load

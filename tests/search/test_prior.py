@@ -74,7 +74,10 @@ def test_a_prior_of_rank_correlation_0_9_halves_the_trials_at_least(space):
 def test_a_prior_that_is_wrong_is_dropped_and_costs_little(space, monkeypatch, dropping):
     """Believed to the end it costs more than half as many trials again."""
     if not dropping:
-        monkeypatch.setattr(evolution, "fit_mean", lambda scores, logs, tried, of, covariance: believed(tried, of))
+        monkeypatch.setattr(
+            evolution, "fit_mean", lambda scores, logs, tried, of, covariance: believed(tried[0], of[0])
+        )
+        monkeypatch.setattr(evolution._Search, "_follows_prior", lambda search: True)
     without = np.mean([needed(space, None, seed) for seed in range(SEEDS)])
     wrong = np.mean([needed(space, noisy(space, 0.5, seed, -1.0), seed) for seed in range(SEEDS)])
     assert (wrong < 1.3 * without + evolution.MIN_COMPLETED) == dropping, (wrong, without)
@@ -248,7 +251,7 @@ def test_forecasts_that_the_results_confirm_add_trust_and_others_take_it():
         bad.forecast(place, [(0.0, 0.3), (1.0, 0.3)], True)
     for trust in (good, bad):
         trust.learn(range(6), np.array([1.0] * 5 + [np.nan]))
-    assert good.likelihood(5) > 0.99 and bad.likelihood(5) < 0.05
+    assert good.likelihood(5, 6) > 0.99 and bad.likelihood(5, 6) < 0.05
 
 
 def test_each_proposal_that_followed_the_prior_without_a_new_best_takes_trust():
@@ -256,8 +259,13 @@ def test_each_proposal_that_followed_the_prior_without_a_new_best_takes_trust():
     for place in range(20):
         trust.forecast(place, [(0.0, 1.0), (0.0, 1.0)], True)
     trust.learn(range(20), np.zeros(20))
-    assert trust.likelihood(19) == pytest.approx(1 / (1 + np.exp(-prior.CREDIT)))
-    assert trust.likelihood(0) < 0.2
+    assert trust.likelihood(14, 20) == pytest.approx(1 / (1 + np.exp(5 * prior.FAILURE - prior.CREDIT)))
+    assert trust.likelihood(25, 26) > 0.5, "a best that did not follow the prior changes nothing"
+    for place in range(26, 32):
+        trust.forecast(place, [(0.0, 1.0), (0.0, 1.0)], True)
+    trust.forecast(32, [(0.0, 0.1), (3.0, 0.1)], True)
+    trust.learn([32], np.zeros(1))
+    assert trust.likelihood(25, 33) == prior.DOUBT < trust.likelihood(32, 33)
 
 
 def test_what_a_prior_learns_while_the_study_goes_on_counts(space):

@@ -106,12 +106,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "shape that its axes do not give": ({"outputs": {"out": {"shape": ["n - 5000"], "dtype": "float32"}}}, "`n - 5000` is -904"),
     "reference without run": ({"reference": "def f(x):\n    return x\n"}, "has no function run; define run(*inputs)"),
     "reference that is no Python": ({"reference": "def run(:"}, "not valid Python, line 1"),
-    "in place": ({"outputs": {"x": X}}, "x is both an input and an output; a kernel that overwrites its input cannot be run twice"),
+    "in place": ({"outputs": {"x": X}}, 'named among the inputs, and in "inout": ["x"]'),
     "dtype that the emulator does not have": (
         {"outputs": {"out": {"shape": ["n"], "dtype": "float8_e4m3fn"}}}, "it has float64, float32, float16, bfloat16",
     ),
     "output by value": ({"outputs": {"out": {"shape": None, "dtype": "float32"}}}, "give it the shape []"),
-    "half by value": ({"inputs": {"a": {"shape": None, "dtype": "float16"}}}, "by value go fp32, int32, int64"),
+    "half by value": ({"inputs": {"a": {"shape": None, "dtype": "float16"}}}, "by value go fp32, fp64, int32, int64"),
     "unknown key": ({"tolerence": {}}, "unknown key 'tolerence'; did you mean tolerance?"),
     "no workloads": ({"workloads": []}, "no workloads; give at least one with values for the axes n"),
     "workload without an axis": ({"workloads": [{"axes": {}}]}, "workloads[0] gives no value for n"),
@@ -146,6 +146,40 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "code in an expression": ({"flops": "__import__('os').getpid()"}, "calls __import__('os').getpid; only ceil_div"),
     "name that is a path": ({"name": "../saxpy"}, "cannot name a kernel"),
     "entry with blanks": ({"entry": "a b"}, "cannot name a kernel's entry"),
+    "in-out of no tensor": ({"inout": ["a"]}, "inout names 'a', which is no tensor among the inputs: x, y"),
+    "part of an output without an end": (
+        {"outputs": {"out": {"shape": ["n"], "dtype": "float32", "writes": ["1"]}}}, 'as in ["1:h - 1", "0:w"]',
+    ),
+    "part that is larger than its output": (
+        {"outputs": {"out": {"shape": ["n"], "dtype": "float32", "writes": ["0:n + 1"]}}}, "is 0:4097 for saxpy:n=4096; a part of 4096 indices",
+    ),
+    "cooperative launch": ({"cooperative": True}, "cooperative launches are not made"),
+    "map of a wrong rank": (
+        {"tensor_maps": {"m": {"tensor": "x", "dims": ["n", 1], "box": [64]}}, "parameters": ["m", "y", "a", "out"]},
+        "tensor_maps.m has 2 dims, 0 strides and a box of 1; a map of n dims has n - 1 strides and a box of n",
+    ),
+    "map of no tensor": ({"tensor_maps": {"m": {"tensor": "a", "dims": ["n"], "box": [64]}}}, "views 'a', which is no tensor; tensors are x, y, out"),
+    "map without parameters": ({"tensor_maps": {"m": {"tensor": "x", "dims": ["n"], "box": [64]}}}, "has m and no parameters; list the kernel's"),
+    "map that nobody takes": (
+        {"tensor_maps": {"m": {"tensor": "x", "dims": ["n"], "box": [64]}}, "parameters": ["x", "y", "a", "out"]}, "leaves out m; a kernel gets every tensor map",
+    ),
+    "struct without its size": ({"structs": {"p": {"at": {}}}}, "structs.p needs its bytes and what lies at which of them"),
+    "part behind its struct": ({"structs": {"p": {"bytes": 8, "at": {"8": "x"}}}}, "has '8'; its names are offsets in bytes below 8"),
+    "part that ends behind its struct": (
+        {"structs": {"p": {"bytes": 12, "at": {"8": "x"}}}, "parameters": ["p", "y", "a", "out"]}, "what lies at 8 ends at byte 16 of 12",
+    ),
+    "part of no name": ({"structs": {"p": {"bytes": 8, "at": {"0": "z"}}}}, "names 'z', which is none of x, y, a, out, n"),
+    "number that does not fit": (
+        {"structs": {"p": {"bytes": 24, "at": {"0": "x", "8": "y", "16": {"int8": "n"}}}}, "parameters": ["p", "a", "out"]},
+        "`n` is 4096, which is no int8",
+    ),
+    "indices of a float": (
+        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "permutation"}}}]}, "x is fp32; indices are int32 or int64",
+    ),
+    "input that nobody makes": (
+        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "made", "by": "f"}}}]}, "is made by 'f', which is no function of makers",
+    ),
+    "makers that are no Python": ({"makers": "def f(:"}, "the text of makers is not valid Python, line 1"),
     "axes as a list": ({"axes": [1]}, "axes must be an object, not [1]"),
 }  # fmt: skip
 

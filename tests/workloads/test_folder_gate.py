@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Outcome
+from evoengine.sass.cubin import kernel_names
 from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import fill, inert_knobs
 from evoengine.tuning.boards import Choice
@@ -241,11 +241,16 @@ def test_a_folder_without_a_kernel_says_what_it_looked_for(tmp_path):
         rendered(folder, SAXPY_CONFIG)
 
 
-def test_an_entry_without_extern_c_fails_as_it_is_compiled(tmp_path):
+def test_an_entry_without_extern_c_is_found_by_the_name_that_cpp_gives_it(tmp_path):
     source = rendered(saxpy(tmp_path, kernel=SAXPY_KERNEL.replace('extern "C" ', "")), SAXPY_CONFIG)
+    assert kernel_names(compile_source(source, "sm_90a").cubin) == ["saxpy"]
+
+
+def test_an_entry_that_is_not_there_fails_as_it_is_compiled(tmp_path):
+    source = rendered(saxpy(tmp_path, kernel=SAXPY_KERNEL.replace("saxpy", "other")), SAXPY_CONFIG)
     with pytest.raises(CompileFailed) as error:
-        compile_source(source, find_gpu("h100").arch)
-    assert 'no kernel named saxpy: it has _Z5saxpyPKfS0_fPfi; declare it extern "C"' in str(error.value)
+        compile_source(source, "sm_90a")
+    assert "has no kernel named saxpy: it has other" in str(error.value)
 
 
 def test_a_space_of_one_family_needs_no_name_for_it(tmp_path):

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evoengine.cuda_files import disassembler
+from evoengine.records import Outcome, Plans, Source
+from evoengine.search.evaluators import gate_plan
+from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate, execute
 
 PLAIN = "gemm:m4096,n4096,k4096,fp16"
 BIAS, RELU = "gemm:m4096,n4096,k4096,bf16,bias", "gemm:m4096,n4096,k4096,bf16,bias_relu"
@@ -110,7 +115,15 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
-@pytest.mark.parametrize("problem", [ODD, "gemm:m1,n1,k1,bf16", *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"])])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ODD,
+        "gemm:m1,n1,k1,bf16",
+        "gemm:b3,m70,n72,k72,fp16,residual",
+        *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"]),
+    ],
+)
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
@@ -162,3 +175,73 @@ def test_figures_count_the_product_alone():
     workload, problem = parse_problem("gemm:m10,n20,k30,bf16,bias_gelu")
     assert workload.flops(problem) == 2 * 10 * 20 * 30
     assert workload.min_dram_bytes(problem) == 2 * (10 * 30 + 30 * 20 + 10 * 20)
+
+
+# ---- bytes
+
+BLOCKS = "gemm:m1000,n768,k2048,fp8_e4m3,b_nk,block_scales"
+ROWS, INTEGERS = "gemm:m1000,n768,k2048,fp8_e5m2,b_nk,row_scales,bias", "gemm:m1000,n768,k2048,int8,b_nk,row_scales"
+SMALL = {"family": "wgmma", "tile_m": 64, "swap": False}
+BYTE_FAULTS = [
+    ("scales of the other row", BLOCKS, "i % 2 * 8;", "(i + 1) % 2 * 8;"),
+    ("scales of the step before", BLOCKS, "load(step + TOGETHER);", "load(step + TOGETHER - 1);"),
+    ("scales of the same step for all four", BLOCKS, "lane() / 4 * 4 + step % TOGETHER", "lane() / 4 * 4"),
+    ("scales of the first columns", BLOCKS, "of_b + col / 128 * scales.blocks(scales.k)", "of_b"),
+    ("scales of columns left out", BLOCKS, "rows[i / 2][i % 2] * columns", "rows[i / 2][i % 2]"),
+    ("a step released before its products are done", BLOCKS, "wait_for<0>(part);\n            if (stripe == STRIPES - 1) tiles.release(i);", "if (stripe == STRIPES - 1) tiles.release(i);\n            wait_for<0>(part);"),
+    ("a step's products not waited for", BLOCKS, "wait_for<0>(part);", "warpgroup_fence_operand(part.d);"),
+    ("sums of a step added to those before", BLOCKS, "rows, columns, 0);", "rows, columns, i > 0);"),
+    ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_a + min(col, m - 1))"),
+    ("factors behind the bias", ROWS, "float(sum) * scales.of(row, col)", "float(sum)"),
+    ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
+    ("sums of integers in 16 bits", INTEGERS, "float(sum) * scales", "float((short)sum) * scales"),
+    ("factors of the next column", INTEGERS, "__ldg(of_b + col)", "__ldg(of_b + (col ^ 1))"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in BYTE_FAULTS], "scales of the step before", "sums of int"),
+)
+def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
+    gate = kernel_gate(problem)
+    assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.exhaustive
+def test_sums_of_fp8_that_the_tensor_cores_keep_are_refuted_by_the_machine_code(kernel_gate):
+    """The emulator sums in float; only the executor cuts off sums of FP8 as tensor cores do."""
+    gate = kernel_gate("gemm:m1000,n768,k4096,fp8_e4m3,b_nk")
+    config = gate.configuration(SMALL)
+    good = gate.source(config)
+    text = good.text.replace("        Accumulator<COLUMNS, Part> part;\n", "")
+    text = text.replace("    turn.begin();\n", "    Accumulator<COLUMNS, Part> part;\n    turn.begin();\n")
+    text = text.replace("rows, columns, 0);", "rows, columns, i > 0);")
+    text = text.replace("            add_scaled(acc", "            if (i + 1 == work.steps) add_scaled(acc")
+    plan = gate_plan(gate.space, gate.target, config)
+    found = execute_source(gate, Source(text, good.entry, good.launch), plan)
+    assert found.outcome is Outcome.INCORRECT and "long" in found.reason
+    assert execute_source(gate, good, plan).correct
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("gpu", "problem"),
+    [
+        ("l4", "gemm:m300,n520,k1024,fp8_e4m3,b_nk,block_scales"),
+        ("a100", "gemm:m300,n520,k1024,int8,b_nk,row_scales,bias_relu,residual"),
+        ("h100", "gemm:b3,m300,n520,k1024,fp8_e5m2,b_nk,row_scales,out_fp16,bias"),
+    ],
+)
+def test_products_of_bytes_are_right_as_machine_code(gpu, problem):
+    gate = KernelGate(problem, gpu)
+    config = gate.space.starts[-1]
+    plan = gate_plan(gate.space, gate.target, config)
+    assert execute_source(gate, gate.source(config), plan).correct
+
+
+def execute_source(gate, source, plan):
+    binary = compile_source(source, gate.target.gpu.arch)
+    return execute(gate.target.workload, source, binary, Plans(plan), seed=7)

@@ -14,6 +14,13 @@ WRITTEN = {
     "gemm:m4096,n512,k64,fp16": GemmProblem(4096, 512, 64, "fp16"),
     "gemm:m1,n2,k3,bf16,bias_gelu": GemmProblem(1, 2, 3, "bf16", "bias_gelu"),
     "gemm:b4,m1,n2,k3,bf16,a_km,b_nk,silu,residual": GemmProblem(1, 2, 3, "bf16", "silu", 4, "km", "nk", True),
+    "gemm:m1,n2,k3,fp8_e4m3,b_nk,row_scales": GemmProblem(
+        1, 2, 3, "fp8_e4m3", b_layout="nk", out_dtype="bf16", scales="row"
+    ),
+    "gemm:m1,n2,k3,int8,b_nk,residual,out_fp32": GemmProblem(
+        1, 2, 3, "int8", b_layout="nk", residual=True, out_dtype="fp32", scales="tensor"
+    ),
+    "gemm:m1,n2,k3,fp16,out_fp32": GemmProblem(1, 2, 3, "fp16", out_dtype="fp32"),
     "rms_norm:rows7,hidden4096,fp32": RmsNormProblem(7, 4096, "fp32"),
     "convolution:w100,h50,fw17,fh3": ConvolutionProblem(100, 50, 17, 3),
 }
@@ -41,12 +48,20 @@ def test_the_example_is_a_problem_of_the_workload(name):
     [
         ("gemm:m1,n2,k3", "does not give dtype; write it like gemm:m4096"),
         ("gemm:m1,n2,fp16", "does not give k"),
-        ("gemm:m1,n2,k3,fp32", "part 'fp32' that is not m, n, k, b with a number, or fp16 or bf16 or bias or"),
+        (
+            "gemm:m1,n2,k3,fp32",
+            "part 'fp32' that is not m, n, k, b with a number, or fp16 or bf16 or fp8_e4m3 or fp8_e5m2 or int8 or bias or",
+        ),
         ("gemm:m1,n2,k3,fp16,swish", "part 'swish'"),
         ("gemm:m1,m2,n2,k3,fp16", "gives m twice"),
         ("gemm:m0,n2,k3,fp16", "m 0; it must be from 1"),
         ("gemm:m9999999999,n2,k3,fp16", "m 9999999999; it must be from 1 to 2147483647"),
         ("gemm:", "part ''"),
+        ("gemm:m1,n2,k3,fp8_e4m3", "along k alone, A as [m, k] and B as [n, k]: without a_km, and with b_nk"),
+        ("gemm:m1,n2,k3,int8,a_km,b_nk", "without a_km"),
+        ("gemm:m1,n2,k3,bf16,row_scales", "bf16 has no scales, which are for fp8_e4m3, fp8_e5m2, int8"),
+        ("gemm:m1,n2,k3,bf16,out_fp16", "C of bf16 is bf16 or fp32: leave out_fp16 out, or write out_fp32"),
+        ("gemm:m1,n2,k3,fp8_e5m2,b_nk,out_fp32", "keep 14 bits of sums of fp8_e5m2: leave out_fp32 out"),
         ("rms_norm:rows4,hidden,bf16", "part 'hidden' that is not rows, hidden with a number"),
         ("rms_norm:rows4,hidden8,fp8", "part 'fp8'"),
         ("convolution:w4,h4,fw3", "does not give filter_h; write it like convolution:w4096"),

@@ -33,7 +33,7 @@ void check_aligned(const char* what, uintptr_t address, unsigned alignment, cons
 
 // The tensor map at the address that a kernel gave, as the launch gave it.
 const TensorMap* find_map(const void* given, unsigned rank, const char* what, int line) {
-    check_aligned(what, reinterpret_cast<uintptr_t>(given), 128, "tensor map's", line);
+    check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
     const TensorMap* map = static_cast<const TensorMap*>(given)->self;
     bool known = std::find(maps, maps + map_count, map) != maps + map_count;
     if (!known || memcmp(map, given, sizeof *map))

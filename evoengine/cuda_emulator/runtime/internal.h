@@ -222,9 +222,10 @@ void forget_tensor_maps();
 void check_stores_waited_for();
 
 // operands.cpp
-float element_value(unsigned short bits, bool bfloat16);
+// Of the lower byte or halfword.
+float element_value(unsigned bits, Element element);
 void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
-                 bool transposed, bool bfloat16, const char* what, int line);
+                 bool transposed, Element element, const char* what, int line);
 
 // wgmma.cpp
 void reset_wgmma(unsigned first_block);

@@ -32,7 +32,8 @@ struct TensorHeader {
     uint64_t bytes;
     uint32_t argument;  // its number among the arguments of the first kernel
     uint32_t element;   // bytes
-    // 'i' input, with contents for each round; 'x' output with contents for the first; 'o' output, 's' scratch memory,
+    // 'i' input, with contents for each round, 'b' one that may be written too; 'x' output with contents for the first;
+    // 'o' output, 's' scratch memory,
     // 'z' zeroed scratch memory; 'I', 'O', 'S' and 'Z' the same pooled
     char kind;
     char name[55];
@@ -49,13 +50,19 @@ struct CallHeader {
 };
 struct ArgumentHeader {
     uint64_t bytes;
-    uint32_t tensor;  // its number
+    uint32_t tensor;  // its number; of a struct how many relocations follow its value
     // 't' tensor that is read, 'o' one that may be written; with a value that follows all headers: 'i' integer,
-    // 'f' floating point, 'm' tensor map, 'c' the contents of a __constant__ variable
+    // 'f' floating point, 's' struct, 'm' tensor map, 'c' the contents of a __constant__ variable
     char kind;
     char name[51];
 };
 
+// Where in a struct a pointer, or a tensor map, has the address of a tensor to be put.
+struct Relocation {
+    uint32_t at, tensor, is_map, offset;
+};
+
+constexpr unsigned max_struct = 4096;
 constexpr unsigned max_arguments = 256;
 constexpr unsigned max_constants = 64;
 constexpr unsigned max_tensors = 256;
@@ -68,9 +75,10 @@ struct Tensor {
 
 Tensor tensors[max_tensors];
 unsigned tensor_count;
+bool viewed[max_tensors];  // by a tensor map or a struct of the kernel
 unsigned char fill;
 ArgumentHeader arguments[max_arguments + max_constants];
-alignas(128) char scalars[max_arguments][128];
+alignas(128) char scalars[max_arguments][max_struct];
 void* values[max_arguments];
 ChosenBlock chosen[max_chosen];
 unsigned chosen_count;
@@ -92,7 +100,7 @@ void die_with(pid_t parent) {
 
 // ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-bool is_output(const Tensor& t) { return t.header.kind == 'o' || t.header.kind == 'x'; }
+bool is_output(const Tensor& t) { return strchr("oxb", t.header.kind) != nullptr; }
 
 char* map_pooled_tensor(const TensorHeader& t, bool end_flush) {
     const PooledKind kind = t.kind == 'I'   ? PooledKind::input
@@ -108,7 +116,7 @@ void map_own_tensor(Tensor& t, bool end_flush) {
                               : kind == 's' || kind == 'z' ? RegionKind::scratch
                                                            : RegionKind::output;
     t.data = map_tensor(t.header.name, t.header.bytes, t.header.element, region, end_flush);
-    if (kind != 'i' && kind != 'x') memset(t.data, kind == 'z' ? 0 : kind == 's' ? 0xff : fill, t.header.bytes);
+    if (!strchr("ixb", kind)) memset(t.data, kind == 'z' ? 0 : kind == 's' ? 0xff : fill, t.header.bytes);
 }
 
 void read_tensors(unsigned count) {
@@ -132,7 +140,7 @@ void map_tensors() {
 void read_contents(unsigned round) {
     for (unsigned i = 0; i < tensor_count; ++i) {
         const Tensor& t = tensors[i];
-        if (t.header.kind != 'i' && (t.header.kind != 'x' || round)) continue;
+        if (!strchr("ib", t.header.kind) && (t.header.kind != 'x' || round)) continue;
         protect_tensor(t.data, true);
         read_all(t.data, t.header.bytes);
     }
@@ -160,7 +168,11 @@ void check_parameter(unsigned i) {
     const char* takes = kind == 'p' ? "pointer" : kind == 'f' ? "float" : kind == 'i' ? "integer" : "structure";
     if (is_tensor) crash("parameter %u takes a %u-byte %s, the launch gives tensor %s", i, size, takes, given.name);
     crash("parameter %u takes a %u-byte %s, the launch gives %s, a %u-byte %s", i, size, takes, given.name,
-          unsigned(given.bytes), given.kind == 'f' ? "float" : given.kind == 'm' ? "tensor map" : "integer");
+          unsigned(given.bytes),
+          given.kind == 'f'   ? "float"
+          : given.kind == 'm' ? "tensor map"
+          : given.kind == 's' ? "structure"
+                              : "integer");
 }
 
 void check_cluster() {
@@ -194,6 +206,13 @@ const Constant& find_constant(const ArgumentHeader& given) {
     crash("the kernel has no __constant__ variable %s", given.name);
 }
 
+void place_map(TensorMap* map) {
+    const auto number = reinterpret_cast<uintptr_t>(map->tensor);
+    viewed[number] = true;
+    map->tensor = tensors[number].data;
+    know_tensor_map(map);
+}
+
 void read_value(unsigned i) {
     const ArgumentHeader& given = arguments[i];
     if (given.kind == 't' || given.kind == 'o') {
@@ -202,16 +221,25 @@ void read_value(unsigned i) {
     }
     if (given.bytes > sizeof scalars[i]) crash("argument %s has %lu bytes", given.name, given.bytes);
     read_all(values[i] = scalars[i], given.bytes);
-    if (given.kind != 'm') return;
-    auto* map = static_cast<TensorMap*>(values[i]);
-    map->tensor = tensors[reinterpret_cast<uintptr_t>(map->tensor)].data;
-    know_tensor_map(map);
+    if (given.kind == 'm') place_map(static_cast<TensorMap*>(values[i]));
+    for (unsigned n = given.kind == 's' ? given.tensor : 0; n; --n) {
+        Relocation to;
+        read_all(&to, sizeof to);
+        char* at = scalars[i] + to.at;
+        if (to.is_map) {
+            place_map(reinterpret_cast<TensorMap*>(at));
+        } else {
+            char* pointer = tensors[to.tensor].data + to.offset;
+            viewed[to.tensor] = true;
+            memcpy(at, &pointer, sizeof pointer);
+        }
+    }
 }
 
 // What the kernel may write, and nothing else.
 void protect_tensors(unsigned count) {
     for (unsigned i = 0; i < tensor_count; ++i) {
-        bool writable = false;
+        bool writable = viewed[i] && !strchr("iI", tensors[i].header.kind);
         for (unsigned j = 0; j < count; ++j) writable |= arguments[j].kind == 'o' && arguments[j].tensor == i;
         protect_tensor(tensors[i].data, writable);
     }
@@ -232,6 +260,7 @@ void read_call() {
     for (unsigned i = 0; i < call.arguments; ++i) check_parameter(i);
     for (unsigned i = call.arguments; i < count; ++i) find_constant(arguments[i]);
     forget_tensor_maps();
+    memset(viewed, 0, sizeof viewed);
     for (unsigned i = 0; i < call.arguments; ++i) read_value(i);
     for (unsigned i = call.arguments; i < count; ++i) read_all(find_constant(arguments[i]).at, arguments[i].bytes);
     protect_tensors(call.arguments);

@@ -49,27 +49,39 @@ char* row_address(const char* name, unsigned shared, int line) {
     return static_cast<char*>(shared_address(shared));
 }
 
-template <class T> float low(unsigned word) { return float(T::from_bits((unsigned short)word)); }
-
 // With g = lane / 4 and t = lane % 4: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8); b0 (2t, g),
-// b1 (2t + 8, g); c0, c1 (g, 2t), c2, c3 (g + 8, 2t); a word holds its element and the next along k.
-template <class T> void multiply(void* const* payloads, unsigned) {
-    float a[16][16], b[16][8], c[16][8];
+// b1 (2t + 8, g); c0, c1 (g, 2t), c2, c3 (g + 8, 2t); a word holds its element and the next along k. Of bytes k counts
+// pairs of them. Sums of s8 are whole numbers, to which those of the 32 products are added.
+template <Element element> void multiply(void* const* payloads, unsigned) {
+    constexpr bool integers = element == Element::s8;
+    constexpr unsigned each = is_byte(element) ? 2 : 1;
+    float a[16][16 * each], b[16 * each][8], c[16][8];
     for (unsigned lane = 0; lane < warp_size; ++lane) {
         const auto& f = *static_cast<const MmaFragments*>(payloads[lane]);
         const unsigned g = lane / 4, t = lane % 4;
         for (unsigned half = 0; half < 2; ++half) {
-            for (unsigned i = 0; i < 4; ++i) a[g + i % 2 * 8][2 * t + i / 2 * 8 + half] = low<T>(*f.a[i] >> 16 * half);
-            for (unsigned i = 0; i < 2; ++i) b[2 * t + i * 8 + half][g] = low<T>(*f.b[i] >> 16 * half);
-            for (unsigned i = 0; i < 2; ++i) c[g + i * 8][2 * t + half] = *f.c[2 * i + half];
+            for (unsigned e = 0; e < each; ++e) {
+                const unsigned shift = 16 * half + 8 * e;
+                for (unsigned i = 0; i < 4; ++i)
+                    a[g + i % 2 * 8][(2 * t + i / 2 * 8 + half) * each + e] = element_value(*f.a[i] >> shift, element);
+                for (unsigned i = 0; i < 2; ++i)
+                    b[(2 * t + i * 8 + half) * each + e][g] = element_value(*f.b[i] >> shift, element);
+            }
+            for (unsigned i = 0; i < 2; ++i) c[g + i * 8][2 * t + half] = integers ? 0.0f : *f.c[2 * i + half];
         }
     }
     for (unsigned row = 0; row < 16; ++row)
-        for (unsigned k = 0; k < 16; ++k)
+        for (unsigned k = 0; k < 16 * each; ++k)
             for (unsigned column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
     for (unsigned lane = 0; lane < warp_size; ++lane) {
         const auto& f = *static_cast<const MmaFragments*>(payloads[lane]);
-        for (unsigned i = 0; i < 4; ++i) *f.d[i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+        for (unsigned i = 0; i < 4; ++i) {
+            const float sum = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+            if constexpr (integers)
+                *f.d[i] = __builtin_bit_cast(float, __builtin_bit_cast(unsigned, *f.c[i]) + unsigned(int(sum)));
+            else
+                *f.d[i] = sum;
+        }
     }
 }
 
@@ -94,10 +106,11 @@ void store_matrices(unsigned* const* registers, unsigned count, bool transposed,
         __builtin_memcpy(row_address("stmatrix", shared, line), rows.row, sizeof rows.row);
 }
 
-void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line) {
-    if (lane() == 0) visit(Visit::product, uint64_t(line), false, 8);
-    warp_rendezvous("mma.sync", line, ~0u, const_cast<MmaFragments*>(&fragments),
-                    bfloat16 ? multiply<__nv_bfloat16> : multiply<__half>);
+void multiply_m16n8(const MmaFragments& fragments, Element element, int line) {
+    constexpr Combine multipliers[] = {multiply<Element::half>, multiply<Element::bfloat16>, multiply<Element::e4m3>,
+                                       multiply<Element::e5m2>, multiply<Element::s8>};
+    if (lane() == 0) visit(Visit::product, uint64_t(line), false, is_byte(element) ? 16 : 8);
+    warp_rendezvous("mma.sync", line, ~0u, const_cast<MmaFragments*>(&fragments), multipliers[unsigned(element)]);
 }
 
 }  // namespace evo_emu

@@ -50,23 +50,46 @@ template <class T> void read_elements(float* to, unsigned step, const char* chun
     }
 }
 
-}  // namespace
-
-float element_value(unsigned short bits, bool bfloat16) {
-    return bfloat16 ? float(__nv_bfloat16::from_bits(bits)) : float(__half::from_bits(bits));
+void read_bytes(float* to, unsigned step, const char* chunk, Element element) {
+    for (unsigned j = 0; j < 16; ++j) to[j * step] = element_value((unsigned char)chunk[j], element);
 }
 
-// matrix[k * extent + i], k from 0 to 15, i from `first` on and `count` of them, both multiples of 8.
+// Four bits of exponent, three of fraction; all ones is NaN, and there is no infinity.
+float e4m3_value(unsigned byte) {
+    const unsigned exponent = byte >> 3 & 15, fraction = byte & 7;
+    if ((byte & 0x7f) == 0x7f) return __builtin_nanf("");
+    const float size = exponent ? __builtin_ldexpf(float(8 + fraction), int(exponent) - 10) : __builtin_ldexpf(float(fraction), -9);
+    return byte & 0x80 ? -size : size;
+}
+
+}  // namespace
+
+float element_value(unsigned bits, Element element) {
+    switch (element) {
+        case Element::bfloat16: return float(__nv_bfloat16::from_bits((unsigned short)bits));
+        case Element::half: return float(__half::from_bits((unsigned short)bits));
+        case Element::e4m3: return e4m3_value(bits & 0xff);
+        case Element::e5m2: return float(__half::from_bits((unsigned short)(bits << 8)));
+        case Element::s8: return float((signed char)bits);
+    }
+    __builtin_unreachable();
+}
+
+// matrix[k * extent + i], k from 0 to 15 (of bytes, which are not transposed, to 31), i from `first` on and `count` of them, both multiples of 8.
 void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
-                 bool transposed, bool bfloat16, const char* what, int line) {
+                 bool transposed, Element element, const char* what, int line) {
     const Descriptor d = decode(descriptor, what, line);
     const unsigned first_chunk = transposed ? first / 8 : 0, chunks = transposed ? count / 8 : 2;
     const unsigned first_other = transposed ? 0 : first, others = transposed ? 16 : count;
     for (unsigned other = first_other; other < first_other + others; ++other)
         for (unsigned chunk = first_chunk; chunk < first_chunk + chunks; ++chunk) {
             const char* found = async_read(chunk_address(d, transposed, chunk, other), 16, what, line);
+            if (is_byte(element)) {
+                read_bytes(matrix + chunk * 16 * extent + other, extent, found, element);
+                continue;
+            }
             float* to = transposed ? matrix + other * extent + chunk * 8 : matrix + chunk * 8 * extent + other;
-            (bfloat16 ? read_elements<__nv_bfloat16> : read_elements<__half>)(to, transposed ? 1 : extent, found);
+            (element == Element::bfloat16 ? read_elements<__nv_bfloat16> : read_elements<__half>)(to, transposed ? 1 : extent, found);
         }
 }
 

@@ -25,9 +25,11 @@ struct Accumulator {
     float values[128];
 };
 
+constexpr unsigned max_depth = 32;  // of bytes; 16 of others
+
 // The operands as floats, [k][row].
 struct alignas(64) Tiles {
-    float a[16 * 64], b[16 * 256];
+    float a[max_depth * 64], b[max_depth * 256];
     const struct Operation* of;
 };
 
@@ -114,16 +116,16 @@ unsigned take_accumulator(Thread& t, float* registers, unsigned count, int line)
 bool same_instruction(const Wgmma& x, const Wgmma& y) {
     return x.line == y.line && x.columns == y.columns && x.a == y.a && x.b == y.b && x.accumulate == y.accumulate &&
            x.scale_a == y.scale_a && x.scale_b == y.scale_b && x.transposed_a == y.transposed_a &&
-           x.transposed_b == y.transposed_b && x.bfloat16 == y.bfloat16 && !x.registers == !y.registers;
+           x.transposed_b == y.transposed_b && x.element == y.element && !x.registers == !y.registers;
 }
 
 void read_a(const Wgmma& w, Tiles& tiles, unsigned first_row, unsigned rows) {
     if (w.registers) return;
-    read_matrix(tiles.a, w.a, 64, first_row, rows, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
+    read_matrix(tiles.a, w.a, 64, first_row, rows, w.transposed_a, w.element, "wgmma's A", w.line);
 }
 
 void read_b(const Wgmma& w, Tiles& tiles) {
-    read_matrix(tiles.b, w.b, w.columns, 0, w.columns, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
+    read_matrix(tiles.b, w.b, w.columns, 0, w.columns, w.transposed_b, w.element, "wgmma's B", w.line);
 }
 
 // The n-th wgmma of a thread is the n-th of all 128: they need not come at the same time, but to the same instruction.
@@ -166,11 +168,13 @@ void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
             if (word != op.a_values[thread][i])
                 crash("wgmma at line %d: A register %u of thread %u has been written before the wait for it",
                       op.wgmma.line, i, rank_of(first_thread + thread));
-            // An A fragment is laid out as two blocks of 8 columns of an accumulator, two elements to a word.
-            for (unsigned half = 0; half < 2; ++half) {
-                unsigned element = 2 * i + half;
-                a[column_of(thread, element) * 64 + row_of(thread, element)] =
-                    element_value((unsigned short)(word >> 16 * half), op.wgmma.bfloat16);
+            // An A fragment is laid out as two blocks of 8 columns of an accumulator, two elements to a word; of bytes
+            // each of those is two.
+            const unsigned each = is_byte(op.wgmma.element) ? 2 : 1;
+            for (unsigned part = 0; part < 2 * each; ++part) {
+                unsigned element = 2 * i + part / each, k = column_of(thread, element) * each + part % each;
+                a[k * 64 + row_of(thread, element)] =
+                    element_value(word >> 16 / each * part, op.wgmma.element);
             }
         }
 }
@@ -180,11 +184,11 @@ typedef float Sixteen __attribute__((vector_size(64), aligned(4), may_alias));
 
 // Adds the products of as many columns as a Vector has to C, in the order of k.
 template <class Vector>
-void add_columns(float* c, const float* a, const float* b, unsigned columns, float sign) {
+void add_columns(float* c, const float* a, const float* b, unsigned columns, unsigned depth, float sign) {
     for (unsigned row = 0; row < 64; row += 4) {
         Vector sums[4];
         for (unsigned r = 0; r < 4; ++r) sums[r] = *reinterpret_cast<Vector*>(c + (row + r) * columns);
-        for (unsigned k = 0; k < 16; ++k) {
+        for (unsigned k = 0; k < depth; ++k) {
             const Vector right = *reinterpret_cast<const Vector*>(b + k * columns);
             for (unsigned r = 0; r < 4; ++r) sums[r] += sign * a[k * 64 + row + r] * right;
         }
@@ -210,14 +214,22 @@ void compute(Operation& op, Tiles& kept, unsigned first_thread) {
             for (unsigned i = 0; i < n / 2; i += 4) copy(at + 2 * i, own + i), copy(at + 2 * i + 8 * n, own + i + 2);
         }
     };
-    if (w.accumulate)
+    const bool integers = w.element == Element::s8;
+    if (w.accumulate && !integers)
         each_pair([](float* of_c, const float* own) { memcpy(of_c, own, 8); });
     else
         memset(c, 0, 64 * n * sizeof(float));
+    const unsigned depth = is_byte(w.element) ? 32 : 16;
     unsigned column = 0;
-    for (; column + 16 <= n; column += 16) add_columns<Sixteen>(c + column, a, b + column, n, sign);
-    if (column < n) add_columns<Eight>(c + column, a, b + column, n, sign);
-    each_pair([](const float* of_c, float* own) { memcpy(own, of_c, 8); });
+    for (; column + 16 <= n; column += 16) add_columns<Sixteen>(c + column, a, b + column, n, depth, sign);
+    if (column < n) add_columns<Eight>(c + column, a, b + column, n, depth, sign);
+    if (!integers) return each_pair([](const float* of_c, float* own) { memcpy(own, of_c, 8); });
+    each_pair([&](const float* of_c, float* own) {  // 32 products of bytes are exact in a float
+        for (unsigned j = 0; j < 2; ++j) {
+            const int before = w.accumulate ? __builtin_bit_cast(int, own[j]) : 0;
+            own[j] = __builtin_bit_cast(float, int(unsigned(before) + unsigned(int(of_c[j]))));
+        }
+    });
 }
 
 // Hands the accumulators back, and lets the fence's snapshot know: they were not written by the thread.
@@ -281,7 +293,7 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     Thread& t = threads[current];
     Operation& op = join(warpgroups[group], t, wgmma);
     op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
-    if (lane() == 0) visit(Visit::product, uint64_t(wgmma.line), false, wgmma.columns);
+    if (lane() == 0) visit(Visit::product, uint64_t(wgmma.line), false, wgmma.columns * (is_byte(wgmma.element) ? 2 : 1));
     if (!wgmma.registers) return;
     for (unsigned i = 0; i < 4; ++i) {
         check_fenced(t, wgmma.registers[i], 1, "A", wgmma.line);

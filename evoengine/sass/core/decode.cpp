@@ -271,7 +271,7 @@ const Opcode* opcode(string_view base) {
 // Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
 // columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
 u32 products_of(const Instruction& i, string_view base) {
-  static constexpr string_view PRODUCTS[] = {"HMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
+  static constexpr string_view PRODUCTS[] = {"HMMA", "QMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
   if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
   const string shape = i.modifiers.empty() ? "" : i.modifiers[0];
   u32 rows = 0, columns = 0, depth = 0;
@@ -293,8 +293,8 @@ void classify(Instruction& i, string_view base) {
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;
-    i.fp16_sums = base == "IMMA" || (base == "HMMA" && has(i, "F16"));
-    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
+    i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));
+    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" || base == "QMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
   }
   if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
 }

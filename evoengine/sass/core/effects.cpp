@@ -99,6 +99,9 @@ struct Builder {
       b = depth / 2;
     } else if (base == "BMMA") {
       a = shape == "168256" ? 4 : 2;
+    } else if (base == "QMMA") {
+      a = 4;
+      sums = has(i, "F16") ? 2 : 4;
     } else if (base == "IMMA") {
       a = shape == "16832" ? 4 : shape == "16816" ? 2 : 1;
       sums = shape == "8816" ? 2 : 4;
@@ -165,7 +168,7 @@ struct Builder {
 
   void operands() {
     if (i.operands.empty()) return;
-    if (one_of(base, {"HMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
+    if (one_of(base, {"HMMA", "QMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
     if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
@@ -258,6 +261,7 @@ struct Builder {
     if (one_of(base, {"IMAD", "FFMA", "FMUL", "FADD", "FMUL32I", "FADD32I", "IDP"})) return Unit::Fma;
     if (base == "VIADD" && arch >= 90) return Unit::Fma;
     if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"})) return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
+    if (base == "QMMA") return Unit::Tensor;
     if (base == "HMMA") return has(i, "16816") || (has(i, "TF32") && has(i, "1688")) ? Unit::Tensor : Unit::ShortTensor;
     if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;

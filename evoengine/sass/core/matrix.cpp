@@ -1,5 +1,5 @@
 // Matrices of a warp: their way between shared memory and registers (LDSM, STSM), their transposition (MOVM), and the
-// products that are done when the instruction is (HMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix fragments
+// products that are done when the instruction is (HMMA, QMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix fragments
 // for mma", "ldmatrix").
 #include <algorithm>
 #include <bit>
@@ -181,6 +181,36 @@ Execute prepare_multiply_halves(Instruction& i) {
   return sums && shape && m.none_left() && all_registers(i) ? multiply_halves : nullptr;
 }
 
+// QMMA.16832.F32.E4M3.E5M2 R4, R8, R12, R4: of FP8. i.a is A's format, i.b B's, i.c = HALF_SUMS
+Step multiply_small_floats(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  Lanes fragments[4], sums[4];
+  Left left;
+  Right right;
+  const bool halves = i.c == HALF_SUMS;
+  registers_from(c, i.operands[1], 4, fragments);
+  left_of_registers(left, fragments, 4, Format(i.a), 1.0f);
+  registers_from(c, i.operands[2], 2, fragments);
+  right_of_registers(right, fragments, 2, Format(i.b));
+  registers_from(c, i.operands[3], halves ? 2 : 4, halves ? fragments : sums);
+  if (halves) unpack_sums(fragments, sums);
+  multiply(sums, left, right, 8, MAX_K, byte_sums_of(Format(i.a), Format(i.b), c.machine.launch.arch, halves));
+  if (halves)
+    for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
+  else
+    for (int n = 0; n < 4; n++) write(c, i.operands[0], sums[n], n);
+  return Step::Done;
+}
+
+Execute prepare_multiply_small_floats(Instruction& i) {
+  const std::vector<std::string>& m = i.modifiers;
+  if (m.size() != 4 || m[0] != "16832" || !all_registers(i)) return nullptr;
+  auto format_of = [](const std::string& name) { return int(name == "E5M2" ? Format::E5M2 : Format::E4M3); };
+  auto known = [](const std::string& name) { return name == "E5M2" || name == "E4M3"; };
+  i.a = format_of(m[2]), i.b = format_of(m[3]), i.c = m[1] == "F16" ? HALF_SUMS : 0;
+  return (m[1] == "F16" || m[1] == "F32") && known(m[2]) && known(m[3]) ? multiply_small_floats : nullptr;
+}
+
 // ── IMMA, DMMA ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 i32 byte_of(u32 word, int n, bool is_signed) {
@@ -297,6 +327,7 @@ const Opcode MATRIX[] = {
     {"STSM", Pipe::Memory, prepare_store_matrices},
     {"MOVM", Pipe::Memory, prepare_transpose},
     {"HMMA", Pipe::Tensor, prepare_multiply_halves},
+    {"QMMA", Pipe::Tensor, prepare_multiply_small_floats},
     {"IMMA", Pipe::Tensor, prepare_multiply_bytes},
     {"DMMA", Pipe::Tensor, prepare_multiply_doubles},
     {"BMMA", Pipe::Tensor, prepare_multiply_bits},

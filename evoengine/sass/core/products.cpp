@@ -105,6 +105,14 @@ void left_of_registers(Left& left, const Lanes* first, int registers, Format for
 
 void right_of_registers(Right& right, const Lanes* first, int registers, Format format) {
   float low[LANES], high[LANES];
+  if (has_bytes(format)) {
+    const float* value = floats_of_bytes(format);
+    for (int n = 0; n < registers; n++)
+      for (int lane = 0; lane < LANES; lane++)
+        for (int byte = 0; byte < 4; byte++)
+          right.of[16 * n + lane % 4 * 4 + byte][lane / 4 % 2][lane / 8] = value[first[n][lane] >> 8 * byte & 0xff];
+    return;
+  }
   for (int n = 0; n < registers; n++) {
     to_floats(first[n].v, low, high, LANES, format);
     for (int lane = 0; lane < LANES; lane++) {
@@ -292,6 +300,12 @@ Sums group_sums_of(Format left, Format right, int k, bool halves) {
   Sums how = sums_of(left, 90, k, halves);
   how.least_right = sums_of(right, 90, k, halves).least;
   if (has_bytes(left)) how.fraction = how.kept = 13;
+  return how;
+}
+
+Sums byte_sums_of(Format left, Format right, u32 arch, bool halves) {
+  Sums how = group_sums_of(left, right, MAX_K, halves);
+  if (arch < 90) how.block = MAX_K / 2;
   return how;
 }
 

@@ -25,9 +25,10 @@ struct Sums {
   int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
   bool halves;
 };
-// Of mma.sync: `k` products in all. Of wgmma of bytes fewer bits are kept, of sums too.
+// Of mma.sync: `k` products in all. Of bytes fewer bits are kept, of sums too; on sm_89 of 16 products at a time.
 Sums sums_of(Format, u32 arch, int k, bool halves);
 Sums group_sums_of(Format left, Format right, int k, bool halves);
+Sums byte_sums_of(Format left, Format right, u32 arch, bool halves);
 
 // A: [k][row, row + 8][lane], every lane's own rows.
 struct alignas(64) Left {

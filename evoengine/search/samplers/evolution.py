@@ -2,8 +2,9 @@
 
 Every proposal is a whole configuration of the valid space that was not proposed before. Until four trials have come
 through they are those that a prior (`prior`) expects to be fastest, or random draws where there is none. From then on a
-Gaussian process (`surrogate`) judges a pool of candidates (`pool`), with the prior as its mean until the trials speak
-against it. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
+Gaussian process (`surrogate`) judges a pool of candidates (`Pool`), one that has the prior as its mean as far as the
+trials confirm it, or one that ignores it; where the best stalls, the latter takes turns with one that knows products of
+knobs. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
 trials bring forth beside fresh random points and what the prior expects to be fastest. Proposed is the one with the
 largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
 have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
@@ -18,6 +19,7 @@ import sys
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -30,7 +32,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
 
-from evoengine.records import Config
+from evoengine.records import LED_BY, Config
 from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, Trust, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate, find_products
 from evoengine.space.definition import Knob
@@ -57,8 +59,6 @@ TIE = 0.01
 """what is within this of another, by steps from the best, has the same rank: repetitions differ by as much"""
 LOG_WEIGHT = 0.25
 """weight of logarithms in the targets; the rest are ranks"""
-LED_BY = " led by "
-"""joins an operator and the sources that were believed"""
 SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
 """operators of proposals by the surrogate"""
 EXPLORE_DISTANCE = 4
@@ -173,6 +173,15 @@ class _Model:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """Mean and deviation of the pool's scores [m] where the prior is believed, and which of its sources are."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    sources: tuple[str, ...]
+
+
 class _Search:
     """The trials of one study in one space, and what to try next.
 
@@ -185,6 +194,8 @@ class _Search:
         self._models = [_Model(Surrogate(space.knobs, rng))]
         if any(find_products(space.knobs)):
             self._models.append(_Model(Surrogate(space.knobs, rng, products=True)))
+        self._led = _Model(Surrogate(space.knobs, rng))
+        """knows of the prior: its hyperparameters are of what that leaves"""
         self._bred = False
         self._expected = np.zeros((0, 0))
         """what the prior says of the pool, when its sources had `_expected_sizes` figures"""
@@ -315,25 +326,39 @@ class _Search:
         if not self._pool.available.any():
             return None
         targets = self._targets(model)
-        plain = model.surrogate.predict(targets)
-        prior = self._fit_mean(model, targets)
-        self._dropped = self._prior is not None and prior is None
-        led = None if prior is None else _led(model.surrogate, targets, prior)
-        if led is not None:
-            self._trust.learn(model.fitted, targets)
-        if self._prior is not None and prior is not None and self._follows_prior():
-            self.believed = tuple(self._prior.sources[place] for place in prior.believed)
-        mean, deviation = led if led is not None and self.believed else plain
+        mean, deviation = plain = model.surrogate.predict(targets)
+        if (led := self._predict_led()) is not None and self._follows_prior():
+            mean, deviation = led.mean, led.deviation
+            self.believed = led.sources
         gain = (
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
         best = int(np.where(self._proposable(), gain, -1.0).argmax())
         if led is not None:
-            forecasts = [(float(of[0][best]), float(of[1][best])) for of in (led, plain)]
-            self._trust.forecast(len(self._rows), forecasts, bool(self.believed))
+            ways = (led.mean, led.deviation), plain
+            self._trust.forecast(
+                len(self._rows), [(float(m[best]), float(d[best])) for m, d in ways], bool(self.believed)
+            )
         row: np.ndarray = self._pool.rows[best]
         return row
+
+    def _predict_led(self) -> _Led | None:
+        """Return what the prior and the trials together forecast; None where the trials contradict it."""
+        if self._prior is None or self._vectors or not self._prior.sources:
+            self._dropped = self._prior is not None
+            return None
+        if not self._led.extend(self._rows):
+            self._fit(self._led)
+        targets = self._targets(self._led)
+        prior = self._fit_mean(targets)
+        self._dropped = prior is None
+        if prior is None:
+            return None
+        self._trust.learn(self._led.fitted, targets)
+        mean, deviation = self._led.surrogate.predict((targets - prior.tried) / prior.deviation)
+        sources = tuple(self._prior.sources[place] for place in prior.believed)
+        return _Led(prior.pool + prior.deviation * mean, prior.deviation * deviation, sources)
 
     def _is_prior_free(self) -> bool:
         return len(self._rows) % PRIOR_FREE == MIN_COMPLETED - 1
@@ -343,7 +368,7 @@ class _Search:
         if self._is_prior_free():
             return False
         best = self._latest_best() if self._best else -1
-        return bool(self._rng.random() < self._trust.likelihood(best))
+        return bool(self._rng.random() < self._trust.likelihood(best, len(self._rows)))
 
     def _proposable(self) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
@@ -377,9 +402,9 @@ class _Search:
         model.refit_at = REFIT_GROWTH * len(model.fitted)
         rows = np.array([self._rows[i] for i in model.fitted])
         targets = self._targets(model)
-        mean = self._fit_mean(model, targets)
-        left = targets if mean is None else (targets - mean.tried) / mean.deviation
-        model.surrogate.fit(rows, left, self._pool.rows)
+        if model is self._led and (mean := self._fit_mean(targets)) is not None:
+            targets = (targets - mean.tried) / mean.deviation
+        model.surrogate.fit(rows, targets, self._pool.rows)
 
     def _breed(self) -> None:
         expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
@@ -387,19 +412,19 @@ class _Search:
         self._coverage.set_pool(self._pool.rows)
         self._bred, self._expected_sizes = True, None
         if not self._pool.whole:  # the other model knows nothing of these rows
-            for model in self._models[1:]:
+            for model in (*self._models[1:], self._led):
                 model.refit_at = 0.0
 
-    def _fit_mean(self, model: _Model, targets: np.ndarray) -> Mean | None:
-        """Return the prior's mean as far as the trials support it; None without a prior, or with several objectives."""
-        if self._prior is None or self._vectors or not self._prior.sources:
-            return None
-        rows = np.array([self._rows[i] for i in model.fitted])
-        logs = logarithms(np.array([self._values[i] for i in model.fitted]))
+    def _fit_mean(self, targets: np.ndarray) -> Mean | None:
+        """Return the prior's mean as far as the trials support it."""
+        assert self._prior is not None
+        rows = np.array([self._rows[i] for i in self._led.fitted])
+        logs = logarithms(np.array([self._values[i] for i in self._led.fitted]))
         sizes = self._prior.sizes
         if sizes != self._expected_sizes:  # a look-up of the whole pool takes longer than all else
             self._expected, self._expected_sizes = self._prior.log_us(self._pool.rows), sizes
-        return fit_mean(targets, logs, self._prior.log_us(rows), self._expected, model.surrogate.covariance(rows))
+        tried = self._prior.log_us(rows)
+        return fit_mean(targets, logs, tried, self._expected, self._led.surrogate.covariance(rows))
 
     def _targets(self, model: _Model) -> np.ndarray:
         """Return the targets of the learned trials [n]; NaN for those in progress."""
@@ -425,12 +450,6 @@ class _Search:
                 if (mother | father).all():
                     return "crossover", sorted(self._numbers[elites[k]] for k in (i, j))
         return "surrogate", []
-
-
-def _led(surrogate: Surrogate, targets: np.ndarray, prior: Mean) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and deviation of the pool's scores [m] where the surrogate models what the prior leaves."""
-    mean, deviation = surrogate.predict((targets - prior.tried) / prior.deviation)
-    return prior.pool + prior.deviation * mean, prior.deviation * deviation
 
 
 def scores(values: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ therefore counts for less.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -192,6 +192,9 @@ class Prior:
 CREDIT, MEMORY, FAILURE = 2.0, 0.9, 0.2
 """logarithm of the odds at which the prior is followed at first; the share of evidence that a further forecast leaves;
 what a proposal that followed the prior takes from the odds until a new best is found"""
+FAILURES, FAILURE_SHARE, DOUBT = 8, 0.1, 1 / 3
+"""proposals that followed the prior since one of them was a new best, and their share of all trials, from which on it
+is followed by at most one of three, whatever the forecasts say: they may be right of all but the best"""
 LIMIT = 3.0
 """largest evidence of one forecast, either way"""
 FORECAST_NOISE = 0.1
@@ -209,6 +212,8 @@ class Trust:
         self._forecasts: dict[int, Sequence[tuple[float, float]]] = {}
         self._followed: list[int] = []
         self._evidence = 0.0
+        self._success = -1
+        """place of the last new best that followed the prior"""
 
     def forecast(self, place: int, forecasts: Sequence[tuple[float, float]], followed: bool) -> None:
         """Keep mean and deviation of a trial's score, with the prior and without it."""
@@ -223,10 +228,14 @@ class Trust:
                 led, plain = (_log_density(score, *of) for of in self._forecasts.pop(place))
                 self._evidence = MEMORY * self._evidence + float(np.clip(led - plain, -LIMIT, LIMIT))
 
-    def likelihood(self, best: int) -> float:
-        """Return how likely a proposal is to follow the prior, where `best` is the place of the best trial."""
-        failures = len(self._followed) - bisect_right(self._followed, best)
-        return float(expit(CREDIT + self._evidence - FAILURE * failures))
+    def likelihood(self, best: int, trials: int) -> float:
+        """Return how likely a proposal is to follow the prior; `best` is the place of the best of so many trials."""
+        at = bisect_left(self._followed, best)
+        if at < len(self._followed) and self._followed[at] == best:
+            self._success = best
+        failures = len(self._followed) - bisect_right(self._followed, self._success)
+        likely = float(expit(CREDIT + self._evidence - FAILURE * failures))
+        return min(likely, DOUBT) if failures >= FAILURES + FAILURE_SHARE * trials else likely
 
 
 def _log_density(score: float, mean: float, deviation: float) -> float:

@@ -1,4 +1,4 @@
-"""Matrix product in half precision with an epilogue, C = f(A·B + bias)."""
+"""Matrix product of halves, FP8 or int8 with an epilogue, C = f(A·B + bias) + residual."""
 
 from evoengine.workloads.gemm.workload import Gemm
 

@@ -9,38 +9,55 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from evoengine.devices.base import DTYPE_BYTES
 from evoengine.records import Config
 from evoengine.workloads.base import Case
 from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
-from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.gemm.problem import HALVES, GemmProblem
 from evoengine.workloads.gemm.tiles import cluster_shape, split_k
 
 LONG = 4096
 """minimum K of the longest case, over which errors of sums in 16 bits accumulate"""
+CUT_OFF = "normal, cut off"
+"""draws as "normal", but the errors of rows are not independent"""
 MOST_WORK = 1 << 29
 """limit of a block's products over all of K, which take about a second"""
 MOST_ROWS = 24576
 """limit of the rows of B that a block reads, each of which takes a page or two in the emulator"""
 MOST_TILES = 256
 """limit of tiles of a case with all rows or columns of the problem"""
-CHUNK = 8
-"""elements of 16 bits in the widest load; rows that are multiples of it remain so in all cases"""
+CHUNK_BYTES = 16
+"""of the widest load; rows that are multiples of it remain so in all cases"""
 
 
 def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
     """Return the gate's cases for a configuration."""
     found = (*_small_cases(problem, config), *_long_cases(problem, config))
-    return tuple(replace(case, config=config, whole=problem) for case in found)
+    normal = CUT_OFF if cuts_off(problem) else "normal"
+    return tuple(
+        replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
+        for case in found
+    )
+
+
+def cuts_off(problem: GemmProblem) -> bool:
+    """Return whether what tensor cores cut off from sums shows beside the roundings that a kernel must do."""
+    return problem.dtype.startswith("fp8") or (problem.dtype in HALVES and problem.out_dtype == "fp32")
 
 
 def units(problem: GemmProblem) -> tuple[int, int, int]:
-    """Return what m, n and k are multiples of in all cases: kernels may rely on what the problem's share with CHUNK.
+    """Return what m, n and k are multiples of in all cases: kernels may rely on what the problem's share with a chunk.
 
-    No row of a tensor in memory is of m elements, unless A is stored so.
+    No row of a tensor in memory is of m elements, unless A is stored so; rows of C, and of most B, are of n.
     """
-    along_m = problem.a_layout == "km"
-    return math.gcd(problem.m, CHUNK) if along_m else 1, math.gcd(problem.n, CHUNK), math.gcd(problem.k, CHUNK)
+    chunk = chunk_elements(problem.dtype)
+    unit_m = math.gcd(problem.m, chunk) if problem.a_layout == "km" else 1
+    return unit_m, math.gcd(problem.n, chunk_elements("fp16")), math.gcd(problem.k, chunk)
+
+
+def chunk_elements(dtype: str) -> int:
+    return CHUNK_BYTES // DTYPE_BYTES[dtype]
 
 
 def _tiles(config: Config) -> tuple[int, int, int]:

@@ -9,14 +9,18 @@ import torch
 
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Inputs
-from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
+from evoengine.workloads.gemm.problem import SCALED_TOGETHER, GemmProblem
+from evoengine.workloads.gemm.tensors import FULL_SIZE, draw_scales, positive_numbers, whole_numbers
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, fills_clusters
 from evoengine.workloads.rectangles import FullCase
-from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 MOST_POSITIVE = 4096
 """number of products of at most 9 whose sum a half can represent"""
+
+
+INTEGERS = (60.0, 64.0, 65.0)
+"""in place of 1 to 3: two of them are an ordinary half, which the residual is read as"""
 
 
 class GemmFullSize(RectangleFullSize[GemmProblem]):
@@ -29,7 +33,10 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         They are positive, so that no sum is so small that its relative error is meaningless; over all of K, where sums
         might overflow a half, they have signs.
         """
-        return whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
+        numbers = whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
+        if case.problem.dtype == "int8":
+            return numbers.sign() * torch.tensor(INTEGERS)[numbers.abs().long() - 1]
+        return numbers
 
     def tiles_of(self, case: FullCase[GemmProblem], launch: Launch) -> range:
         """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
@@ -40,6 +47,18 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         if fills_clusters(p, config):
             return range(share * together, most * together + 1, together)
         return range(share, most * together + 1)
+
+    def drawn(self, case: FullCase[GemmProblem], seed: int) -> Inputs:
+        """Return the scales, and a bias of another dtype than A's; a residual is what the pool holds in its dtype."""
+        p, generator = case.problem, torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        found = draw_scales(p, FULL_SIZE, normal)
+        if p.out_dtype != p.dtype:
+            found["bias"] = whole_numbers(normal(p.n)).to(TORCH_DTYPES[p.out_dtype])
+        return found
 
     def part(self, problem: GemmProblem, rectangle: Rectangle, read: Read) -> tuple[GemmProblem, Inputs]:
         p, entry = problem, rectangle.rows.start // problem.m
@@ -54,4 +73,22 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
 
         names = ("a", "b", "residual") if p.residual else ("a", "b")
         inputs = {name: part_of(name) for name in names} | {"bias": read("bias", range(1), rectangle.columns)[0]}
+        inputs |= self._scales(p, rows, rectangle.columns, entry, read)
         return replace(p, batch=1, m=len(rows), n=len(rectangle.columns)), inputs
+
+    def _scales(self, problem: GemmProblem, rows: range, columns: range, entry: int, read: Read) -> Inputs:
+        if problem.scales == "tensor":
+            own = range(entry, entry + 1)
+            return {f"scale_{name}": read(f"scale_{name}", range(1), own)[0] for name in "ab"}
+        if problem.scales == "row":
+            own = range(entry, entry + 1)
+            return {"scale_a": read("scale_a", own, rows)[0], "scale_b": read("scale_b", own, columns)[0]}
+        if problem.scales == "block":
+            deep, first = problem.scale_shape("b")[-1], columns.start // SCALED_TOGETHER
+            after = -(-columns.stop // SCALED_TOGETHER)
+            before = entry * problem.scale_shape("b")[-2]
+            return {
+                "scale_a": read("scale_a", range(entry * deep, (entry + 1) * deep), rows),
+                "scale_b": read("scale_b", range(before + first, before + after), range(deep)),
+            }
+        return {}

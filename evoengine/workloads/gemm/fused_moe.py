@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from evoengine.gpu import Gpu
 from evoengine.records import Candidate, Config
-from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
+from evoengine.workloads.gemm.problem import HALVES, NO_EPILOGUE, GemmProblem
 
 WARPS_PER_CONSUMER = 4
 _TRITONS = {
@@ -68,6 +68,8 @@ def _why_not(problem: GemmProblem, config: Config) -> str | None:
         return f"the fused kernel has no {problem.epilogue} of its own"
     if problem.residual or problem.batch > 1:
         return "the fused kernel has one product for an expert, without a residual"
+    if problem.dtype not in HALVES or problem.out_dtype != problem.dtype:
+        return "a file without a dtype in its name is of weights and sums in half precision"
     if problem.n % 2:
         return "gate and up projections have as many columns each, and n is odd"
     odd = [f"{name} {config[name]}" for name in ("tile_m", "tile_n", "tile_k") if not _is_power_of_two(config[name])]

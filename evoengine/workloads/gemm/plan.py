@@ -11,7 +11,7 @@ from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import PAGE
 from evoengine.records import Config, Launch
 from evoengine.workloads.blocks import few
-from evoengine.workloads.gemm.cases import CHUNK, deepest
+from evoengine.workloads.gemm.cases import chunk_elements, deepest
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_tiles
 from evoengine.workloads.rectangles import FullCase
@@ -53,8 +53,9 @@ def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
 
     Where that is less than its own, the other side of A (m) or B (n) grows in proportion.
     """
+    chunk = chunk_elements(problem.dtype)
     k, length = deepest(problem, config), getattr(problem, side)
-    longer = length + (length * problem.k // k - length) // CHUNK * CHUNK
+    longer = length + (length * problem.k // k - length) // chunk * chunk
     return replace(problem, k=k, **{side: longer})
 
 

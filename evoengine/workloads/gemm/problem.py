@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evoengine.devices.base import DTYPE_BYTES
+from evoengine.errors import UsageError
 from evoengine.records import Value
 from evoengine.workloads.problem_text import read_parts
 
-DTYPES = ("fp16", "bf16")
+HALVES = ("fp16", "bf16")
+BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int8": "s8"}
+"""dtype of one byte → PTX's name of it"""
+DTYPES = (*HALVES, *BYTES)
+OUT_DTYPES = {f"out_{dtype}": dtype for dtype in (*HALVES, "fp32")}
+NO_SCALES = "none"
+SCALES = {"tensor_scales": "tensor", "row_scales": "row", "block_scales": "block"}
+SCALED_TOGETHER = 128
+"""elements along k, and columns of B, that share a scale of `block_scales`"""
 NO_EPILOGUE = "none"
 ACTIVATIONS = ("relu", "gelu", "silu")
 EPILOGUES = ("bias", *(f"bias_{name}" for name in ACTIVATIONS), *ACTIVATIONS)
@@ -20,12 +29,16 @@ RESIDUAL = "residual"
 
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
-    """C = f(A·B + bias) + residual, for each entry of a batch, all of one dtype.
+    """C = f(A·B + bias) + residual, for each entry of a batch.
 
-    A is [batch, m, k] or [batch, k, m], B [batch, k, n] or [batch, n, k], bias [n], residual and C [batch, m, n]; a
-    batch of 1 has no such axis. The sum is float32 and rounded once, behind the epilogue. f is nothing, max(x, 0), GELU
-    by erf, or x / (1 + exp(-x)). Where the epilogue has no bias it is not read; a residual that the problem does not
-    have is no parameter.
+    A is [batch, m, k] or [batch, k, m], B [batch, k, n] or [batch, n, k], both of `dtype`; bias [n], residual and C
+    [batch, m, n] of `out_dtype`; a batch of 1 has no such axis. The sum is float32 (of int8 int32) and rounded once,
+    behind the epilogue. f is nothing, max(x, 0), GELU by erf, or x / (1 + exp(-x)). Where the epilogue has no bias it
+    is not read; a residual that the problem does not have is no parameter.
+
+    Bytes have both operands along k, and float32 scales by which each product is multiplied: `tensor`: scale_a and
+    scale_b [batch]; `row`: scale_a [batch, m], scale_b [batch, n]; `block`: scale_a [batch, k/128, m] and scale_b
+    [batch, n/128, k/128], rounded up.
     """
 
     m: int
@@ -37,6 +50,20 @@ class GemmProblem:
     a_layout: str = "mk"
     b_layout: str = "kn"
     residual: bool = False
+    out_dtype: str = ""
+    """empty for `dtype`, and for bf16 where that is of bytes"""
+    scales: str = ""
+    """empty for `tensor` of bytes, and for none of others"""
+    batched: bool = False
+    """whether kernels take a batch, which may be of one entry: as most cases of the gate have of a larger one"""
+
+    def __post_init__(self) -> None:
+        if self.batch > 1:
+            object.__setattr__(self, "batched", True)
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", _usual_out_dtype(self.dtype))
+        if not self.scales:
+            object.__setattr__(self, "scales", "tensor" if self.dtype in BYTES else NO_SCALES)
 
     def __str__(self) -> str:
         batch = f"b{self.batch}," if self.batch > 1 else ""
@@ -45,6 +72,8 @@ class GemmProblem:
         words += [] if self.b_layout == "kn" else [f"b_{self.b_layout}"]
         words += [] if self.epilogue == NO_EPILOGUE else [self.epilogue]
         words += [RESIDUAL] if self.residual else []
+        words += [] if self.out_dtype == _usual_out_dtype(self.dtype) else [f"out_{self.out_dtype}"]
+        words += [f"{self.scales}_scales"] if self.scales in ("row", "block") else []
         return f"gemm:{batch}m{self.m},n{self.n},k{self.k},{','.join(words)}"
 
     @property
@@ -65,6 +94,21 @@ class GemmProblem:
         own = tuple(int(getattr(self, axis)) for axis in self.axes(tensor))
         return own if self.batch == 1 else (self.batch, *own)
 
+    def scale_shape(self, operand: str) -> tuple[int, ...]:
+        """Return the shape of the scales of a or b."""
+        blocks = -(-self.k // SCALED_TOGETHER)
+        own: tuple[int, ...]
+        match self.scales, operand:
+            case "tensor", _:
+                return (self.batch,)
+            case "row", _:
+                own = (self.m if operand == "a" else self.n,)
+            case _, "a":
+                own = (blocks, self.m)
+            case _:
+                own = (-(-self.n // SCALED_TOGETHER), blocks)
+        return own if self.batch == 1 else (self.batch, *own)
+
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
         return {
@@ -72,30 +116,63 @@ class GemmProblem:
             "n": self.n,
             "k": self.k,
             "batch": self.batch,
-            "batched": self.batch > 1,
+            "batched": self.batched,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "epilogue": self.epilogue,
             "a_layout": self.a_layout,
             "b_layout": self.b_layout,
             "residual": self.residual,
+            "out_dtype": self.out_dtype,
+            "scales": self.scales,
+            "byte_product": BYTES.get(self.dtype, ""),
+            "promoted": self.promoted,
         }
+
+    @property
+    def promoted(self) -> bool:
+        """Return whether the products of each step along k are added up by themselves, and then to the others in float.
+
+        Tensor cores keep 14 bits of sums of FP8; and each block of k may have a scale of its own.
+        """
+        return self.dtype.startswith("fp8") or self.scales == "block"
 
 
 def parse_problem(text: str) -> GemmProblem:
-    """Parse `[b8,]m4096,n4096,k4096,fp16[,a_km][,b_nk][,bias][,residual]`.
+    """Parse `[b8,]m4096,n4096,k4096,fp16[,a_km][,b_nk][,bias][,residual][,out_fp32][,row_scales]`.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
     numbers = {"m": "m", "n": "n", "k": "k", "b": "batch"}
     known = {
         "dtype": DTYPES, "epilogue": EPILOGUES, "a_layout": tuple(A_LAYOUTS), "b_layout": tuple(B_LAYOUTS),
-        RESIDUAL: (RESIDUAL,),
+        RESIDUAL: (RESIDUAL,), "out_dtype": tuple(OUT_DTYPES), "scales": tuple(SCALES),
     }  # fmt: skip # a table
-    optional = ("epilogue", "batch", "a_layout", "b_layout", RESIDUAL)
+    optional = ("epilogue", "batch", "a_layout", "b_layout", RESIDUAL, "out_dtype", "scales")
     sizes, words = read_parts(text, EXAMPLE, numbers, known, optional)
-    return GemmProblem(
+    problem = GemmProblem(
         sizes["m"], sizes["n"], sizes["k"], words["dtype"], words.get("epilogue", NO_EPILOGUE),
         sizes.get("batch", 1), A_LAYOUTS[words.get("a_layout", "a_mk")], B_LAYOUTS[words.get("b_layout", "b_kn")],
-        RESIDUAL in words,
+        RESIDUAL in words, OUT_DTYPES.get(words.get("out_dtype", ""), ""), SCALES.get(words.get("scales", ""), ""),
     )  # fmt: skip # in the order of the fields
+    if why := _why_not(problem):
+        raise UsageError(f"the problem {text!r} cannot be: {why}")
+    return problem
+
+
+def _usual_out_dtype(dtype: str) -> str:
+    return dtype if dtype in HALVES else "bf16"
+
+
+def _why_not(problem: GemmProblem) -> str | None:
+    """Return the rule that the words of a problem break together, with what would be right."""
+    p = problem
+    if p.dtype in BYTES and (p.a_layout, p.b_layout) != ("mk", "nk"):
+        return f"tensor cores take {p.dtype} along k alone, A as [m, k] and B as [n, k]: without a_km, and with b_nk"
+    if p.dtype in HALVES and p.scales != NO_SCALES:
+        return f"{p.dtype} has no scales, which are for {', '.join(BYTES)}: leave {p.scales}_scales out"
+    if p.dtype.startswith("fp8") and p.out_dtype == "fp32":
+        return f"tensor cores keep 14 bits of sums of {p.dtype}: leave out_fp32 out, or write out_fp16"
+    if p.dtype in HALVES and p.out_dtype not in (p.dtype, "fp32"):
+        return f"C of {p.dtype} is {p.dtype} or fp32: leave out_{p.out_dtype} out, or write out_fp32"
+    return None

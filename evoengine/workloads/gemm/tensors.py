@@ -11,12 +11,16 @@ from torch.nn.functional import gelu, silu
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.gemm.cases import CUT_OFF
 from evoengine.workloads.gemm.coverage import ALIKE
-from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.gemm.problem import BYTES, NO_SCALES, SCALED_TOGETHER, GemmProblem
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 SAMPLED_ROWS = 128
 """rows of a whole problem that are compared in float64"""
+
+SUMMED_TOGETHER = 8
+"""products that the tensor cores of sm_80 add to a sum at a time; later ones take more"""
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -33,23 +37,27 @@ class GemmTensors(Tensors[GemmProblem]):
 
         entries = [(normal(problem.m, problem.k), normal(problem.k, problem.n)) for _ in range(problem.batch)]
         bias = normal(problem.n)
-        shaped = [_SHAPED[case.draw](*entry, bias) for entry in entries]
+        shaped = [shape_of(problem, case.draw)(*entry, bias) for entry in entries]
         a, b = (torch.stack([entry[i] for entry in shaped]) for i in range(2))
         if problem.batch == 1:
             a, b = a[0], b[0]
         bias = shaped[0][2]
         if case.draw == "large products" and problem.dtype == "bf16":
             a, bias = a * BEYOND_HALF, bias * BEYOND_HALF
-        found = {"a": stored(a, problem.a_layout == "mk"), "b": stored(b, problem.b_layout == "kn"), "bias": bias}
+        of_c = {"bias": bias}
         if problem.residual:
             residual = normal(*problem.shape("c"))
-            found["residual"] = residual if case.draw in ("normal", "long") else whole_numbers(residual)
-        inputs = {name: tensor.to(TORCH_DTYPES[problem.dtype]) for name, tensor in found.items()}
+            of_c["residual"] = residual if case.draw in ("normal", CUT_OFF, "long") else whole_numbers(residual)
+        inputs = {
+            "a": stored(a, problem.a_layout == "mk").to(TORCH_DTYPES[problem.dtype]),
+            "b": stored(b, problem.b_layout == "kn").to(TORCH_DTYPES[problem.dtype]),
+            **{name: tensor.to(TORCH_DTYPES[problem.out_dtype]) for name, tensor in of_c.items()},
+            **draw_scales(problem, case.draw, normal),
+        }
         return Drawn(inputs, inputs)
 
     def reference(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        a, b = operands(problem, inputs)
-        return {"c": _epilogue(problem, a.double() @ b.double(), inputs, torch.float64)}
+        return {"c": _epilogue(problem, _product(problem, inputs, torch.float64), inputs, torch.float64)}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         """Compute as a library does: the product summed in float32 and rounded, then each step of the epilogue rounded.
@@ -57,15 +65,15 @@ class GemmTensors(Tensors[GemmProblem]):
         The product is not left to torch in 16 bits, since it depends on device and settings whether that sums in 16
         bits too.
         """
-        a, b = operands(problem, inputs)
-        return {"c": _epilogue(problem, (a.float() @ b.float()).to(a.dtype), inputs, a.dtype)}
+        out = TORCH_DTYPES[problem.out_dtype]
+        return {"c": _epilogue(problem, _product(problem, inputs, torch.float32).to(out), inputs, out)}
 
     def rounded_once(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        a, b = operands(problem, inputs)
-        return {"c": _epilogue(problem, a.float() @ b.float(), inputs, torch.float32).to(a.dtype)}
+        product = _product(problem, inputs, torch.float32)
+        return {"c": _epilogue(problem, product, inputs, torch.float32).to(TORCH_DTYPES[problem.out_dtype])}
 
     def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
-        if case.draw == "normal":
+        if case.draw in ("normal", CUT_OFF):
             return frozenset()
         a, b = operands(case.problem, drawn.inputs)
         first = (a, b) if case.problem.batch == 1 else (a[0], b[0])
@@ -75,11 +83,18 @@ class GemmTensors(Tensors[GemmProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: GemmProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return torch.matmul, or torch.addmm for one product with a bias, by cuBLAS; then torch's own epilogue."""
+        """Return torch.matmul, or torch.addmm for one product with a bias, by cuBLAS; then torch's own epilogue.
+
+        Of bytes it is torch's scaled product, or that of integers.
+        """
         a, b = operands(problem, inputs)
         bias, residual = inputs["bias"], inputs.get("residual")
 
         def product() -> torch.Tensor:
+            if problem.scales != NO_SCALES:
+                return scaled_by_torch(problem, inputs)
+            if problem.out_dtype != problem.dtype:
+                return torch.mm(a, b, out_dtype=TORCH_DTYPES[problem.out_dtype]) + (bias if problem.has_bias else 0)
             if not problem.has_bias:
                 return torch.matmul(a, b)
             return torch.addmm(bias, a, b) if problem.batch == 1 else torch.matmul(a, b) + bias
@@ -95,6 +110,8 @@ class GemmTensors(Tensors[GemmProblem]):
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
         a = inputs["a"].index_select(-2 if problem.a_layout == "mk" else -1, rows)
         part = {**inputs, "a": a}
+        if problem.scales in ("row", "block"):
+            part["scale_a"] = inputs["scale_a"].index_select(-1, rows)
         if problem.residual:
             part["residual"] = inputs["residual"].index_select(-2, rows)
         sampled = replace(problem, m=len(rows))
@@ -104,6 +121,76 @@ class GemmTensors(Tensors[GemmProblem]):
         """Return the bytes of A and B in float32 and the product of both, and of B in float64 for a few rows."""
         p = problem
         return p.batch * (4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n)
+
+
+def _product(problem: GemmProblem, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
+    """Return A·B by its scales, [batch, m, n], all in that dtype; int8 in float64 first, which has all its sums.
+
+    In float32 it is summed as tensor cores do where C's dtype shows that.
+    """
+    a, b = operands(problem, inputs)
+    if problem.scales == NO_SCALES:
+        if dtype == torch.float32 == TORCH_DTYPES[problem.out_dtype]:
+            return summed_in_steps(a, b)
+        return a.to(dtype) @ b.to(dtype)
+    of_a, of_b = (inputs[f"scale_{name}"].to(dtype) for name in "ab")
+    if problem.scales == "block":
+        together, n, k = SCALED_TOGETHER, problem.n, problem.k
+        each_a = of_a.mT.repeat_interleave(together, -1)[..., :k]
+        each_b = of_b.mT.repeat_interleave(together, -2).repeat_interleave(together, -1)[..., :k, :n]
+        return (a.to(dtype) * each_a) @ (b.to(dtype) * each_b)
+    exact = torch.float64 if problem.dtype == "int8" else dtype
+    product = (a.to(exact) @ b.to(exact)).to(dtype)
+    if problem.scales == "row":
+        return product * (of_a[..., :, None] * of_b[..., None, :])
+    return product * (of_a * of_b)[..., None, None] if problem.batch > 1 else product * (of_a * of_b)
+
+
+def summed_in_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A·B in float32 as tensor cores sum it: eight products at a time, each sum cut off, not rounded."""
+    total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64, device=a.device)
+    for k in range(0, a.shape[-1], SUMMED_TOGETHER):
+        total += a[..., k : k + SUMMED_TOGETHER].double() @ b[..., k : k + SUMMED_TOGETHER, :].double()
+        fraction, exponent = torch.frexp(total)
+        total = torch.ldexp((fraction * 2.0**24).trunc(), exponent - 24)
+    return total.float()
+
+
+def scaled_by_torch(problem: GemmProblem, inputs: Inputs) -> torch.Tensor:
+    """Return C without its epilogue by torch's own product of bytes; raises RuntimeError where it has none."""
+    a, b = operands(problem, inputs)
+    of_a, of_b = inputs["scale_a"], inputs["scale_b"]
+    if problem.batch > 1 or problem.scales == "block":
+        raise RuntimeError("torch has no such product of bytes")
+    if problem.scales == "row":
+        of_a, of_b = of_a[:, None], of_b[None, :]
+    out = TORCH_DTYPES[problem.out_dtype]
+    bias = inputs["bias"] if problem.has_bias else None
+    # both have no other name
+    if problem.dtype != "int8":
+        return torch._scaled_mm(a, b, scale_a=of_a, scale_b=of_b, bias=bias, out_dtype=out)  # noqa: SLF001
+    product = (torch._int_mm(a, b) * (of_a * of_b)).to(out)  # noqa: SLF001
+    return product if bias is None else product + bias
+
+
+def draw_scales(problem: GemmProblem, draw: str, normal: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the scales of A and B, fp32; none where the problem has none.
+
+    They are at most 1 and differ from one another by powers of two, so that exact sums remain so; those of "normal"
+    draws by any factor, and A·B has unit variance then. Where products cancel out over all of K they are 1.
+    """
+    if problem.scales == NO_SCALES:
+        return {}
+    found = {}
+    for name in ("a", "b"):
+        drawn = -normal(*problem.scale_shape(name)).abs().clamp(max=2)
+        exponent = drawn if draw in ("normal", CUT_OFF) else drawn.round()
+        found[f"scale_{name}"] = torch.ones_like(drawn) if draw in CANCELLING else torch.exp2(exponent)
+    if draw in ("normal", CUT_OFF):
+        found["scale_b"] /= math.sqrt(problem.k) * (INTEGER_SPREAD**2 if problem.dtype == "int8" else 1)
+    elif problem.dtype == "int8" and draw in ("long", FULL_SIZE):
+        found["scale_b"] /= 4096.0  # sums of many large numbers, which halves hold then
+    return found
 
 
 def stored(operand: torch.Tensor, as_is: bool) -> torch.Tensor:
@@ -228,6 +315,53 @@ def _long(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     return torch.where(row % 3 == 0, a, ones), (2.0 + b / 4.0) / 3.0, bias
 
 
+INTEGER_SPREAD = 32.0
+"""standard deviation of whole numbers of one byte that stand for normal ones"""
+FULL_SIZE = "full size"
+"""draws of blocks of the problem itself, for which there is no `shape_of`"""
+CANCELLING = ("large products", "long")
+
+
+def _normal_bytes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Leave it to scales to bring products to unit variance."""
+    return a, b, bias
+
+
+def _normal_integers(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    return _integers(a), _integers(b), bias
+
+
+def _integers(normal: torch.Tensor) -> torch.Tensor:
+    return (normal * INTEGER_SPREAD).round().clamp(-127, 127)
+
+
+def _one_hot_integers(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    return _one_hot(a, _integers(b), bias)
+
+
+def _large_bytes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Draw as `_large_products` does, of factors that bytes have, whose products over 128 of K 14 bits can hold.
+
+    One product is left of two that are possible, those of 128 and of 160, as columns of B repeat themselves.
+    """
+    k, half = torch.arange(a.shape[1], device=a.device), max(a.shape[1] // 2, 1)
+    sign = torch.where(k < half, 1.0, -1.0) * (k < 2 * half - 1)
+    rows = torch.where(torch.arange(a.shape[0], device=a.device) % 2 == 0, 256.0, -256.0)
+    return rows[:, None] * sign, 128.0 + 32.0 * (b > 0)[k % half], bias * 256.0
+
+
+def _large_integers(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    a, b, bias = _large_products(a, b, bias)
+    return a * (127.0 / LARGE), b - LARGE + 126.0, bias
+
+
+def _long_integers(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Draw as `_long` does, large enough that sums overflow 16 bits, and 24 of a float over all of a deep K."""
+    a, b, bias = _long(a, b, bias)
+    row = torch.arange(a.shape[0], device=a.device).view(-1, 1)
+    return torch.where(row % 3 == 0, _integers(a), a * 127.0), (b * 100.0).round().clamp(-127, 127), bias
+
+
 _SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]] = {
     "normal": _normal,
     "whole numbers": _whole,
@@ -236,3 +370,19 @@ _SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]]
     "large products": _large_products,
     "long": _long,
 }
+_SHAPED_BYTES = {**_SHAPED, "normal": _normal_bytes, "large products": _large_bytes}
+_SHAPED_INTEGERS = {
+    **_SHAPED,
+    "normal": _normal_integers,
+    "one-hot rows": _one_hot_integers,
+    "large products": _large_integers,
+    "long": _long_integers,
+}
+
+
+def shape_of(problem: GemmProblem, draw: str) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]:
+    """Return what makes A, B and the bias of normal numbers."""
+    if problem.dtype == "int8":
+        return _SHAPED_INTEGERS[draw]
+    draw = "normal" if draw == CUT_OFF else draw
+    return (_SHAPED_BYTES if problem.dtype in BYTES else _SHAPED)[draw]

@@ -5,6 +5,7 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -17,34 +18,56 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.cases import gate_cases
 from evoengine.workloads.gemm.coverage import cells, visited
 from evoengine.workloads.gemm.plan import full_plan
-from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+from evoengine.workloads.gemm.problem import (
+    BYTES,
+    DTYPES,
+    EPILOGUES,
+    EXAMPLE,
+    NO_SCALES,
+    OUT_DTYPES,
+    SCALES,
+    GemmProblem,
+    parse_problem,
+)
+from evoengine.workloads.gemm.sets import problem_sets
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles
 from evoengine.workloads.rectangles import FullCase
 
-SWIZZLED = 64
-"""elements of 16 bits that TMA swizzles together"""
+SWIZZLED = 128
+"""bytes that TMA swizzles together"""
 STORED_ROWS = 16
 """rows of C that a warp stores together by TMA"""
 
 
 class Gemm(Workload[GemmProblem]):
     name = "gemm"
-    grammar = f"[b…,]m…,n…,k…,{'|'.join(DTYPES)}[,a_km][,b_nk][,{'|'.join(EPILOGUES)}][,residual]"
+    grammar = (
+        f"[b…,]m…,n…,k…,{'|'.join(DTYPES)}[,a_km][,b_nk][,{'|'.join(EPILOGUES)}][,residual]"
+        f"[,{'|'.join(OUT_DTYPES)}][,{'|'.join(SCALES)}]"
+    )
     example = EXAMPLE
-    compile_time = ("dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched")
+    compile_time = (
+        "dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched", "out_dtype", "scales",
+        "byte_product", "promoted",
+    )  # fmt: skip # a list
     baseline_label = "torch"
 
     def parse(self, text: str) -> GemmProblem:
         return parse_problem(text)
+
+    def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
+        return problem_sets()
 
     def flops(self, problem: GemmProblem) -> float:
         """Return 2·m·n·k for each entry of the batch, the usual count; the epilogue is left out."""
         return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
     def min_dram_bytes(self, problem: GemmProblem) -> float:
-        """Return the bytes of A, B and the residual read once and C written once; the bias is too small to count."""
+        """Return the bytes of A, B, scales and the residual read once and C written once; the bias is too small."""
         p = problem
-        return float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in ("a", "b", *_like_c(p)))
+        operands = float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in ("a", "b"))
+        scales = 4.0 * sum(prod(p.scale_shape(name)) for name in _scaled(p))
+        return operands + scales + float(DTYPE_BYTES[p.out_dtype]) * sum(prod(p.shape(name)) for name in _like_c(p))
 
     def gate_launch(self, case: Case[GemmProblem], launch: Launch) -> Launch:
         """Return the launch of a case: the space's, except for the number of blocks of a persistent kernel.
@@ -71,9 +94,11 @@ class Gemm(Workload[GemmProblem]):
         p = problem
         return (
             *(TensorParameter(name, p.shape(name), p.dtype) for name in ("a", "b")),
-            TensorParameter("bias", (p.n,), p.dtype),
-            *(TensorParameter(name, p.shape(name), p.dtype, output=name == "c") for name in _like_c(p)),
-            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[p.batch == 1 :]),
+            TensorParameter("bias", (p.n,), p.out_dtype),
+            *(TensorParameter(name, p.shape(name), p.out_dtype) for name in _like_c(p)[:-1]),
+            *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in _scaled(p)),
+            TensorParameter("c", p.shape("c"), p.out_dtype, output=True),
+            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[not p.batched :]),
             *_tensor_maps(p, config),
         )
 
@@ -91,6 +116,10 @@ class Gemm(Workload[GemmProblem]):
         return GemmFullSize(self)
 
 
+def _scaled(problem: GemmProblem) -> tuple[str, ...]:
+    return () if problem.scales == NO_SCALES else ("a", "b")
+
+
 def _like_c(problem: GemmProblem) -> tuple[str, ...]:
     return ("residual", "c") if problem.residual else ("c",)
 
@@ -99,7 +128,7 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
     """Return the tensor maps of A and B for kernels that load by TMA, and of C if it is stored by TMA.
 
     A box is the columns that are swizzled together by a tile's rows; of a tile that a cluster's blocks share each
-    brings an equal part.
+    brings an equal part. A kernel moves bytes in pairs.
     """
     if config.get("family") != "wgmma":
         return ()
@@ -110,11 +139,14 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
         strides: tuple[int, ...]
         box: tuple[int, ...]
         rows, columns = p.shape(name)[-2:]
-        row = DTYPE_BYTES[p.dtype] * columns
-        dims, strides, box = (columns, rows), (row,), (SWIZZLED, box_rows)
-        if p.batch > 1:
+        dtype = p.out_dtype if name == "c" else p.dtype
+        row = DTYPE_BYTES[dtype] * columns
+        if dtype in BYTES:
+            dtype, columns = "uint16", columns // 2
+        dims, strides, box = (columns, rows), (row,), (SWIZZLED // DTYPE_BYTES["fp16"], box_rows)
+        if p.batched:
             dims, strides, box = (*dims, p.batch), (*strides, row * rows), (*box, 1)
-        return TensorMapArgument(f"map_{name}", name, p.dtype, dims, strides, box, swizzle=2 * SWIZZLED)
+        return TensorMapArgument(f"map_{name}", name, dtype, dims, strides, box, swizzle=SWIZZLED)
 
     def rows_of(name: str) -> int:
         return int(config[f"tile_{p.axes(name)[0]}"])

@@ -1,9 +1,9 @@
 // ---- accumulator: 16 rows x N columns of a product, as mma.sync and wgmma leave them in a warp's registers ----
 // A lane has a part of two rows, `half` 0 and 1, and shares both with the other three lanes of its quad.
-template <int N>
+template <int N, class Number = float>
 struct Accumulator {
     static constexpr int SIZE = N / 2;
-    float d[SIZE];
+    Number d[SIZE];
 
     static __device__ __forceinline__ int half(int i) { return i / 2 % 2; }
     // Among the warp's 16 rows.
@@ -12,7 +12,7 @@ struct Accumulator {
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < SIZE; ++i) d[i] = 0.0f;
+        for (int i = 0; i < SIZE; ++i) d[i] = Number(0);
     }
 
     // The maximum of a row in this lane's columns.

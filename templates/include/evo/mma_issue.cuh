@@ -12,8 +12,8 @@ struct RegisterA {
 
 // acc += A B for STRIPES stripes of 16 rows. A is RegisterA or SharedA, B is KMajorB or MnMajorB
 // (shared_tile/ldmatrix.cuh).
-template <int K, int STRIPES, int N, class A, class B>
-__device__ __forceinline__ void issue(Accumulator<N> (&acc)[STRIPES], const A& a, const B& b) {
+template <int K, int STRIPES, int N, class Sum, class A, class B>
+__device__ __forceinline__ void issue(Accumulator<N, Sum> (&acc)[STRIPES], const A& a, const B& b) {
 #pragma unroll
     for (int step = 0; step < K / 16; ++step) {
         unsigned word_a[STRIPES][4];

@@ -8,20 +8,20 @@ struct RegisterA {
     __device__ __forceinline__ const unsigned* at(int step) const { return words + 4 * step; }
 };
 
-template <bool TRANS_B, bool TRANS_A, int COUNT>
-__device__ __forceinline__ void wgmma(float (&d)[COUNT], unsigned long long a, unsigned long long b, int accumulate) {
+template <bool TRANS_B, bool TRANS_A, int COUNT, class Sum>
+__device__ __forceinline__ void wgmma(Sum (&d)[COUNT], unsigned long long a, unsigned long long b, int accumulate) {
     wgmma_ss<TRANS_B, TRANS_A>(d, a, b, accumulate);
 }
 
-template <bool TRANS_B, bool, int COUNT>
-__device__ __forceinline__ void wgmma(float (&d)[COUNT], const unsigned* a, unsigned long long b, int accumulate) {
+template <bool TRANS_B, bool, int COUNT, class Sum>
+__device__ __forceinline__ void wgmma(Sum (&d)[COUNT], const unsigned* a, unsigned long long b, int accumulate) {
     wgmma_rs<TRANS_B>(d, a, b, accumulate);
 }
 
 // acc += A B, or A B where `accumulate` is 0: issued here as one group, there after the wgmma_wait that covers it. A
 // has a warpgroup's 64 rows and is in registers or, as B is, in shared memory (shared_tile/wgmma.cuh).
-template <int K, int N, class A, class B>
-__device__ __forceinline__ void issue(Accumulator<N>& acc, const A& a, const B& b, int accumulate) {
+template <int K, int N, class Sum, class A, class B>
+__device__ __forceinline__ void issue(Accumulator<N, Sum>& acc, const A& a, const B& b, int accumulate) {
     warpgroup_fence_operand(acc.d);
     wgmma_fence();
 #pragma unroll
@@ -31,8 +31,8 @@ __device__ __forceinline__ void issue(Accumulator<N>& acc, const A& a, const B& 
 }
 
 // Until at most PENDING of the latest groups are under way; the product that this ends may be read from then on.
-template <int PENDING, int N>
-__device__ __forceinline__ void wait_for(Accumulator<N>& acc) {
+template <int PENDING, int N, class Sum>
+__device__ __forceinline__ void wait_for(Accumulator<N, Sum>& acc) {
     wgmma_wait<PENDING>();
     warpgroup_fence_operand(acc.d);
 }

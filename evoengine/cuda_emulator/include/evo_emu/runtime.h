@@ -105,13 +105,17 @@ void copy_async_wait_all(int line);
 void load_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
 void store_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
 
-// mma.sync m16n8k16 with fp32 accumulators: pointers to a lane's 4, 4, 2 and 4 registers.
+// What matrix products multiply. Sums are fp32, of s8 whole numbers of 32 bits in the place of floats.
+enum class Element : unsigned char { half, bfloat16, e4m3, e5m2, s8 };
+constexpr bool is_byte(Element element) { return element >= Element::e4m3; }
+
+// mma.sync m16n8k16, of bytes m16n8k32: pointers to a lane's 4, 4, 2 and 4 registers.
 struct MmaFragments {
     float* const* d;
     const unsigned *const *a, *const *b;
     const float* const* c;
 };
-void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
+void multiply_m16n8(const MmaFragments& fragments, Element element, int line);
 
 // mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land
 // at once or when somebody waits for them. The state that an arrival returns is the number of the phase.
@@ -147,7 +151,7 @@ struct Wgmma {
     unsigned long long a, b;           // shared memory descriptors
     bool accumulate;
     int scale_a, scale_b, transposed_a, transposed_b;
-    bool bfloat16;
+    Element element;
     unsigned columns;
     int line;
 };

@@ -1,0 +1,172 @@
+"""FP8 products with scales of 128 beside DeepGEMM's kernel: both compiled, both predicted by the same model.
+
+    python benchmarks/deep_gemm.py --deep-gemm DIR --cutlass DIR [--nvcc nvcc]
+
+The folders hold DeepGEMM's deep_gemm/include (MIT, commit 54e2261) and CUTLASS's include. Its kernel is instantiated as
+its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS. Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README (commit
+a6d97a1, H800).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from evoengine.devices.base import ScalarArgument, TensorMapArgument  # noqa: E402
+from evoengine.errors import UsageError  # noqa: E402
+from evoengine.gpu import find_gpu  # noqa: E402
+from evoengine.paths import asset  # noqa: E402
+from evoengine.records import CompiledCandidate, Config  # noqa: E402
+from evoengine.sass.chip import find_chip  # noqa: E402
+from evoengine.sass.core import Program  # noqa: E402
+from evoengine.sass.cubin import kernel_names, read_kernel  # noqa: E402
+from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare  # noqa: E402
+from evoengine.sass.listing import disassemble  # noqa: E402
+from evoengine.sass.predict import Prediction, predict  # noqa: E402
+from evoengine.space.space import load_space  # noqa: E402
+from evoengine.stages.compile import compile_source  # noqa: E402
+from evoengine.stages.predict import predict_binary  # noqa: E402
+from evoengine.stages.render import render  # noqa: E402
+from evoengine.workloads import parse_problem  # noqa: E402
+from evoengine.workloads.base import Target  # noqa: E402
+
+GPU, ARCH = "h100", "sm_90a"
+DEPTH = 128
+PUBLISHED = {(4096, 4096, 7168): 1304, (4096, 7168, 16384): 1358, (4096, 7168, 2048): 1025, (128, 4096, 7168): 533}
+"""TFLOPS on an H800"""
+SHARED = 232448
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    rows: int
+    columns: int
+    multicast_a: bool = True
+    """whether the two blocks of a cluster lie beside one another, and share rows of A"""
+
+
+LAYOUTS = (Layout(128, 128), Layout(128, 128, multicast_a=False), Layout(128, 160), Layout(256, 128), Layout(64, 128))
+PERSISTENT: Config = {
+    "family": "wgmma", "tile_m": 128, "tile_n": 128, "tile_k": 128, "consumers": 2, "swap": False, "stages": 5,
+    "raster": "groups", "group_m": 8, "schedule": "persistent", "ping_pong": False, "cluster": "2x1", "c_store": "tma",
+    "producer_registers": 40, "min_blocks": 1,
+}  # fmt: skip # a table
+TALL: Config = {**PERSISTENT, "tile_m": 256, "stages": 3, "cluster": "1x2"}
+CONFIGURATIONS: tuple[Config, ...] = (TALL, {**TALL, "cluster": "2x1"}, {**TALL, "stages": 4}, PERSISTENT)
+
+
+def instance(layout: Layout, n: int, k: int, stages: int) -> str:
+    threads = 128 if layout.rows <= 64 else 256
+    return f"""#include <deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh>
+using namespace deep_gemm;
+static void instantiate() {{
+    auto kernel = reinterpret_cast<void*>(&sm90_fp8_gemm_1d2d_impl<
+        cute::UMMA::Major::K, 0, {n}, {k}, 1, {layout.rows}, {layout.columns}, {DEPTH}, 128, 128,
+        {128 if layout.columns % 64 == 0 else 64}, {stages}, 128, {threads}, 2, {str(layout.multicast_a).lower()}, 132,
+        GemmType::Normal, cutlass::bfloat16_t, epilogue::transform::EpilogueIdentity>);
+}}
+"""
+
+
+def stages_and_bytes(layout: Layout, k: int) -> tuple[int, int]:
+    """Return the buffers and the bytes of shared memory, as get_pipeline_config computes them."""
+    factors = 4 * -(-k // DEPTH) * (1 if DEPTH % layout.columns == 0 else 2)
+    extra = -(-2 * layout.rows * layout.columns // 1024) * 1024 + 256 + -(-factors // 8) * 8
+    each = DEPTH * (layout.rows + layout.columns) + -(-4 * layout.rows // 128) * 128
+    stages = min((SHARED - extra) // each, 16)
+    return stages, extra + stages * each
+
+
+def compiled(text: str, options: argparse.Namespace) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        source.write_text(text)
+        flags = ("-std=c++20", f"-arch={ARCH}", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-cubin")
+        includes = (f"-I{options.deep_gemm}/deep_gemm/include", f"-I{options.cutlass}/include")
+        done = subprocess.run(
+            [options.nvcc, *flags, *includes, source, "-o", cubin], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UsageError(f"nvcc cannot compile DeepGEMM's kernel: {done.stderr.strip().splitlines()[0]}")
+        return cubin.read_bytes()
+
+
+def launch_of(cubin: bytes, layout: Layout, m: int, n: int, k: int) -> tuple[Program, Launch]:
+    entry = kernel_names(cubin)[0]
+    program, kernel = Program(disassemble(cubin), entry), read_kernel(cubin, entry)
+    _, shared = stages_and_bytes(layout, k)
+    blocks = -(-k // DEPTH)
+    a, b = DrawnArgument("A", m * k, "uint8"), DrawnArgument("B", n * k, "uint8")
+    c = DrawnArgument("C", 2 * m * n, "bf16", output=True)
+    of_a, of_b = DrawnArgument("SA", 4 * m * blocks, "fp32"), DrawnArgument("SB", 4 * -(-n // DEPTH) * blocks, "fp32")
+    swizzle = 128 if layout.columns % 64 == 0 else 64
+    maps = [
+        TensorMapArgument("map_a", "A", "uint8", (k, m), (k,), (DEPTH, layout.rows), 128),
+        TensorMapArgument("map_b", "B", "uint8", (k, n), (k,), (DEPTH, layout.columns), 128),
+        TensorMapArgument("map_d", "C", "bf16", (n, m), (2 * n,), (swizzle // 2, layout.rows), swizzle),
+        TensorMapArgument("map_sa", "SA", "fp32", (m, blocks), (4 * m,), (layout.rows, 1), 0),
+    ]
+    sizes = [ScalarArgument(name, np.int32(size)) for name, size in (("m", m), ("n", n), ("k", k))]
+    layout_of_groups = DrawnArgument("groups", 4, "int32")
+    threads = 256 if layout.rows <= 64 else 384
+    geometry = Geometry((132, 1, 1), (threads, 1, 1), shared, (2, 1, 1))
+    return program, prepare(kernel, geometry, [of_b, layout_of_groups, *sizes, *maps], 0, mapped=[a, b, c, of_a])
+
+
+def predicted(options: argparse.Namespace, layout: Layout, m: int, n: int, k: int) -> Prediction:
+    stages, _ = stages_and_bytes(layout, k)
+    program, launch = launch_of(compiled(instance(layout, n, k, stages), options), layout, m, n, k)
+    return predict(program, launch, find_chip(GPU), 2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
+
+
+def ours(config: Config, m: int, n: int, k: int) -> Prediction | None:
+    """Return the prediction of a configuration; None where the space does not admit it."""
+    workload, problem = parse_problem(f"gemm:m{m},n{n},k{k},fp8_e4m3,b_nk,block_scales")
+    target = Target(workload, problem, find_gpu(GPU))
+    space = load_space(asset("search_spaces") / "gemm.toml", problem, target.gpu)
+    if not space.contains(config):
+        return None
+    source = render(target, space, config, asset("templates"))
+    return predict_binary(target, CompiledCandidate(0, source, compile_source(source, target.gpu.arch), config))
+
+
+def line(shape: tuple[int, int, int], name: str, found: Prediction) -> str:
+    m, n, k = shape
+    tflops = 2.0 * m * n * k / found.time_us / 1e6
+    tensor, dram = (f"{found.shares.get(pipe, 0.0):.0%}" for pipe in ("tensor", "dram"))
+    return f"| m{m} n{n} k{k} | {name} | {found.time_us:.1f} | {tflops:.0f} | {tensor} | {dram} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deep-gemm", type=Path, required=True)
+    parser.add_argument("--cutlass", type=Path, required=True)
+    parser.add_argument("--nvcc", default="nvcc")
+    parser.add_argument("--shapes", type=int, default=len(PUBLISHED), help="how many of the published shapes")
+    options = parser.parse_args()
+    print("| problem | kernel | predicted, µs | TFLOPS | tensor | DRAM |")
+    print("|---|---|---:|---:|---:|---:|")
+    for shape, tflops in list(PUBLISHED.items())[: options.shapes]:
+        m, n, k = shape
+        print(f"| m{m} n{n} k{k} | published, H800 | {2.0 * m * n * k / tflops / 1e6:.1f} | {tflops} | | |", flush=True)
+        for layout in LAYOUTS:
+            shared = "A" if layout.multicast_a else "B"
+            name = f"DeepGEMM {layout.rows} × {layout.columns}, multicast of {shared}"
+            print(line(shape, name, predicted(options, layout, *shape)), flush=True)
+        for config in CONFIGURATIONS:
+            if found := ours(config, *shape):
+                said = ", ".join(f"{name} {config[name]}" for name in ("tile_m", "cluster", "stages"))
+                print(line(shape, f"ours: {said}", found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
