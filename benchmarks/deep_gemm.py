@@ -3,8 +3,8 @@
     python benchmarks/deep_gemm.py --deep-gemm DIR --cutlass DIR [--nvcc nvcc]
 
 The folders hold DeepGEMM's deep_gemm/include (MIT, commit 54e2261) and CUTLASS's include. Its kernel is instantiated as
-its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS. Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README (commit
-a6d97a1, H800).
+its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS.
+Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README (commit a6d97a1, H800).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Time from the start of the first search on a machine to its first trial, this checkout against another one.
 
 Each search begins with an empty cache, as executor and emulator are built once for a machine. Seconds are counted from
-the start of the process until the ledger has the first trial, and until that trial has ended; CPU seconds are those of
-the whole search, compilers included. The searches take turns, so that both meet the same machine.
+the start of the process until the ledger has the first trial, and until it has the first figure of one, by which a
+trial ends; the end that a trial's row states is the last one, which moves when the gate of the best is finished. CPU
+seconds are those of the whole search, compilers included. The searches take turns, so that both meet the same machine.
 
     python -m benchmarks.first_search --old ../evoengine-3b5a308 --times 2
 
@@ -41,8 +42,11 @@ def search(checkout: Path, trials: int) -> tuple[float, float, float]:
         )  # fmt: skip
         await_orphans()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rows = sqlite3.connect(ledger).execute("SELECT min(created_at), min(finished_at) FROM candidates").fetchall()
-        begun, ended = ((datetime.fromisoformat(at) - start).total_seconds() for at in rows[0])
+        moments = [
+            sqlite3.connect(ledger).execute(f"SELECT min({column}) FROM {table}").fetchone()[0]
+            for table, column in (("candidates", "created_at"), ("measurements", "taken_at"))
+        ]
+        begun, ended = ((datetime.fromisoformat(at) - start).total_seconds() for at in moments)
         return begun, ended, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

@@ -245,7 +245,10 @@ class CaseResult:
         return self.max_error / self.allowed if self.max_error is not None and self.allowed else None
 
 
-GATE_VERSION = 4
+PROPOSAL = "proposal"
+"""operator of a candidate whose text was proposed, and is not what its configuration renders"""
+
+GATE_VERSION = 5
 """of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
 verdicts holds it. Candidates of unlike versions are ranked apart, and their results are not reused"""
 

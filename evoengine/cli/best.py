@@ -101,15 +101,17 @@ def best(
     the kernel must pass both judges, the executor of machine code and the emulator; otherwise nothing is written.
 
     Of several problems the table shows which of at most --kernels kernels serves each, and how much slower that is than
-    the best known one.
+    the best known one. --export then writes an export for each, and table.json, which evoengine.torch uses.
     """
     from evoengine.workloads.problem_sets import stands_for_several
 
     if len(problems) > 1 or any(map(stands_for_several, problems)):
-        alone = {"top": top, "export": folder, "trial": trial, "package": packaged, "pareto": pareto, "server": server}
+        alone = {"top": top, "trial": trial, "package": packaged, "pareto": pareto, "server": server}
         for option, value in {**alone, "fused-moe": fused_moe, "kernel": kernel, "sign": sign, "as": form}.items():
             if value not in (None, False):
                 raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+        if folder:
+            _export_table(folder, problems, gpu, kernels, db)
         _print_dispatch_table(problems, gpu, kernels, db, as_json)
         return
     if kernels is not None:
@@ -173,6 +175,21 @@ def _stored(problem: str) -> str:
     from evoengine.workloads import stored_problem
 
     return stored_problem(problem)
+
+
+def _export_table(
+    folder: Path, problems: tuple[str, ...], gpu: str | None, kernels: int | None, db: str | None
+) -> None:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import export_table
+    from evoengine.workloads.problem_sets import expand
+
+    with LiveProgress() as live:
+        written = export_table(
+            folder, expand(problems), gpu, kernels=kernels, db=db, echo=live.say, on_stage=live.stage
+        )
+    say(f"wrote {written[0]} and {len(written) - 1} files of its exports")
 
 
 def _print_dispatch_table(

@@ -33,6 +33,8 @@ COMMANDS = {
     "measure": "Time candidates of a search without a GPU on a GPU, best estimate first.",
     "profile": "Show what limits one candidate, by Nsight Compute or by the performance model.",
     "accuracy": "Compare predicted with measured times.",
+    "propose": "Judge texts that a program proposes for a kernel.",
+    "mcp": "Serve search, verify, profile, propose and others as tools for an assistant (MCP).",
     "verify": "Gate one configuration, a Triton kernel, or a kernel of a binary.",
     "export": "Write a run to a T4 file, the common format of auto-tuners.",
     "import": "Import a run from a T4 file or a Kernel Tuner cache file.",

@@ -28,7 +28,7 @@ from evoengine.cli.options import (
 )
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
-from evoengine.records import Config
+from evoengine.records import PROPOSAL, Config
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def verify(
             templates=templates,
             binary=binary,
             seed=seed,
+            db=db,
             echo=live.say,
             on_stage=live.stage,
         )
@@ -236,7 +237,8 @@ MOST_BYTES = 1 << 20
 class Given(NamedTuple):
     """A configuration, and where it is a trial's the problem and the GPU of that."""
 
-    config: Config
+    config: Config | int
+    """the number itself of a trial whose text was proposed, which no configuration renders"""
     problem: str | None = None
     gpu: str | None = None
 
@@ -258,7 +260,7 @@ def read_config(text: str, db: str | None) -> Given:
 def _of_trial(trial: int, db: str | None) -> Given:
     with reading(db) as ledger:
         found = ledger.candidate(trial)
-    return Given(found.config, found.problem, found.gpu)
+    return Given(trial if found.operator == PROPOSAL else found.config, found.problem, found.gpu)
 
 
 def _file(path: Path) -> str:

@@ -26,6 +26,7 @@ from evoengine.devices.base import KernelUnbuildable
 from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
 from evoengine.sandbox.host_compiler import (
+    Jail,
     building,
     cache_folder,
     compiler_kind,
@@ -36,11 +37,15 @@ from evoengine.sandbox.host_compiler import (
     prune,
     run_compiler,
 )
+from evoengine.sandbox.jail import needs_jail, require_jail
 from evoengine.sandbox.machine import machine_error, memory_for, names_machine_fault, why_unfit
 
 RUNTIME = Path(__file__).with_name("runtime")
 MAX_EXECUTABLES = 4096
 """executables kept; beyond it a build removes the eighth that was used longest ago"""
+
+JAILED = "jailed-"
+"""prefix of the name of an executable that runs in a jail only"""
 
 _COMMON = (
     "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
@@ -90,14 +95,18 @@ def build(source: Source, arch: str) -> Path:
     """Return the executable that runs any kernel of `source` as compiled for `arch` (sm_90a), built or from the cache.
 
     Safe to call from many processes at once. Raises KernelUnbuildable with the first error and its line; MachineError
-    where the compiler is missing or too old, the cache cannot be written, or not even an empty kernel can be built.
+    where the compiler is missing or too old, the cache cannot be written, or not even an empty kernel can be built, and
+    where there is no jail for a proposed text.
     """
+    if needs_jail(source.text):
+        require_jail()
     try:
         key = hashlib.sha256("\0".join((_version(), arch, source.entry, source.text)).encode()).hexdigest()
-        executable = cache_folder("emulator") / f"kernel-{key[:32]}"
+        prefix = JAILED if needs_jail(source.text) else "kernel-"
+        executable = cache_folder("emulator") / f"{prefix}{key[:32]}"
         if not _touch(executable):
             _build_and_classify(source, arch, executable)
-            prune(cache_folder("emulator"), "kernel-*", MAX_EXECUTABLES)
+            prune(cache_folder("emulator"), f"{prefix}*", MAX_EXECUTABLES)
     except OSError as error:
         raise machine_error(error) from error
     return executable
@@ -159,8 +168,9 @@ def _compile_and_link(source: Source, arch: str, checked: bool, executable: Path
     with building(cache_folder("emulator")) as folder:
         scratch = folder / "kernel"
         unit = _unit(source, arch, checked)
-        _compile([*flags, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
-        _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
+        jail = Jail((INCLUDE, runtime), folder) if needs_jail(source.text) else None
+        _compile([*flags, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry, jail=jail)
+        _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry, jail=jail)
         os.replace(scratch, executable)
 
 
@@ -203,11 +213,13 @@ def _host_macros(with_headers: bool) -> list[str]:
     return file.read_text("utf-8").split()
 
 
-def _compile(arguments: list[str], unit: str, entry: str, seconds: float | None = None) -> None:
+def _compile(
+    arguments: list[str], unit: str, entry: str, seconds: float | None = None, jail: Jail | None = None
+) -> None:
     seconds = seconds or BUILD_SECONDS
     try:
         with memory_for(BUILD_BYTES):
-            done = run_compiler([*_COMMON, *native_flags(), *arguments], unit, seconds)
+            done = run_compiler([*_COMMON, *native_flags(), *arguments], unit, seconds, jail)
     except subprocess.TimeoutExpired:
         raise KernelUnbuildable(f"the host compiler did not end in {seconds:g} s") from None
     if done.returncode == 0:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evoengine.cuda_emulator.build import JAILED
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     DTYPE_BYTES,
@@ -45,6 +46,7 @@ from evoengine.devices.base import (
 from evoengine.devices.pool import BlockLaunch, BlockTrace, read_traces
 from evoengine.errors import MachineError
 from evoengine.records import Launch
+from evoengine.sandbox import jail
 from evoengine.sandbox.machine import oom_kills, require_own_end
 
 # The layouts of Header, TensorHeader, CallHeader and ArgumentHeader in runtime/main.cpp.
@@ -109,7 +111,7 @@ def run(
 def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
     """Run single blocks and return what each of them touches. Raises as `run_rounds` does."""
     tensors = {t.name: t for t in _in_memory(asked.arguments)}
-    header = _header(seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
+    header = _header(executable, seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
     chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
     call = _call(entry, asked.launch, asked.arguments, tensors)
     given = [a for a in asked.arguments if isinstance(a, TensorArgument)]
@@ -124,7 +126,7 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
 def _run_all(executable: Path, rounds: Sequence[Round], seed: int, timeout: float, fill: int | None) -> Executed:
     """Run the rounds. `fill` is the byte that outputs hold before the first round; None keeps their own contents."""
     tensors = _tensors(rounds, with_contents=fill is None)
-    message = [_header(seed, len(rounds), tensors.values(), 0, fill or 0, 0)]
+    message = [_header(executable, seed, len(rounds), tensors.values(), 0, fill or 0, 0)]
     for number, calls in enumerate(rounds):
         message += [struct.pack("=I", len(calls)), *_contents(calls, tensors, number == 0)]
         message += [_call(call.entry, call.launch, call.arguments, tensors) for call in calls]
@@ -179,9 +181,12 @@ def _kind(argument: _InMemory) -> str:
     return "o" if argument.output else "i"
 
 
-def _header(seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fill: int, pool_bytes: int) -> bytes:
+def _header(
+    executable: Path, seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fill: int, pool_bytes: int
+) -> bytes:
+    parent = 1 if executable.name.startswith(JAILED) else os.getpid()  # in a jail it is the first process
     rows = [_TENSOR.pack(t.bytes, t.number, t.element, t.kind.encode(), t.name.encode()[:54]) for t in tensors]
-    return b"".join([_HEADER.pack(seed % 2**64, os.getpid(), rounds, len(rows), chosen, fill, pool_bytes), *rows])
+    return b"".join([_HEADER.pack(seed % 2**64, parent, rounds, len(rows), chosen, fill, pool_bytes), *rows])
 
 
 def _contents(calls: Round, tensors: Mapping[str, _Tensor], first: bool) -> list[bytes]:
@@ -279,9 +284,12 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     hung = KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}")
     seconds = max(1, ceil(timeout))
     pipes = subprocess.PIPE
-    with subprocess.Popen([str(executable)], stdin=pipes, stdout=pipes, stderr=pipes) as process:
-        with suppress(ProcessLookupError):  # it has ended
-            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+    in_jail = executable.name.startswith(JAILED)
+    command = _limited_in_jail(executable, seconds) if in_jail else [str(executable)]
+    with subprocess.Popen(command, stdin=pipes, stdout=pipes, stderr=pipes) as process:
+        if not in_jail:
+            with suppress(ProcessLookupError):  # it has ended
+                resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
         try:
             output, errors = process.communicate(message, _CLOCK_OVER_CPU * timeout)
         except BaseException as error:
@@ -289,7 +297,8 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
             if isinstance(error, subprocess.TimeoutExpired):
                 raise hung from None
             raise
-    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    code = jail.end_of(process.returncode) if in_jail else process.returncode
+    done = subprocess.CompletedProcess(process.args, code, output, errors)
     if done.returncode == -signal.SIGXCPU:
         raise hung
     if done.returncode == -signal.SIGKILL and oom_kills() > killed_before:
@@ -297,6 +306,12 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     if done.returncode != 0:
         _fail(done, executable, entry)
     return done.stdout
+
+
+def _limited_in_jail(executable: Path, seconds: int) -> list[str]:
+    """Return the command that runs an executable in a jail; its shell sets the limit before the executable starts."""
+    limited = f'ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; exec "$0"'
+    return jail.jailed(["/bin/sh", "-c", limited, str(executable)], [executable])
 
 
 def _fail(done: subprocess.CompletedProcess[bytes], executable: Path, entry: str) -> None:
@@ -315,7 +330,10 @@ def _line_of(executable: Path, address: str) -> str:
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
-    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, encoding="utf-8", check=False)
+    command = [tool, "-i", "-e", str(executable), address]
+    if executable.name.startswith(JAILED):
+        command = jail.jailed(command, [executable])
+    found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input
     return f"line {lines[0]}" if lines else "a line that the debug information does not tell"
 

@@ -90,7 +90,7 @@ class BlockTrace:
 
 
 # Of a device's output: a block, and behind it each page with its contents. BlockHeader and PageHeader of
-# cuda_emulator/runtime/pooled.cpp, and write_trace in sass/core/functional.cpp.
+# cuda_emulator/runtime/pooled.cpp, and write_trace in sass/core/launches.cpp.
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
 

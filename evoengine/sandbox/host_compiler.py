@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from platformdirs import user_cache_dir
 
 from evoengine.errors import MachineError
+from evoengine.sandbox.jail import end_of, jailed
 from evoengine.sandbox.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
@@ -53,14 +55,16 @@ def native_flags() -> tuple[str, ...]:
 
 
 def run_compiler(
-    arguments: Sequence[str], text: str = "", seconds: float | None = None
+    arguments: Sequence[str], text: str = "", seconds: float | None = None, jail: Jail | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the compiler with `text` on its standard input and its messages in English.
+    """Run the compiler with `text` on its standard input and its messages in English; in a `jail` if one is given.
 
     Raises subprocess.TimeoutExpired, after all its processes were ended; MachineError if it cannot be started, ToolDied
     if a signal ended it.
     """
     command = [find_compiler(), *arguments]
+    if jail:
+        command = jailed(command, [*jail.readable, *_outside_usr(command[0])], [jail.writable])
     try:
         process = subprocess.Popen(
             command,
@@ -81,8 +85,22 @@ def run_compiler(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    require_own_end(command[0], process.returncode, err)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    code = end_of(process.returncode) if jail else process.returncode
+    require_own_end(find_compiler(), code, err)
+    return subprocess.CompletedProcess(command, code, out, err)
+
+
+class Jail(NamedTuple):
+    """The paths that a compiler in a jail needs: those that it reads, and the folder that it writes into."""
+
+    readable: tuple[Path, ...]
+    writable: Path
+
+
+def _outside_usr(compiler: str) -> list[Path]:
+    """Return the folder that a compiler outside /usr is installed in."""
+    home = Path(compiler).resolve().parent.parent
+    return [] if home == Path("/") else [home]
 
 
 def how_it_ended(code: int) -> str:

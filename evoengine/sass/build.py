@@ -30,14 +30,18 @@ CORE = Path(__file__).with_name("core")
 KEPT = 16
 """limit of cached libraries; a build removes the least recently used beyond it"""
 FLAGS = ("-std=c++20", "-fPIC", "-w")
-OFTEN, SELDOM = ("-O3",), ("-Og", "-ffp-contract=off")
-"""flags of the two units, which are compiled side by side in about the same time; each more would cost a second for its
-headers alone"""
+OFTEN = {
+    "gcc": ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops", "-funswitch-loops"),
+    "clang": ("-O3",),
+}
+"""flags of the unit that runs often: of GCC's -O3 what makes it faster"""
+SELDOM = ("-Og", "-ffp-contract=off")
+"""flags of the other unit, which is compiled at the same time; each more would cost a second for its headers alone"""
 OF_KIND = {"gcc": ("--param=ggc-min-expand=300",), "clang": ()}
 """the compiler collects its garbage less often, which saves a tenth of the time"""
 RUN_OFTEN = frozenset((
-    "bits", "caches", "floating", "functional", "half", "integer", "machine", "memory_ops", "operands", "products",
-    "shared_races", "wgmma",
+    "bits", "caches", "floating", "functional", "half", "integer", "machine", "memory_ops", "operands", "order",
+    "products", "shared_races", "sparse", "wgmma",
 ))  # fmt: skip
 """sources in which the executor spends nine tenths of its time: more optimisation of the others costs more than it
 saves (benchmarks/notes/first-search.md)"""
@@ -81,10 +85,14 @@ def _build_at(built: Path) -> None:
 
 
 def _key() -> str:
-    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *OFTEN, *SELDOM, *sorted(RUN_OFTEN))).encode())
+    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *_often(), *SELDOM, *sorted(RUN_OFTEN))).encode())
     for path in sorted(p for p in CORE.iterdir() if p.suffix in (".cpp", ".h", ".inc")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _often() -> tuple[str, ...]:
+    return OFTEN[compiler_kind()]
 
 
 def _build(scratch: Path, library: Path) -> None:
@@ -96,7 +104,7 @@ def _build(scratch: Path, library: Path) -> None:
         return f"{unit}.o"
 
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_unit, ("often", "seldom"), (OFTEN, SELDOM), (True, False)))
+        objects = list(pool.map(compile_unit, ("often", "seldom"), (_often(), SELDOM), (True, False)))
     # of an inline function that both hold, the linker takes the first
     _compile(["-shared", "-Wl,-z,defs", *objects, "-o", str(library)])
 

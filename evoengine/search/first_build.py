@@ -5,22 +5,23 @@ A search that is killed meanwhile leaves no running compiler.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from evoengine.cuda_emulator import build as emulator
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
 from evoengine.sandbox.host_compiler import cache_folder, remove_abandoned
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass import build as executor
-from evoengine.stages.tasks import build_emulator_task, build_executor_task
 
 LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)
 """A build takes ten seconds on two cores, or waits for another process that builds. It needs none of the workers'
-imports; by its niceness it yields to the search but precedes the workers, which wait for it."""
+imports; by its niceness it yields to the search but precedes the workers, which wait for the executor."""
+BEHIND_WORKERS = 10
+"""niceness added for the emulator, as the first candidates are judged without it"""
 
 
 class FirstBuild:
@@ -38,7 +39,9 @@ class FirstBuild:
 
     def add_emulator(self) -> None:
         """Build the emulator too, once the executor is built."""
-        self._emulator = self._emulator or self._begin(emulator.is_built, build_emulator_task)
+        from evoengine.cuda_emulator.build import is_built
+
+        self._emulator = self._emulator or self._begin(is_built, build_emulator_task)
 
     def _begin(self, is_built: Callable[[], bool], build: Callable[[], str]) -> Future[str | Rejection] | None:
         try:
@@ -71,6 +74,22 @@ class FirstBuild:
             self._workers.close()
             for name in ("sass", "emulator"):
                 remove_abandoned(cache_folder(name))
+
+
+# Here, and not with the tasks of the stages, whose imports would delay the build.
+
+
+def build_executor_task() -> str:
+    """Build the executor of machine code; return its path."""
+    return str(executor.build())
+
+
+def build_emulator_task() -> str:
+    """Build the emulator; return its path."""
+    from evoengine.cuda_emulator.build import build_runtime
+
+    os.nice(BEHIND_WORKERS)
+    return str(build_runtime())
 
 
 def build_judges(emulated: bool = True) -> None:

@@ -38,9 +38,14 @@ from evoengine.service.settings import Settings
 from evoengine.service.tables import TokenRow
 
 PREFIX = "evo_"
-SCOPES = ("read", "submit", "work", "admin")
-"""each may do what those before it may: read results; submit jobs and cancel one's own; write into the caches of other
-tuners; cancel everybody's jobs"""
+_EACH = ("read", "submit", "work", "admin")
+GRANTS = {scope: frozenset(_EACH[: n + 1]) for n, scope in enumerate(_EACH)} | {
+    "propose": frozenset({"read", "propose"}),
+    "admin": frozenset({*_EACH, "propose"}),
+}
+"""scope of a token → what it may do: read results; submit jobs and cancel one's own; write into the caches of other
+tuners; propose texts of kernels, which are compiled and run; cancel everybody's jobs"""
+SCOPES = tuple(GRANTS)
 SECRET_BYTES = 32
 KNOWN_SECONDS = 2.0
 """how long a server goes on by what it read of a token: one that was revoked is refused after these"""
@@ -61,7 +66,7 @@ class Token:
     expired: bool = False
 
     def may(self, scope: str) -> bool:
-        return not self.expired and SCOPES.index(self.scope) >= SCOPES.index(scope)
+        return not self.expired and scope in GRANTS[self.scope]
 
 
 class Tokens:

@@ -27,22 +27,26 @@ from starlette.exceptions import HTTPException
 from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import find_gpu, known_gpus
 from evoengine.ledger.runs import database_time
+from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
+from evoengine.sandbox.jail import why_no_jail
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.service.access import State, require, require_own, state_of
 from evoengine.service.answers import Answered, Question
 from evoengine.service.executors import server_json
 from evoengine.service.jobs import LONGEST_KEY, Job, job_json
 from evoengine.service.limits import busy, turn
-from evoengine.service.requests import JobRequest, RetuneRequest, checked, retune_requests
+from evoengine.service.requests import CandidateRequest, JobRequest, RetuneRequest, checked, retune_requests
 from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
+from evoengine.tuning.proposals import Proposals, descendant, kernel_of
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
 from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
+from evoengine.views.results import ProposalView, proposal_json
 from evoengine.views.trials import TrialPageView, page_json
 from evoengine.workloads import stored_problem
 
@@ -60,6 +64,7 @@ CACHE_KEY = "[A-Za-z0-9_.:=+-]"
 Number = Annotated[int, Path(ge=1, le=LARGEST_NUMBER)]
 Reader = Annotated[int, Depends(require("read"))]
 Submitter = Annotated[int, Depends(require("submit"))]
+Proposer = Annotated[int, Depends(require("propose"))]
 Writer = Annotated[int, Depends(require("work"))]
 Name = Annotated[str | None, Query(min_length=1, max_length=500)]
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Of a kernel's source, as source_sha256 has it.")]
@@ -299,6 +304,25 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> 
     state = state_of(request)
     files = bundle(state.ledger, _trial(state, sha256, gpu))
     return _file(_zipped(files), "application/zip", f"{sha256[:12]}.zip")
+
+
+@results_router.post(
+    "/candidates",
+    response_model=ProposalView,
+    responses={501: {"description": "This server cannot run a text in a jail."}},
+    dependencies=[Depends(turn("candidates"), scope="function")],
+)
+def propose(request: Request, body: CandidateRequest, _: Proposer) -> Response:
+    """Judge a text in the place of a trial's and enter it into the ledger; the answer comes when it is judged.
+
+    Only device code is taken from it. It is compiled and run in a jail.
+    """
+    if why := why_no_jail():
+        raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, f"this server takes no proposals: {why}")
+    with open_ledger(state_of(request).ledger.url, create=False) as ledger:
+        parent = descendant(ledger, body.parent)
+        with Proposals(ledger, kernel_of(ledger, parent)) as run:
+            return answer(proposal_json(run.propose(parent, body.text)))
 
 
 @results_router.get("/fused_moe", response_model=views.FusedMoeFilesView, dependencies=RESULTS_TURN)

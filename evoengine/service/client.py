@@ -27,6 +27,8 @@ from evoengine.text import printable
 
 TIMEOUT = 30.0
 """seconds for an answer to begin"""
+JUDGE = 600.0
+"""seconds for the verdict of a proposal"""
 LARGEST_ANSWER, LARGEST_BUNDLE = 64 << 20, 256 << 20
 """bytes, a bundle's when it is unpacked"""
 MOST_FILES = 64
@@ -168,6 +170,13 @@ class Client:
             raise self._unreachable(error) from error
 
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose(self, parent: int, text: str) -> dict[str, Any]:
+        """Have a text judged in the place of a trial's; return the verdict as docs/service.md describes it."""
+        found: dict[str, Any] = self._json(
+            "POST", "/v1/candidates", json={"parent": parent, "text": text}, timeout=JUDGE
+        )
+        return found
 
     def best(self, gpu: str | None = None, problem: str | None = None, *, nearest: bool = False) -> dict[str, Any]:
         """Return the best kernel as `evoengine best --json` prints it."""

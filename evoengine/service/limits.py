@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from evoengine.service.requests import RETRY_SECONDS, problem
 from evoengine.service.settings import Settings
 
-LANES = {"jobs": (4, 100), "results": (4, 60), "pages": (3, 40)}
+LANES = {"jobs": (4, 100), "results": (4, 60), "pages": (3, 40), "candidates": (1, 8)}
 """kind → how many run at once, and how many may wait; with POLLS no more than SQLAlchemy opens connections"""
 POLLS = 3
 """of streams, at once"""

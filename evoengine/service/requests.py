@@ -28,6 +28,7 @@ from evoengine.search.targets import stored_gpu
 from evoengine.service.jobs import Jobs, TooMany
 from evoengine.service.settings import Settings
 from evoengine.space.reader import read_definition
+from evoengine.stages.render import MOST_BYTES
 from evoengine.text import one_line
 from evoengine.tuning.boards import find_stored_gpu
 from evoengine.tuning.search import SearchOptions, require_several
@@ -85,6 +86,15 @@ class RetuneRequest(BaseModel):
     sampler: Name = samplers.DEFAULT
     device: Name = "auto"
     priority: int = Field(0, ge=-100, le=100)
+
+
+class CandidateRequest(BaseModel):
+    """A text for a kernel."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    parent: int = Field(ge=1, le=2**31 - 1, description="Trial whose text this one replaces; its launch stays.")
+    text: Annotated[str, StringConstraints(min_length=1, max_length=MOST_BYTES)] = Field(description="CUDA text.")
 
 
 def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str, Any]:

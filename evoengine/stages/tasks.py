@@ -53,20 +53,6 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
-def build_executor_task() -> str:
-    """Build the executor of machine code; return its path."""
-    from evoengine.sass.build import build
-
-    return str(build())
-
-
-def build_emulator_task() -> str:
-    """Build the emulator; return its path."""
-    from evoengine.cuda_emulator.build import build_runtime
-
-    return str(build_runtime())
-
-
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

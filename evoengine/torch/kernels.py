@@ -27,6 +27,7 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.gpu import known_gpus
 from evoengine.ledger.read import Targets
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.publish.dispatch import TABLE, read_table
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
 from evoengine.publish.folder import MARK, write_folder
 from evoengine.search.targets import target_of
@@ -106,6 +107,26 @@ class Exports:
             described = read_description(path)
             if described["kernel"] == request.workload and described["provenance"]["gpu"] == request.gpu:
                 yield _offer(described, partial(load_folder, path.parent, described), path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """A folder with a dispatch table, whose files were checked against it.
+
+    A size that a call may change lies between the least and the largest of the table; beyond, it has no kernel.
+    """
+
+    folders: tuple[Path, ...]
+
+    def offers(self, request: Request) -> Iterator[Offer]:
+        found = [offer for folder in self.folders for offer in Exports(folder).offers(request)]
+        alike = [offer for offer in found if offer.fits(request)]
+        if all(self._within(alike, name, value) for name, value in request.wanted.items()):
+            yield from alike
+
+    def _within(self, offers: Sequence[Offer], name: str, value: int) -> bool:
+        sizes = [int(str(offer.variables.get(name, value))) for offer in offers]
+        return not sizes or min(sizes) <= value <= max(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +258,8 @@ def place_of(where: str | os.PathLike[str]) -> Place:
         if find_spec("httpx2") is None:
             raise MachineError(f"{text} is asked by httpx2, which is not installed: pip install 'evoengine[client]'")
         return Server(text)
+    if (Path(text) / TABLE).is_file():
+        return TablePlace(tuple(read_table(Path(text))))
     if Path(text).is_dir():
         return Exports(Path(text))
     with open_ledger(text, create=False):
@@ -302,10 +325,10 @@ KERNELS = Kernels()
 def use(*places: str | os.PathLike[str]) -> None:
     """Name the places where kernels are found, in the order in which they are asked.
 
-    A place is the folder of an export (or one that holds several), a ledger (a file or a URL), or the address of a
-    server, whose token is in EVOENGINE_TOKEN. From a server no Python code is taken, only the binary and its
-    description. What was chosen before is chosen again. Raises UsageError or NothingFound for what is no place,
-    MachineError for a server where the extra `client` is not installed.
+    A place is the folder of an export (or one that holds several), that of a dispatch table, a ledger (a file or a
+    URL), or the address of a server, whose token is in EVOENGINE_TOKEN. From a server no Python code is taken, only the
+    binary and its description. What was chosen before is chosen again. Raises UsageError or NothingFound for what is no
+    place, MachineError for a server where the extra `client` is not installed.
     """
     KERNELS.use([place_of(place) for place in places])
 

@@ -6,17 +6,19 @@ best known kernel of the problem is its regret.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger
+from evoengine.publish.dispatch import VERSION
 from evoengine.records import Candidate, Config, config_key
 
 MOST_CHOICES = 50_000
@@ -101,6 +103,30 @@ def find_table(ledger: Ledger, problems: Sequence[str], gpu: str, kernels: int |
         number = numbers.setdefault(config_key(found.config), len(numbers) + 1)
         served.append(Served(problem, by_trial[found.trial], number, min(t.us for t in timed[problem])))
     return Table(gpu, tuple(served))
+
+
+def entry(served: Served, folder: str, sums: bytes) -> dict[str, Any]:
+    """Return a problem's entry of table.json; `sums` are the checksums of the export in `folder`."""
+    return {
+        "problem": served.problem,
+        "kernel": served.kernel,
+        "folder": folder,
+        "sha256": hashlib.sha256(sums).hexdigest(),
+        "median_us": served.us,
+        "regret": served.regret,
+    }
+
+
+def table_file(table: Table, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return table.json. Regrets are those at the problems themselves: of sizes in between none is known."""
+    return {
+        "evoengine_table": VERSION,
+        "gpu": table.gpu,
+        "mean_regret": table.mean_regret,
+        "worst_regret": table.worst.regret,
+        "worst_problem": table.worst.problem,
+        "entries": list(entries),
+    }
 
 
 def choose(timed: Mapping[str, Sequence[Timed]], kernels: int | None = None) -> dict[str, Timed]:

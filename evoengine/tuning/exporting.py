@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,17 @@ from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
+from evoengine.publish.dispatch import TABLE
 from evoengine.publish.export import Grids, export_files
-from evoengine.publish.folder import require_new, require_writable, with_checksums, write_folder, write_new
+from evoengine.publish.folder import (
+    CHECKSUMS,
+    MARK,
+    require_new,
+    require_writable,
+    with_checksums,
+    write_folder,
+    write_new,
+)
 from evoengine.publish.packages import package_files, require_form
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
@@ -28,6 +38,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
+from evoengine.tuning.dispatch_table import entry, find_table, table_file
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
@@ -62,6 +73,35 @@ def export(
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
         return _export(ledger, first.trial, Path(folder), echo, on_stage, sign)
+
+
+def export_table(
+    folder: Path | str,
+    problems: Sequence[str],
+    gpu: str | None = None,
+    *,
+    kernels: int | None = None,
+    db: str | os.PathLike[str] | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> list[Path]:
+    """Write the kernels of a dispatch table into a new `folder`: an export for each problem, and table.json.
+
+    table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` found. Raises
+    what `find_table` and `export` raise.
+    """
+    require_new(Path(folder))
+    with open_ledger(db, create=False) as ledger:
+        on, _ = ledger.targets.last(gpu, problems[0])
+        table = find_table(ledger, problems, on, kernels)
+        files: dict[str, bytes] = {}
+        entries = []
+        for served in table.served:
+            own = with_checksums(_exported(ledger, served.candidate.trial, echo, on_stage))
+            name = json.loads(own[MARK])["module"]
+            files |= {f"{name}/{file}": data for file, data in own.items()}
+            entries.append(entry(served, name, own[CHECKSUMS]))
+    return write_new(Path(folder), {TABLE: _json(table_file(table, entries)), **files})
 
 
 def package(

@@ -11,11 +11,11 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import AUTO
 from evoengine.ledger.rows import last_verdicts
-from evoengine.ledger.store import open_ledger
-from evoengine.records import EXECUTOR, Binary, Candidate, Config, Judged, Outcome, Rejection
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.records import EXECUTOR, PROPOSAL, Binary, Candidate, Config, Judged, Outcome, Rejection
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
-from evoengine.search.compilers import Renderer
+from evoengine.search.compilers import Renderer, with_machine_code
 from evoengine.search.evaluators import Evaluator, end_of, make_evaluator
 from evoengine.search.finishing import judge_once
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
@@ -25,6 +25,7 @@ from evoengine.stages.render import Fill
 from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
+from evoengine.tuning.proposals import kernel_of
 from evoengine.tuning.setup import (
     Echo,
     begin_build,
@@ -91,9 +92,26 @@ def verify(
     if isinstance(config, int):
         with open_ledger(place, create=False) as ledger:
             found = ledger.candidate(config)
+            if found.operator == PROPOSAL:
+                return _of_proposal(ledger, found, seed, on_stage)
         given |= {"config": found.config, "problem": problem or found.problem}
         given["gpu"] = found.gpu if gpu == AUTO and not gpu_file else gpu
     return _of_config(**given, echo=echo, on_stage=on_stage)
+
+
+def _of_proposal(ledger: Ledger, found: Candidate, seed: int | None, on_stage: Echo) -> Verified:
+    """Judge the text of a proposal, which no configuration renders."""
+    require_seed(seed)
+    known = with_machine_code(ledger, found.trial)
+    if isinstance(known, Rejection):
+        raise MachineError(f"trial {found.trial} cannot be judged here: {known.reason}")
+    kernel, seed = kernel_of(ledger, found), secrets.randbelow(2**31) if seed is None else seed
+    require_compilers(kernel.target.gpu, emulated=True)
+    on_stage("executing the machine code and the text")
+    judged = judge_once(kernel.target, kernel.space, known.contender, seed)
+    if isinstance(judged, Rejection):
+        raise MachineError(f"trial {found.trial} cannot be judged here: {judged.reason}")
+    return Verified(replace(known, outcome=None, **last_verdicts(judged.verdicts)), seed, judged)
 
 
 def _of_config(

@@ -13,6 +13,7 @@ from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Kind, Outcome
 from evoengine.search.agreement import Agreement, Pair
+from evoengine.tuning.proposals import JudgedText, judged_json
 from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from evoengine.publish.report.overview import Effects
     from evoengine.tuning.best import Best
     from evoengine.tuning.measure import MeasureResult
+    from evoengine.tuning.propose import ProposeResult
     from evoengine.tuning.search import SearchResult
 
 SHOWN = 10
@@ -142,6 +144,19 @@ class MeasuredView(AnswerView):
     best: Sequence[TrialView]
 
 
+class ProposedView(AnswerView):
+    """What `evoengine propose --json` prints: how many proposals were judged, and the best trials of the run."""
+
+    run: int
+    ended: str
+    judged: int
+    best: Sequence[TrialView]
+
+
+class ProposalView(JudgedText, AnswerView):
+    """What `POST /v1/candidates` answers."""
+
+
 def ranking_json(found: Best) -> RankingView:
     from evoengine.tuning.best import ties
 
@@ -235,3 +250,17 @@ def measured_json(measured: MeasureResult) -> MeasuredView:
         "baselines": measured.baselines,
         "best": [trial_json(c) for c in measured.best],
     }
+
+
+def proposed_json(found: ProposeResult) -> ProposedView:
+    return {
+        "schema": SCHEMA,
+        "run": found.run,
+        "ended": found.ended,
+        "judged": found.judged,
+        "best": [trial_json(c) for c in found.best],
+    }
+
+
+def proposal_json(candidate: Candidate) -> ProposalView:
+    return {"schema": SCHEMA, **judged_json(candidate)}

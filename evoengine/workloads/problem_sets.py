@@ -41,7 +41,8 @@ def _lines(file: Path) -> list[str]:
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the file of problems {file} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UsageError(f"the file of problems {file} cannot be read: {why}") from error
     found = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
     if not found:
         raise UsageError(f"the file {file} holds no problem; write one a line")

@@ -21,6 +21,7 @@ from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.gpu_file import gpu_fields, stored_fields
 from evoengine.records import Config, Value
+from evoengine.sandbox.jail import MARK
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
@@ -232,8 +233,8 @@ def with_last_line(host: Host, problem: TritonProblem, config: Config, gpu: Gpu)
 
 
 def is_triton(text: str) -> bool:
-    """Return whether the text of a source is of a Triton kernel."""
-    return text.rstrip().rpartition("\n")[2].startswith(LAST_LINE)
+    """Return whether the text of a source is of a Triton kernel; a proposed text is CUDA, whatever its last line."""
+    return not text.startswith(MARK) and text.rstrip().rpartition("\n")[2].startswith(LAST_LINE)
 
 
 def read_last_line(text: str) -> Stated:

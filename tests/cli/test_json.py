@@ -32,7 +32,7 @@ LISTS = {
     "doctor": ([], {"findings"}),
 }
 """of each command that lists: arguments, and its lists"""
-OTHERS = {"search", "measure", "profile", "verify", "compare", "retune", "accuracy", "cubins"}
+OTHERS = {"search", "measure", "profile", "verify", "compare", "retune", "accuracy", "cubins", "propose"}
 """print one object, about what they did; tests of their own run them"""
 
 

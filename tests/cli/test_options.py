@@ -157,8 +157,8 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
         "db rebuild-study": ["1"], "token list": [], "token new": ["me"], "token revoke": ["nobody"],
         "retune": ["--gpu", "a100"], "claims revoke": ["1"],
     }  # fmt: skip
-    saying_it_themselves = {"search", "import", "measure"}  # with their run
-    assert takers - calls.keys() == saying_it_themselves | {"serve"}
+    saying_it_themselves = {"search", "import", "measure", "propose"}  # with their run
+    assert takers - calls.keys() == saying_it_themselves | {"serve", "mcp"}
     monkeypatch.setattr(socket, "create_server", refuse)
     for command, arguments in calls.items():
         assert f"ledger {ledger}" in said_by(*command.split(), *arguments), command

@@ -85,6 +85,36 @@ def test_mma_multiplies_what_the_lanes_hold_between_them(emulate, name):
     np.testing.assert_allclose(o, fragment(expected), rtol=0, atol=2e-5)
 
 
+BYTES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s8": torch.int8}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_mma_multiplies_bytes(emulate, name):
+    """Whole numbers, whose sums are exact; of s8 sums are whole numbers of 32 bits."""
+    random = np.random.default_rng(8)
+    a, b = (random.integers(-3, 4, shape) for shape in ((16, 32), (8, 32)))
+    c = random.integers(-(1 << 20), 1 << 20, (16, 8))
+    a_bits, b_bits = (torch.from_numpy(x).to(BYTES[name]).view(torch.uint8).numpy() for x in (a, b))
+
+    def word(matrix, row, column):
+        return np.stack([matrix[row, column + k] for k in range(4)], axis=1).view(np.uint32)[:, 0]
+
+    words_a = np.stack([word(a_bits, G + r, 4 * T + k) for r, k in ((0, 0), (8, 0), (0, 16), (8, 16))], axis=1)
+    words_b = np.stack([word(b_bits, G, 4 * T), word(b_bits, G, 4 * T + 16)], axis=1)
+
+    def fragment(matrix):
+        return np.stack([matrix[G + r, 2 * T + k] for r, k in ((0, 0), (0, 1), (8, 0), (8, 1))], axis=1)
+
+    whole = name == "s8"
+    text = MMA.replace(
+        "k16.row.col.f32.TYPE.TYPE.f32", f"k32.row.col.{'s32.s8.s8.s32' if whole else f'f32.{name}.{name}.f32'}"
+    )
+    text = text.replace("float", "int").replace("+f", "+r") if whole else text
+    dtype = np.int32 if whole else np.float32
+    o = emulate(text, words_a, words_b, fragment(c.astype(dtype)), np.zeros((32, 4), dtype))["o"]
+    np.testing.assert_array_equal(o, fragment(a @ b.T + c).astype(dtype))
+
+
 @pytest.mark.parametrize(
     "text",
     each_nth(

@@ -96,9 +96,9 @@ extern "C" __global__ void f(const unsigned* a, const unsigned* b, const unsigne
 FOUR = "{%0, %1, %2, %3}"
 
 
-def other(execute, product, a, b, c):
+def other(execute, product, a, b, c, arch="sm_80"):
     values = (np.ascontiguousarray(x).view(np.uint32) for x in (a, b, c))
-    return execute(OTHERS.replace("PRODUCT", product), *values, np.zeros((32, 4), np.uint32), arch="sm_80")["o"]
+    return execute(OTHERS.replace("PRODUCT", product), *values, np.zeros((32, 4), np.uint32), arch=arch)["o"]
 
 
 def test_mma_of_half_the_depth(execute):
@@ -139,14 +139,39 @@ def test_mma_of_bytes_with_and_without_sign(execute):
     a, b = random.integers(-128, 128, (16, 32), dtype=np.int8), random.integers(0, 256, (8, 32), dtype=np.uint8)
     c = random.integers(-(1 << 20), 1 << 20, (16, 8), dtype=np.int32)
 
-    def four(matrix, row, column):
-        return np.stack([matrix[row, column + k] for k in range(4)], axis=1).view(np.uint32)[:, 0]
-
     words_a = np.stack([four(a, G + r, 4 * T + k) for r, k in ((0, 0), (8, 0), (0, 16), (8, 16))], axis=1)
     words_b = np.stack([four(b, G, 4 * T), four(b, G, 4 * T + 16)], axis=1)
     product = f"m16n8k32.row.col.s32.s8.u8.s32 {FOUR}, {{%4, %5, %6, %7}}, {{%8, %9}}, {FOUR}"
     o = other(execute, product, words_a, words_b, sums(c))
     np.testing.assert_array_equal(o.view(np.int32), sums(a.astype(np.int32) @ b.T.astype(np.int32) + c))
+
+
+def four(matrix, row, column):
+    return np.stack([matrix[row, column + k] for k in range(4)], axis=1).view(np.uint32)[:, 0]
+
+
+def small_floats(execute, types, a, b, c):
+    """A product of FP8 on sm_89, which has the instruction."""
+    dtypes = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+    a, b = (torch.from_numpy(x).to(dtypes[t]).view(torch.uint8).numpy() for x, t in zip((a, b), types, strict=True))
+    words_a = np.stack([four(a, G + r, 4 * T + k) for r, k in ((0, 0), (8, 0), (0, 16), (8, 16))], axis=1)
+    words_b = np.stack([four(b, G, 4 * T), four(b, G, 4 * T + 16)], axis=1)
+    product = f"m16n8k32.row.col.f32.{types[0]}.{types[1]}.f32 {FOUR}, {{%4, %5, %6, %7}}, {{%8, %9}}, {FOUR}"
+    return other(execute, product, words_a, words_b, sums(c), "sm_89").view(np.float32)
+
+
+@pytest.mark.parametrize("types", [("e4m3", "e4m3"), ("e5m2", "e4m3")])
+def test_mma_of_small_floats(execute, types):
+    random = np.random.default_rng(5)
+    a, b, c = (random.integers(-3, 4, shape).astype(np.float32) for shape in ((16, 32), (8, 32), (16, 8)))
+    np.testing.assert_array_equal(small_floats(execute, types, a, b, c), sums(a @ b.T + c))
+
+
+def test_sums_of_small_floats_keep_14_bits(execute):
+    """Beside 16,385 nothing below 2 is left, neither of the products nor of itself."""
+    ones = np.ones((16, 32), np.float32)
+    o = small_floats(execute, ("e4m3", "e4m3"), ones, ones[:8], np.full((16, 8), 16385, np.float32))
+    np.testing.assert_array_equal(o, np.full((32, 4), 16384, np.float32))
 
 
 SOME_PRODUCTS = list(PRODUCTS)[1::5]

@@ -38,6 +38,7 @@ from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import MeasureResult
+from evoengine.tuning.propose import ProposeResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
@@ -46,7 +47,16 @@ from evoengine.views.cluster import ClusterView, cluster_json
 from evoengine.views.comparison import RunComparisonView
 from evoengine.views.cubins import CubinsAnswer, cubins_json
 from evoengine.views.encoding import jsonable
-from evoengine.views.results import MeasuredView, RankingView, ReportView, RunsView, SearchSummaryView, measured_json
+from evoengine.views.results import (
+    MeasuredView,
+    ProposedView,
+    RankingView,
+    ReportView,
+    RunsView,
+    SearchSummaryView,
+    measured_json,
+    proposed_json,
+)
 from evoengine.views.service import QueuedJobsView, TokenListView
 from evoengine.views.trials import (
     LineageView,
@@ -197,6 +207,7 @@ ANSWERS = {
     "token list": TokenListView,
     "retune": QueuedJobsView,
     "measure": MeasuredView,
+    "propose": ProposedView,
     "profile": ProfilePageView,
     "cluster status": ClusterView,
     "accuracy": AccuracyView,
@@ -271,6 +282,7 @@ def of_other_machines() -> dict[str, Any]:
     rows = [row] * 3
     return {
         "measure": measured_json(MeasureResult(2, (baseline,), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())),
+        "propose": proposed_json(ProposeResult(3, (candidate,), 20, "all proposals judged")),
         "profile": profile_json(1, Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))),
         "cluster status": cluster_json(status),
         "accuracy": accuracy_json(rows),

@@ -251,6 +251,10 @@ WAYS = {
         (FEW_ROWS[0], {**FEW_ROWS[1], "split_k": 2, "producer_registers": 24}),
         {"residual": True},
     ),
+    "few rows, four blocks that share the steps": (
+        (FEW_ROWS[0], {**FEW_ROWS[1], "split_k": 4, "producer_registers": 24}),
+        {},
+    ),
     "two blocks that share the steps": (
         (
             {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none"},

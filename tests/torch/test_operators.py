@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
 import threading
 import warnings
@@ -13,8 +15,9 @@ import torch
 from torch.nn import functional
 
 import evoengine.torch as tuned
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.store import open_ledger
+from evoengine.publish.folder import write_folder
 from evoengine.records import EXECUTOR, Kind
 from evoengine.torch import kernels, operators
 from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
@@ -382,3 +385,37 @@ def test_a_binary_that_was_changed_is_refused_at_the_call(exports, qkv):
     tuned.use(folder)
     with pytest.raises(RuntimeError, match="is not the binary that kernel.json describes"):
         tuned.attention(*qkv)
+
+
+def table_of(folder, *problems):
+    """Write a dispatch table of attention kernels for these problems; return their loaders' names."""
+    entries = []
+    for problem in problems:
+        files = bundle_of(problem)
+        name = json.loads(files["kernel.json"])["module"]
+        write_folder(folder / name, {file: data for file, data in files.items() if file != "SHA256SUMS"})
+        sha256 = hashlib.sha256((folder / name / "SHA256SUMS").read_bytes()).hexdigest()
+        entries.append({"problem": problem, "folder": name, "sha256": sha256})
+    (folder / "table.json").write_text(json.dumps({"evoengine_table": 1, "entries": entries}))
+    return [entry["folder"] for entry in entries]
+
+
+def test_a_table_serves_sizes_between_those_that_it_has_and_torch_others(h100, tmp_path):
+    (tmp_path / "table").mkdir()
+    short, long = table_of(tmp_path / "table", "b1,h2,s64,d64,fp16", "b1,h2,s512,d64,fp16")
+    tuned.use(tmp_path / "table")
+    for length, name in ((64, short), (70, short), (500, long), (512, long)):
+        q = halfs(1, 2, length, 64)
+        quiet(tuned.attention, q, q, q)
+        assert name in list(kernels.KERNELS.origins.values())[-1]
+    q = halfs(1, 2, 513, 64)
+    with pytest.warns(kernels.NoKernel, match="no place that was named has a kernel for it"):
+        tuned.attention(q, q, q)
+
+
+def test_a_changed_table_is_refused_when_it_is_named(h100, tmp_path):
+    (tmp_path / "table").mkdir()
+    (name,) = table_of(tmp_path / "table", "b1,h2,s64,d64,fp16")
+    (tmp_path / "table" / name / "kernel.cubin").write_bytes(b"\x7fELF another")
+    with pytest.raises(UsageError, match="is not the file that table.json pins"):
+        tuned.use(tmp_path / "table")

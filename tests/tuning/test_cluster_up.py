@@ -1,16 +1,22 @@
 """`evoengine cluster up` writes files that their own tools accept, and a script for Slurm that does what it says.
 
-No Slurm and no Kubernetes runs here: sbatch reads the options and finds no controller, the objects are held against the
-API's schemas, and the script runs with commands in place of srun and scontrol that run on this machine.
+A controller of Slurm runs here, whose nodes are to be rented and never come; without it, sbatch reads the options. No
+Kubernetes does: the objects are held against the API's schemas. The script runs with commands in place of srun and
+scontrol that run on this machine.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,6 +196,70 @@ def test_sbatch_takes_the_options(tmp_path, change, said):
     )  # fmt: skip
     assert ("Unable to contact slurm controller" in done.stderr) == (change is None), done.stderr
     assert said is None or said in done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def controller(request, tmp_path) -> Iterator[Path]:
+    """A controller whose nodes are what the cluster asks for; its configuration, for SLURM_CONF."""
+    cluster, conf = request.param, tmp_path / "slurm.conf"
+    if not shutil.which("slurmctld") or not shutil.which("sbatch"):
+        pytest.skip("slurmctld is not installed: apt-get install slurmctld slurm-client")
+    (tmp_path / "state").mkdir()
+    names = ",".join(f"node{n}" for n in range(cluster.nodes))
+    gres = f"Gres=gpu:{cluster.gpus} " if cluster.gpus else ""
+    conf.write_text(f"""\
+ClusterName=none
+SlurmctldHost={socket.gethostname()}(127.0.0.1)
+SlurmctldPort={free_port()}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser={getpass.getuser()}
+StateSaveLocation={tmp_path}/state
+SlurmctldPidFile={tmp_path}/pid
+ProctrackType=proctrack/linuxproc
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+GresTypes=gpu
+ResumeProgram=/bin/true
+SuspendProgram=/bin/true
+SuspendTime=600
+NodeName={names} NodeAddr=127.0.0.1 CPUs={cluster.cpus} {gres}State=CLOUD
+PartitionName=p Nodes={names} Default=YES
+""")
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+    process = subprocess.Popen(
+        ["slurmctld", "-D", "-c", "-f", conf], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        sinfo = {"args": ["sinfo"], "env": environment, "capture_output": True}
+        wait_for(lambda: process.poll() is not None or subprocess.run(**sinfo).returncode == 0)
+        assert process.poll() is None, "the controller did not start"
+        yield conf
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.parametrize("controller", SIZES, indirect=True, ids=lambda cluster: f"{cluster.gpus}x{cluster.gpu}")
+def test_a_controller_takes_the_job_where_the_nodes_are_what_it_asks_for(request, controller, tmp_path):
+    cluster = request.node.callspec.params["controller"]
+
+    def plan(asked: Cluster) -> subprocess.CompletedProcess[str]:
+        (script,) = write_files(Path(tempfile.mkdtemp(dir=tmp_path)), SLURM, asked)
+        environment = {**os.environ, "SLURM_CONF": str(controller)}
+        return subprocess.run(["sbatch", "--test-only", script], capture_output=True, text=True, env=environment)
+
+    done = plan(cluster)
+    assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
+    for more in ({"nodes": cluster.nodes + 1}, {"gpus": cluster.gpus + 1}, {"cpus": cluster.cpus + 1}):
+        assert "not available" in plan(replace(cluster, **more)).stderr, more
 
 
 class Job:

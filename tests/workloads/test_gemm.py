@@ -25,6 +25,7 @@ WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 2
 PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
 ODD_SLABS = {"family": "wgmma", "schedule": "persistent", "tile_n": 192, "c_store": "tma"}
 PING_PONG = {"family": "wgmma", "ping_pong": True}
+FOUR = {"family": "wgmma", "split_k": 4}
 FEW_ROWS, SPLIT = {"family": "wgmma", "swap": True}, {"family": "wgmma", "split_k": 2}
 LINEAR, RESIDUAL = "gemm:m1000,n768,k3000,bf16,b_nk,bias_silu", "gemm:m1000,n768,k3000,fp16,residual"
 BATCH, TRANSPOSED = "gemm:b4,m500,n768,k1000,fp16", "gemm:m1000,n768,k3000,fp16,a_km"
@@ -84,6 +85,7 @@ FAULTS = [
     ("partial sums over tiles that are still multiplied", {**SPLIT, "consumers": 2}, DECODE, "named_barrier_sync(1, 128 * CONSUMERS);", ""),
     ("a step that two blocks do", SPLIT, DECODE, "part * share + min(part, left)", "part * share"),
     ("a block that ends before its sums are read", SPLIT, DECODE, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
+    ("partial sums of the third of four blocks lost", FOUR, DECODE, "block < SPLIT_K; ++block", "block < SPLIT_K; block += 2"),
     ("SiLU of the other sign", WGMMA, LINEAR, "__expf(-x)", "__expf(x)"),
     ("rows of B along n where they run along k", WGMMA, LINEAR, "TRANSPOSED = false", "TRANSPOSED = true"),
     ("A along m by mma, a chunk too far", MMA, TRANSPOSED, "first_row / 8}", "first_row / 8 + 2}"),
@@ -206,6 +208,33 @@ BYTE_FAULTS = [
 def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+# ---- SwiGLU
+
+GATED = "gemm:m1000,n768,k1024,bf16,b_nk,swiglu"
+GATED_FAULTS = [
+    ("gate and up exchanged", "acc.d[i] / (1.0f + __expf(-acc.d[i])) * acc.d[i + found.SIZE]", "acc.d[i + found.SIZE] / (1.0f + __expf(-acc.d[i + found.SIZE])) * acc.d[i]"),
+    ("up of the column beside", "* acc.d[i + found.SIZE]", "* acc.d[(i ^ 1) + found.SIZE]"),
+    ("no SiLU", "/ (1.0f + __expf(-acc.d[i]))", ""),
+    ("the first B twice", "map_b_up, tiles.full_of(i)", "map_b, tiles.full_of(i)"),
+    ("the second B from the first one's place", "+ Half::BYTES, map_b_up", ", map_b_up"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in GATED_FAULTS], "up of the column")
+)
+def test_a_fault_planted_in_a_gated_product_is_caught(kernel_gate, old, new):
+    gate = kernel_gate(GATED)
+    assert gate.refutes(gate.configuration({"family": "wgmma", "tile_m": 64, "tile_n": 64}), old, new), "it escaped"
+
+
+@pytest.mark.parametrize("problem", ["gemm:m300,n200,k328,fp16,swiglu,residual", *more([GATED])])
+def test_a_gated_product_passes(kernel_gate, problem):
+    gate = kernel_gate(problem)
+    verdict = gate.judge(gate.configuration({"family": "wgmma", "tile_m": 64, "tile_n": 64}))
+    assert verdict.outcome is None, verdict.reason
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")

@@ -20,6 +20,7 @@ WRITTEN = {
     "gemm:m1,n2,k3,int8,b_nk,residual,out_fp32": GemmProblem(
         1, 2, 3, "int8", b_layout="nk", residual=True, out_dtype="fp32", scales="tensor"
     ),
+    "gemm:m1,n2,k3,bf16,b_nk,swiglu": GemmProblem(1, 2, 3, "bf16", "swiglu", b_layout="nk"),
     "gemm:m1,n2,k3,fp16,out_fp32": GemmProblem(1, 2, 3, "fp16", out_dtype="fp32"),
     "rms_norm:rows7,hidden4096,fp32": RmsNormProblem(7, 4096, "fp32"),
     "convolution:w100,h50,fw17,fh3": ConvolutionProblem(100, 50, 17, 3),
@@ -61,6 +62,7 @@ def test_the_example_is_a_problem_of_the_workload(name):
         ("gemm:m1,n2,k3,int8,a_km,b_nk", "without a_km"),
         ("gemm:m1,n2,k3,bf16,row_scales", "bf16 has no scales, which are for fp8_e4m3, fp8_e5m2, int8"),
         ("gemm:m1,n2,k3,bf16,out_fp16", "C of bf16 is bf16 or fp32: leave out_fp16 out, or write out_fp32"),
+        ("gemm:m1,n2,k3,int8,b_nk,swiglu", "swiglu is of fp16 and bf16 alone"),
         ("gemm:m1,n2,k3,fp8_e5m2,b_nk,out_fp32", "keep 14 bits of sums of fp8_e5m2: leave out_fp32 out"),
         ("rms_norm:rows4,hidden,bf16", "part 'hidden' that is not rows, hidden with a number"),
         ("rms_norm:rows4,hidden8,fp8", "part 'fp8'"),

@@ -8,7 +8,7 @@
 namespace evo_emu {
 
 constexpr unsigned max_threads = 1024;  // per block, as on every GPU; here also per cluster
-constexpr unsigned max_cluster = 2;     // blocks
+constexpr unsigned max_cluster = 8;     // blocks
 constexpr unsigned warp_size = 32;
 // Threads resident at once. Each stack takes two mappings, of which Linux gives a process 65,530.
 constexpr unsigned max_fibers = 24576;

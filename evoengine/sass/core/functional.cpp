@@ -1,154 +1,77 @@
-// Runs blocks for their results: the seed draws the turns of warps, the blocks that run at once, and when asynchronous
-// work lands.
-//
-// Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
-// between in the rest. Clusters that may tell each other something lag at drawn places until the others have come as far
-// as they can. Order finds races whatever was drawn; what it cannot see, such as how atomics follow one another, may show
-// in the results.
-//
-// What runs once for a launch or a cluster is `cold`: a third of this file's compilation would go into making it fast.
-#include "functional.h"
+// Gives the warps of a cluster turns, as drawn, and lands what they began.
+#include "turns.h"
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
-
-#include "order.h"
-#include "sparse.h"
 
 namespace sass {
 
-std::atomic<u64> clusters_ended{0};
+void Functional::begin(Completion&& work) {
+  std::deque<Completion>& pending = current->pending;
+  if (observer) observer->began(work);
+  bool product = work.queue == Completion::Queue::Product;
+  if (landing == Landing::Early && !product && !is_behind(work)) {
+    work.land();
+    return;
+  }
+  pending.push_back(std::move(work));
+  if (landing == Landing::Early && product) land_product(*pending.back().warp);
+}
+
+bool Functional::is_behind(const Completion& work) const {
+  return std::any_of(current->pending.begin(), current->pending.end(),
+                     [&](const Completion& p) { return p.warp == work.warp && p.queue == work.queue; });
+}
+
+bool Functional::land_one() {
+  const std::deque<Completion>& pending = current->pending;
+  u32 count = u32(pending.size());
+  std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
+  for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
+    u32 chosen = (from + n) % count;
+    const Warp* warp = pending[chosen].warp;
+    if (pending[chosen].queue == Completion::Queue::Product) {
+      const Warp* group = warp - warp->number % 4;
+      if (std::find(unready.begin(), unready.end(), group) != unready.end()) continue;
+      if (land_product(*warp)) return true;
+      unready.push_back(group);
+      continue;
+    }
+    for (u32 first = 0; first < chosen; first++)
+      if (pending[first].warp == warp && pending[first].queue == pending[chosen].queue) chosen = first;
+    land(chosen);
+    return true;
+  }
+  return false;
+}
+
+bool Functional::land_product(const Warp& warp) {
+  constexpr u32 missing = ~0u;
+  u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;
+  for (const Completion& p : current->pending) {
+    const Warp& w = *p.warp;
+    u32& own = first[w.number % 4];
+    if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
+      own = n;
+      if (++found == 4) break;
+    }
+    n++;
+  }
+  if (found < 4) return false;
+  std::sort(first, first + 4);
+  for (int k = 3; k >= 0; k--) land(first[k]);
+  return true;
+}
+
+void Functional::land(u32 index) {
+  Completion work = std::move(current->pending[index]);
+  current->pending.erase(current->pending.begin() + index);
+  work.land();
+  acts++;
+}
 
 namespace {
 
-enum class Landing { Early, Late, Mixed };
-
-struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators")
-  u64 state;
-  u64 next() {
-    u64 x = state += 0x9e3779b97f4a7c15ull;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-  }
-  u32 below(u32 n) { return u32(next() % n); }
-};
-
-constexpr u32 LONGEST_TURN = 64;     // instructions of one warp
-constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
-constexpr u32 MANY = 72;              // clusters that run at once in some launches of enough: twice a warp and more
-constexpr u32 MOST_WARPS = 2048;     // of them
-constexpr u32 LATEST_COMER = 4;      // to a place, of the warps there, whose cluster lags
-constexpr u32 MOST_LAG = 4096;       // turns of each warp
-constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
-constexpr u64 IDLE_ROUNDS = 16;      // without an act, after which work lands that nothing asked for
-constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
-constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
-
-// A cluster that runs.
-struct Resident {
-  std::unique_ptr<Cluster> cluster;
-  std::unique_ptr<Order> order;
-  std::vector<Warp*> warps;        // that have not ended
-  std::deque<Completion> pending;  // in the order they began
-  u64 left = 0;                    // instructions
-  u64 idle = 0;                    // rounds without an act
-  bool lags = false, has_lagged = false;
-};
-
-struct Functional : Machine {
-  Random random{0};
-  Landing landing = Landing::Mixed;
-  Resident* current = nullptr;
-  Observer* observer = nullptr;
-  int lone = -1;  // the one warp of a block that runs; -1: all do
-  Visits counted;
-  std::vector<u8> lags_at;  // [instruction]: of the comers to it, the number of the one whose cluster lags; 0: none
-  bool lag_often = false;   // more clusters than one may lag at a place
-
-  void begin(Completion&& work) override {
-    std::deque<Completion>& pending = current->pending;
-    if (observer) observer->began(work);
-    bool product = work.queue == Completion::Queue::Product;
-    if (landing == Landing::Early && !product && !is_behind(work)) {
-      work.land();
-      return;
-    }
-    pending.push_back(std::move(work));
-    if (landing == Landing::Early && product) land_product(*pending.back().warp);
-  }
-
-  bool is_behind(const Completion& work) const {
-    return std::any_of(current->pending.begin(), current->pending.end(),
-                       [&](const Completion& p) { return p.warp == work.warp && p.queue == work.queue; });
-  }
-
-  // Lands one piece of work, drawn among those that are first of their queue; false where none can.
-  bool land_one() {
-    const std::deque<Completion>& pending = current->pending;
-    u32 count = u32(pending.size());
-    std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
-    for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
-      u32 chosen = (from + n) % count;
-      const Warp* warp = pending[chosen].warp;
-      if (pending[chosen].queue == Completion::Queue::Product) {
-        const Warp* group = warp - warp->number % 4;
-        if (std::find(unready.begin(), unready.end(), group) != unready.end()) continue;
-        if (land_product(*warp)) return true;
-        unready.push_back(group);
-        continue;
-      }
-      for (u32 first = 0; first < chosen; first++)
-        if (pending[first].warp == warp && pending[first].queue == pending[chosen].queue) chosen = first;
-      land(chosen);
-      return true;
-    }
-    return false;
-  }
-
-  // A product is one of four warps: it lands for all of them together, once each has begun it. Kernels build on that:
-  // one warp frees for all four what its product has read.
-  bool land_product(const Warp& warp) {
-    constexpr u32 missing = ~0u;
-    u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;
-    for (const Completion& p : current->pending) {
-      const Warp& w = *p.warp;
-      u32& own = first[w.number % 4];
-      if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
-        own = n;
-        if (++found == 4) break;
-      }
-      n++;
-    }
-    if (found < 4) return false;
-    std::sort(first, first + 4);
-    for (int k = 3; k >= 0; k--) land(first[k]);
-    return true;
-  }
-
-  void land(u32 index) {
-    Completion work = std::move(current->pending[index]);
-    current->pending.erase(current->pending.begin() + index);
-    work.land();
-    acts++;
-  }
-};
-
-constexpr size_t LONGEST_NAME = 120;  // of a kernel in a message: those of templates fill pages
-
-[[gnu::cold]]
-std::string place(const Functional& machine, const Warp& w) {
-  const Block& b = *w.block;
-  const Instruction& i = machine.program->code[w.pc];
-  char text[160];
-  snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
-  std::string name = machine.program->entry;
-  if (name.size() > LONGEST_NAME) name = name.substr(0, LONGEST_NAME) + "…";
-  return "kernel " + name + text + i.text;
-}
-
-struct LimitReached {};
+constexpr u64 IDLE_ROUNDS = 16;  // without an act, after which work lands that nothing asked for
 
 bool came_true(Context& c, const Instruction& i) {
   const Operand& result = i.operands[0];
@@ -199,7 +122,8 @@ bool turn(Functional& machine, Warp& w, u64& left) {
   return moved;
 }
 
-// One turn of each warp of a cluster; false where none of them can go on and nothing lands.
+}  // namespace
+
 bool run_round(Functional& machine, Resident& r) {
   machine.current = &r;
   Warp* current = r.warps[0];
@@ -222,363 +146,6 @@ bool run_round(Functional& machine, Resident& r) {
     fault.message = place(machine, *current) + ": " + fault.message;
     throw;
   }
-}
-
-[[gnu::cold]]
-Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
-  Resident r;
-  r.cluster = make_cluster(machine, first);
-  r.left = limit * r.cluster->blocks.size();
-  for (auto& block : r.cluster->blocks)
-    for (Warp& w : block->warps) {
-      if (machine.lone >= 0 && int(w.number) != machine.lone) {
-        w.alive = 0;
-        continue;
-      }
-      r.warps.push_back(&w);
-      w.strict = world != nullptr;
-      w.draw = u32(machine.random.next());
-    }
-  if (world && world->races != Races::None) {
-    r.order = std::make_unique<Order>(*world, *r.cluster);
-    r.cluster->order = r.order.get();
-  }
-  return r;
-}
-
-[[noreturn]] void hang(const Functional& machine, const std::vector<Resident>& residents) {
-  size_t waiting = 0;
-  for (const Resident& r : residents) waiting += r.warps.size();
-  const Warp& one = *residents[0].warps[0];
-  throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
-}
-
-[[gnu::cold]]
-void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
-  const u32 (&grid)[3] = machine.launch.grid;
-  for (const auto& [site, count] : machine.counted.counts) {
-    const Block& b = *site.warp->block;
-    if (b.cluster != r.cluster.get()) continue;
-    const u64 block = (u64(b.index[2]) * grid[1] + b.index[1]) * grid[0] + b.index[0];
-    to.push_back({block, u32(site.warp->number), u8(site.kind), site.number, count.all, count.came_true});
-  }
-  std::erase_if(machine.counted.counts, [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
-}
-
-// Where clusters lag: at every place in launches of many and some others, else at every second.
-[[gnu::cold]]
-void draw_lags(Functional& machine) {
-  const std::vector<Instruction>& code = machine.program->code;
-  const bool all = !machine.lag_often || machine.random.below(2);
-  machine.lags_at.assign(code.size(), 0);
-  for (size_t n = 0; n < code.size(); n++)
-    if ((code[n].strength == GPU_STRONG || code[n].changes_global) && (all || machine.random.below(2)))
-      machine.lags_at[n] = u8(1 + machine.random.below(1 + machine.random.below(LATEST_COMER)));
-}
-
-// How many clusters run at once: few, or more than a warp looks back at.
-[[gnu::cold]]
-size_t draw_room(Functional& machine, size_t clusters) {
-  const Launch& l = machine.launch;
-  const u32 warps = l.cluster[0] * l.cluster[1] * l.cluster[2] * ((l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES);
-  const size_t few = 2 + machine.random.below(MOST_RESIDENT - 1), many = std::min(MANY, MOST_WARPS / warps);
-  return clusters > LANES && machine.random.below(4) ? std::max(few, many) : few;
-}
-
-[[gnu::cold]]
-bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
-  const size_t count = residents.size(), from = count ? machine.random.below(u32(count)) : 0;
-  for (size_t n = 0; n < count; n++)
-    if (Resident& r = residents[(from + n) % count]; r.lags) return r.lags = false, true;
-  return false;
-}
-
-// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one that
-// lags goes on; where none does, more begin: another block may be what they wait for.
-[[gnu::cold]]
-void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
-  std::vector<Resident> residents;
-  size_t begun = 0, room = 1;
-  if (world && world->talks && firsts.size() > 1) {
-    room = draw_room(machine, firsts.size());
-    machine.lag_often = firsts.size() <= LANES;  // each that goes on later waits beside all others
-    draw_lags(machine);
-  }
-  u64 acts = 0, idle = 0, rounds = 0;  // idle: turns of warps since the last act; rounds: since one that lagged went on
-  while (begun < firsts.size() || !residents.empty()) {
-    size_t running = size_t(std::count_if(residents.begin(), residents.end(), [](const Resident& r) { return !r.lags; }));
-    for (; running < room && begun < firsts.size(); running++) residents.push_back(admit(machine, world, firsts[begun++], limit));
-    bool moved = false;
-    u64 warps = 0;
-    for (Resident& r : residents) {
-      if (r.lags) continue;
-      warps += r.warps.size();
-      moved |= run_round(machine, r);
-    }
-    for (Resident& r : residents)
-      if (r.warps.empty() && visited) add_visits(machine, r, *visited);
-    clusters_ended += std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
-    idle = machine.acts == acts ? idle + warps : 0;
-    acts = machine.acts;
-    if ((!moved || idle >= IDLE_UNTIL_ONE_GOES_ON * warps || ++rounds > MOST_LAG) && let_one_go_on(machine, residents)) {
-      idle = rounds = 0;
-      continue;
-    }
-    if (moved && idle < IDLE_TURNS * warps) continue;
-    if (residents.empty()) continue;
-    if (begun < firsts.size()) {
-      room = residents.size() + 1 + residents.size() / 8;
-      idle = 0;
-    } else if (!moved || idle * LONGEST_TURN / 2 > IDLE_LIMIT) {
-      hang(machine, residents);
-    }
-  }
-}
-
-[[gnu::cold]]
-void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
-             const std::vector<u8>* banks, u64 seed) {
-  machine.program = &program;
-  machine.launch = launch;
-  machine.memory.allocations = std::move(allocations);
-  std::copy(banks, banks + 8, machine.banks);
-  machine.seed = machine.random.state = seed;
-}
-
-// Marks in `written` the bytes that the launch has stored to.
-[[gnu::cold]]
-void mark_written(const Allocation& a) {
-  const Shadow& shadow = *a.shadow;
-  for (size_t word = 0; word < shadow.writer.size(); word++)
-    if (shadow.writer[word]) a.written[word] |= u8(shadow.writer[word] & 15);
-  for (const auto& [word, entries] : shadow.more_writers)
-    for (u32 entry : entries) a.written[word] |= u8(entry & 15);
-}
-
-// Appends what one block touched of sparse allocations.
-[[gnu::cold]]
-void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
-  auto put = [&](const auto& value) {
-    const u8* bytes = reinterpret_cast<const u8*>(&value);
-    to.insert(to.end(), bytes, bytes + sizeof value);
-  };
-  u32 count = 0;
-  for (const Allocation& a : allocations) count += a.sparse ? u32(a.sparse->pages.size()) : 0;
-  put(block), put(u32(given_up)), put(count);
-  for (const Allocation& a : allocations) {
-    if (!a.sparse) continue;
-    for (const auto& [number, page] : a.sparse->pages) {
-      const u32 size = a.sparse->kind == SparseKind::Output ? a.sparse->size_of(number) : 0;
-      put(u64(number * PAGE)), put(a.sparse->argument), put(size);
-      to.insert(to.end(), page.get(), page.get() + size);
-    }
-  }
-}
-
-}  // namespace
-
-[[gnu::cold]]
-void require_declared_barriers(const Program& program, const Launch& launch) {
-  auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
-    char at[32];
-    snprintf(at, sizeof at, "at 0x%x: ", i.address);
-    throw Fault{at + i.text + uses + std::to_string(declared) + what};
-  };
-  u32 initialised = 0;
-  for (const Instruction& i : program.code) {
-    const bool named = i.opcode.starts_with("BAR.") && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
-    if (named && i.operands[0].immediate >= launch.barriers)
-      fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ", launch.barriers,
-            " barriers");
-    if (i.opcode.starts_with("SYNCS.EXCH") && ++initialised > launch.mbarriers)
-      fault(i, " initialises an mbarrier beyond the ", launch.mbarriers, " that the binary declares");
-  }
-}
-
-[[gnu::cold]]
-bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
-  Functional machine;
-  prepare(machine, program, launch, std::move(allocations), banks, seed);
-  machine.landing = Landing::Early;
-  machine.observer = &observer;
-  machine.lone = lone;
-  machine.alike = alike;
-  machine.products_left = MODEL_PRODUCTS;
-  try {
-    run_clusters(machine, nullptr, {block}, limit, nullptr);
-    return true;
-  } catch (const LimitReached&) {
-    return false;
-  }
-}
-
-namespace {
-
-// Several clusters one after the other, with records of their own of who touched what.
-struct Worker {
-  Functional machine;
-  World world;
-  std::deque<Shadow> shadows;
-  std::vector<Visited> visited;
-
-  Worker(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-         u64 seed, Races races)
-      : world(program, launch) {
-    prepare(machine, program, launch, std::move(allocations), banks, seed);
-    machine.landing = Landing(machine.random.below(3));
-    machine.visits = &machine.counted;
-    world.races = races;
-    for (Allocation& a : machine.memory.allocations) {
-      if (races == Races::None || !a.writable || a.period != a.bytes) continue;
-      a.shadow = &shadows.emplace_back();
-      a.shadow->writer.assign((a.bytes + 3) / 4, 0);
-    }
-  }
-
-  Ran ran(std::string printed) {
-    for (const Allocation& a : machine.memory.allocations)
-      if (a.shadow && a.written) mark_written(a);
-    return {std::move(visited), std::move(printed)};
-  }
-};
-
-// The bytes of each word that a worker has written, and those that it has read since; see Shadow.
-void add_touched(const Shadow& shadow, std::vector<u8>& written, std::vector<u8>& read) {
-  for (size_t n = 0; n < shadow.writer.size(); n++) written[n] = shadow.writer[n] >> 4 ? shadow.writer[n] & 15 : 0;
-  for (size_t n = 0; n < shadow.reader.size(); n++) read[n] = shadow.reader[n] >> 4 ? shadow.reader[n] & 15 : 0;
-  for (const auto& [word, entries] : shadow.more_writers)
-    for (u32 entry : entries) written[word] |= u8(entry & 15);
-  for (const auto& [word, entries] : shadow.more_readers)
-    for (u32 entry : entries) read[word] |= u8(entry & 15);
-}
-
-// Whether clusters of two workers touched the same bytes, one of them by a write. Blocks that cannot tell each other
-// anything race then, unless both stored the same.
-bool conflict(const std::deque<Worker>& workers) {
-  for (size_t a = 0; a < workers[0].shadows.size(); a++) {
-    const size_t words = workers[0].shadows[a].writer.size();
-    std::vector<u8> all_written(words), all_read(words), written(words), read(words);
-    for (const Worker& worker : workers) {
-      std::fill(read.begin(), read.end(), u8(0));
-      add_touched(worker.shadows[a], written, read);
-      u8 both = 0;
-      for (size_t n = 0; n < words; n++) {
-        both |= u8((written[n] & (all_written[n] | all_read[n])) | (read[n] & all_written[n]));
-        all_written[n] |= written[n];
-        all_read[n] |= read[n];
-      }
-      if (both) return true;
-    }
-  }
-  return false;
-}
-
-constexpr size_t CHUNKS = 64;  // of the clusters, each with draws of its own, whoever runs it
-
-// Runs clusters that cannot tell each other anything on several threads. Each chunk is run as if it were alone, so that
-// results do not depend on how many threads there are.
-Ran run_in_parallel(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                    const std::vector<u8>* banks, u64 seed, const std::vector<u64>& clusters, u64 limit, Races races,
-                    size_t threads) {
-  const size_t chunks = std::min(CHUNKS, clusters.size());
-  std::deque<Worker> workers;
-  for (size_t n = 0; n < threads; n++) workers.emplace_back(program, launch, allocations, banks, seed, races);
-  std::atomic<size_t> next{0}, failed{chunks};  // chunks; the first that failed, behind which none matters
-  std::vector<std::string> printed(chunks);
-  std::vector<Fault> faults(chunks);
-  auto work = [&](Worker& worker) {
-    for (size_t chunk; (chunk = next++) < chunks;) {
-      if (chunk > failed) continue;
-      worker.machine.random.state = seed + chunk * 0x9e3779b97f4a7c15ull;
-      worker.machine.landing = Landing(worker.machine.random.below(3));
-      worker.machine.printed.clear();
-      try {
-        run_clusters(worker.machine, &worker.world,
-                     {clusters.begin() + long(chunk * clusters.size() / chunks), clusters.begin() + long((chunk + 1) * clusters.size() / chunks)},
-                     limit, &worker.visited);
-      } catch (const Fault& fault) {
-        faults[chunk] = fault;
-        for (size_t first = failed; chunk < first && !failed.compare_exchange_weak(first, chunk);) {
-        }
-      } catch (const std::exception& error) {
-        faults[chunk] = Fault{std::string("the executor failed: ") + error.what()};
-        failed = 0;
-        next = chunks;
-      }
-      printed[chunk] = std::move(worker.machine.printed);
-    }
-  };
-  std::vector<std::thread> others;
-  for (size_t n = 1; n < threads; n++) others.emplace_back([&, n] { work(workers[n]); });
-  work(workers[0]);
-  for (std::thread& other : others) other.join();
-  if (failed < chunks)
-    for (const Fault& fault : faults)
-      if (!fault.message.empty()) throw Fault{fault.message, fault.hung, fault.race, true};
-  if (races != Races::None && conflict(workers)) throw Fault{"blocks touch the same memory, one of them by a write", false, true, true};
-  Ran all;
-  for (const std::string& text : printed) all.printed += text;
-  for (Worker& worker : workers) {
-    Ran one = worker.ran("");
-    all.visited.insert(all.visited.end(), one.visited.begin(), one.visited.end());
-  }
-  return all;
-}
-
-constexpr u64 MOST_SHADOWED = 1ull << 32;  // bytes of memory, times threads, of which accesses are recorded
-
-// How many threads are of use: one for blocks that may tell each other something, which must run side by side.
-size_t useful_threads(const World& world, const std::vector<Allocation>& allocations, size_t clusters, u32 threads) {
-  u64 shadowed = 1;
-  for (const Allocation& a : allocations) shadowed += a.writable && a.period == a.bytes ? a.bytes : 0;
-  if (world.talks || clusters < 4) return 1;
-  return size_t(std::clamp<u64>(MOST_SHADOWED / shadowed, 1, std::min<u64>(threads, clusters / 2)));
-}
-
-}  // namespace
-
-[[gnu::cold]]
-Ran run(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-        u64 seed, std::vector<u64> clusters, u64 limit, Races races, u32 threads) {
-  clusters_ended = 0;
-  if (threads > 1) {
-    const size_t useful = useful_threads(World(program, launch), allocations, clusters.size(), threads);
-    if (useful > 1) return run_in_parallel(program, launch, allocations, banks, seed, clusters, limit, races, useful);
-  }
-  Worker worker(program, launch, std::move(allocations), banks, seed, races);
-  Functional& machine = worker.machine;
-  if (worker.world.talks && (clusters.size() <= LANES || machine.random.below(2)))
-    for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
-  run_clusters(machine, &worker.world, clusters, limit, &worker.visited);
-  return worker.ran(std::move(machine.printed));
-}
-
-[[gnu::cold]]
-std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
-  std::vector<u8> traces;
-  for (const ChosenBlock& block : blocks) {
-    Functional machine;
-    prepare(machine, program, launch, std::vector<Allocation>(allocations), banks, seed + block.number);
-    machine.landing = Landing(machine.random.below(3));
-    for (Allocation& a : machine.memory.allocations) {
-      if (!a.sparse) continue;
-      a.sparse->pages.clear();
-      a.sparse->last = ~0ull;
-      a.sparse->pool->touched = 0;
-      a.sparse->pool->limit = block.input_limit;
-    }
-    World world(program, launch);
-    bool given_up = false;
-    try {
-      run_clusters(machine, &world, {block.number}, limit, nullptr);
-    } catch (const GivenUp&) {
-      given_up = true;
-    }
-    write_trace(traces, block.number, given_up, machine.memory.allocations);
-  }
-  return traces;
 }
 
 }  // namespace sass

@@ -1,3 +1,4 @@
+// Runs launches for their results, and for a model: launches.cpp, whose clusters get their turns by functional.cpp.
 #pragma once
 
 #include <atomic>

@@ -119,6 +119,16 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
   return axis == 0 ? thread % x : axis == 1 ? thread / x % y : thread / (x * y);
 }
 
+constexpr u32 SM_COUNT = 132;  // of an H100; a right kernel does not depend on it
+
+// Which SM a block runs on is drawn, as no kernel may count on it.
+u32 sm_of(const Context& c) {
+  const Block& block = *c.warp.block;
+  const u64 number = (u64(block.index[2]) << 42) + (u64(block.index[1]) << 21) + block.index[0];
+  const u64 drawn = (number + c.machine.seed + 1) * 0x9e3779b97f4a7c15ull;
+  return u32((drawn >> 33) % SM_COUNT);
+}
+
 // What does not differ between the lanes.
 u32 of_warp(Context& c, Special which) {
   const Launch& l = c.machine.launch;
@@ -147,7 +157,8 @@ u32 of_warp(Context& c, Special which) {
     case CLOCK_LOW: return u32(c.machine.clock());
     case CLOCK_HIGH: return u32(c.machine.clock() >> 32);
     case ACTIVE_MASK: return c.warp.active;
-    case SMS: return 1;
+    case SM: return sm_of(c);
+    case SMS: return SM_COUNT;
     default: return 0;
   }
 }

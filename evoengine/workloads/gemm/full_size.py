@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import prod
 
@@ -31,8 +32,11 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
         """Return whole numbers, whose sums are exact.
 
         They are positive, so that no sum is so small that its relative error is meaningless; over all of K, where sums
-        might overflow a half, they have signs.
+        might overflow a half, they have signs. Of a gated product, which multiplies two sums, they are normal, and the
+        sums of unit variance.
         """
+        if case.problem.gated:
+            return normal / math.sqrt(math.sqrt(case.problem.k))
         numbers = whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
         if case.problem.dtype == "int8":
             return numbers.sign() * torch.tensor(INTEGERS)[numbers.abs().long() - 1]
@@ -71,7 +75,7 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
             before = entry * sizes[p.axes(name)[0]]
             return read(name, range(before + rows_in_memory.start, before + rows_in_memory.stop), columns_in_memory)
 
-        names = ("a", "b", "residual") if p.residual else ("a", "b")
+        names = (*p.operands, "residual") if p.residual else p.operands
         inputs = {name: part_of(name) for name in names} | {"bias": read("bias", range(1), rectangle.columns)[0]}
         inputs |= self._scales(p, rows, rectangle.columns, entry, read)
         return replace(p, batch=1, m=len(rows), n=len(rectangle.columns)), inputs

@@ -80,4 +80,4 @@ def _bytes(problem: GemmProblem, config: Config) -> int:
     rows, columns = cluster_extents(config)
     own = replace(problem, m=rows, n=columns, batch=1)
     size = DTYPE_BYTES[problem.dtype]
-    return sum(PAGE * outer * (size * inner // PAGE + 2) for outer, inner in (own.shape("a"), own.shape("b")))
+    return sum(PAGE * outer * (size * inner // PAGE + 2) for outer, inner in map(own.shape, own.operands))

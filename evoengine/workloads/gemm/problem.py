@@ -20,7 +20,8 @@ SCALED_TOGETHER = 128
 """elements along k, and columns of B, that share a scale of `block_scales`"""
 NO_EPILOGUE = "none"
 ACTIVATIONS = ("relu", "gelu", "silu")
-EPILOGUES = ("bias", *(f"bias_{name}" for name in ACTIVATIONS), *ACTIVATIONS)
+SWIGLU = "swiglu"
+EPILOGUES = ("bias", *(f"bias_{name}" for name in ACTIVATIONS), *ACTIVATIONS, SWIGLU)
 EXAMPLE = "gemm:m4096,n4096,k4096,fp16"
 A_LAYOUTS, B_LAYOUTS = {"a_mk": "mk", "a_km": "km"}, {"b_kn": "kn", "b_nk": "nk"}
 """word → layout: the two extents from the outer to the inner one; nn.Linear stores its weights as [n, k]"""
@@ -33,8 +34,9 @@ class GemmProblem:
 
     A is [batch, m, k] or [batch, k, m], B [batch, k, n] or [batch, n, k], both of `dtype`; bias [n], residual and C
     [batch, m, n] of `out_dtype`; a batch of 1 has no such axis. The sum is float32 (of int8 int32) and rounded once,
-    behind the epilogue. f is nothing, max(x, 0), GELU by erf, or x / (1 + exp(-x)). Where the epilogue has no bias it
-    is not read; a residual that the problem does not have is no parameter.
+    behind the epilogue. f is nothing, max(x, 0), GELU by erf, or SiLU, x / (1 + exp(-x)). Where the epilogue has no
+    bias it is not read; a residual that the problem does not have is no parameter. With swiglu there is a second B,
+    b_up, and C = SiLU(A·B) · (A·b_up) + residual.
 
     Bytes have both operands along k, and float32 scales by which each product is multiplied: `tensor`: scale_a and
     scale_b [batch]; `row`: scale_a [batch, m], scale_b [batch, n]; `block`: scale_a [batch, k/128, m] and scale_b
@@ -85,12 +87,21 @@ class GemmProblem:
         """Return one of ACTIVATIONS, or another word where there is none."""
         return self.epilogue.removeprefix("bias_")
 
+    @property
+    def gated(self) -> bool:
+        return self.epilogue == SWIGLU
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Return the names of the matrices that are multiplied, A first."""
+        return ("a", "b", "b_up") if self.gated else ("a", "b")
+
     def axes(self, tensor: str) -> str:
-        """Return the axes of rows and columns in memory of a, b, residual or c."""
-        return {"a": self.a_layout, "b": self.b_layout}.get(tensor, "mn")
+        """Return the axes of rows and columns in memory of a, b, b_up, residual or c."""
+        return {"a": self.a_layout, "b": self.b_layout, "b_up": self.b_layout}.get(tensor, "mn")
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """Return the shape of a, b, residual or c in memory."""
+        """Return the shape of a, b, b_up, residual or c in memory."""
         own = tuple(int(getattr(self, axis)) for axis in self.axes(tensor))
         return own if self.batch == 1 else (self.batch, *own)
 
@@ -127,6 +138,7 @@ class GemmProblem:
             "scales": self.scales,
             "byte_product": BYTES.get(self.dtype, ""),
             "promoted": self.promoted,
+            "gated": self.gated,
         }
 
     @property
@@ -171,6 +183,8 @@ def _why_not(problem: GemmProblem) -> str | None:
         return f"tensor cores take {p.dtype} along k alone, A as [m, k] and B as [n, k]: without a_km, and with b_nk"
     if p.dtype in HALVES and p.scales != NO_SCALES:
         return f"{p.dtype} has no scales, which are for {', '.join(BYTES)}: leave {p.scales}_scales out"
+    if p.gated and p.dtype in BYTES:
+        return f"swiglu is of {' and '.join(HALVES)} alone: write one of them in the place of {p.dtype}"
     if p.dtype.startswith("fp8") and p.out_dtype == "fp32":
         return f"tensor cores keep 14 bits of sums of {p.dtype}: leave out_fp32 out, or write out_fp16"
     if p.dtype in HALVES and p.out_dtype not in (p.dtype, "fp32"):

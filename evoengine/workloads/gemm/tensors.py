@@ -45,19 +45,26 @@ class GemmTensors(Tensors[GemmProblem]):
         if case.draw == "large products" and problem.dtype == "bf16":
             a, bias = a * BEYOND_HALF, bias * BEYOND_HALF
         of_c = {"bias": bias}
+        up = {}
+        if problem.gated:
+            drawn = normal(*a.shape[:-2], problem.k, problem.n) / a.norm(dim=-1).mean().clamp(min=1)
+            small = 1 / LARGE if case.draw == "large products" else 1.0
+            up = {"b_up": stored(small * drawn, problem.b_layout == "kn").to(TORCH_DTYPES[problem.dtype])}
         if problem.residual:
             residual = normal(*problem.shape("c"))
             of_c["residual"] = residual if case.draw in ("normal", CUT_OFF, "long") else whole_numbers(residual)
         inputs = {
             "a": stored(a, problem.a_layout == "mk").to(TORCH_DTYPES[problem.dtype]),
             "b": stored(b, problem.b_layout == "kn").to(TORCH_DTYPES[problem.dtype]),
+            **up,
             **{name: tensor.to(TORCH_DTYPES[problem.out_dtype]) for name, tensor in of_c.items()},
             **draw_scales(problem, case.draw, normal),
         }
         return Drawn(inputs, inputs)
 
     def reference(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        return {"c": _epilogue(problem, _product(problem, inputs, torch.float64), inputs, torch.float64)}
+        products = products_of(problem, inputs, torch.float64)
+        return {"c": _epilogue(problem, products, inputs, torch.float64)}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         """Compute as a library does: the product summed in float32 and rounded, then each step of the epilogue rounded.
@@ -66,11 +73,12 @@ class GemmTensors(Tensors[GemmProblem]):
         bits too.
         """
         out = TORCH_DTYPES[problem.out_dtype]
-        return {"c": _epilogue(problem, _product(problem, inputs, torch.float32).to(out), inputs, out)}
+        products = [product.to(out) for product in products_of(problem, inputs, torch.float32)]
+        return {"c": _epilogue(problem, products, inputs, out)}
 
     def rounded_once(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        product = _product(problem, inputs, torch.float32)
-        return {"c": _epilogue(problem, product, inputs, torch.float32).to(TORCH_DTYPES[problem.out_dtype])}
+        products = products_of(problem, inputs, torch.float32)
+        return {"c": _epilogue(problem, products, inputs, torch.float32).to(TORCH_DTYPES[problem.out_dtype])}
 
     def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
         if case.draw in ("normal", CUT_OFF):
@@ -91,6 +99,9 @@ class GemmTensors(Tensors[GemmProblem]):
         bias, residual = inputs["bias"], inputs.get("residual")
 
         def product() -> torch.Tensor:
+            if problem.gated:
+                up = inputs["b_up"]
+                return silu(torch.matmul(a, b)) * torch.matmul(a, up if problem.b_layout == "kn" else up.mT)
             if problem.scales != NO_SCALES:
                 return scaled_by_torch(problem, inputs)
             if problem.out_dtype != problem.dtype:
@@ -121,6 +132,11 @@ class GemmTensors(Tensors[GemmProblem]):
         """Return the bytes of A and B in float32 and the product of both, and of B in float64 for a few rows."""
         p = problem
         return p.batch * (4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n)
+
+
+def products_of(problem: GemmProblem, inputs: Inputs, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return A·B, and A·b_up where there is one, as `_product` does."""
+    return [_product(problem, {**inputs, "b": inputs[name]}, dtype) for name in problem.operands[1:]]
 
 
 def _product(problem: GemmProblem, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
@@ -239,10 +255,12 @@ def _activated(problem: GemmProblem, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _epilogue(problem: GemmProblem, product: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
-    """Return the epilogue of a product, each step of it in that dtype."""
-    x = product + inputs["bias"].to(dtype) if problem.has_bias else product
-    x = _activated(problem, x)
+def _epilogue(
+    problem: GemmProblem, products: Sequence[torch.Tensor], inputs: Inputs, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the epilogue of a product, of two with swiglu, each step of it in that dtype."""
+    x = products[0] + inputs["bias"].to(dtype) if problem.has_bias else products[0]
+    x = silu(x) * products[1] if problem.gated else _activated(problem, x)
     return x + inputs["residual"].to(dtype) if problem.residual else x
 
 

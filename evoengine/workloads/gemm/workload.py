@@ -48,7 +48,7 @@ class Gemm(Workload[GemmProblem]):
     example = EXAMPLE
     compile_time = (
         "dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched", "out_dtype", "scales",
-        "byte_product", "promoted",
+        "byte_product", "promoted", "gated",
     )  # fmt: skip # a list
     baseline_label = "torch"
 
@@ -59,13 +59,13 @@ class Gemm(Workload[GemmProblem]):
         return problem_sets()
 
     def flops(self, problem: GemmProblem) -> float:
-        """Return 2·m·n·k for each entry of the batch, the usual count; the epilogue is left out."""
-        return 2.0 * problem.batch * problem.m * problem.n * problem.k
+        """Return 2·m·n·k for each entry of the batch and each B, the usual count; the epilogue is left out."""
+        return 2.0 * problem.batch * problem.m * problem.n * problem.k * (len(problem.operands) - 1)
 
     def min_dram_bytes(self, problem: GemmProblem) -> float:
         """Return the bytes of A, B, scales and the residual read once and C written once; the bias is too small."""
         p = problem
-        operands = float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in ("a", "b"))
+        operands = float(DTYPE_BYTES[p.dtype]) * sum(prod(p.shape(name)) for name in p.operands)
         scales = 4.0 * sum(prod(p.scale_shape(name)) for name in _scaled(p))
         return operands + scales + float(DTYPE_BYTES[p.out_dtype]) * sum(prod(p.shape(name)) for name in _like_c(p))
 
@@ -93,7 +93,7 @@ class Gemm(Workload[GemmProblem]):
     def parameters(self, problem: GemmProblem, config: Config) -> tuple[Parameter, ...]:
         p = problem
         return (
-            *(TensorParameter(name, p.shape(name), p.dtype) for name in ("a", "b")),
+            *(TensorParameter(name, p.shape(name), p.dtype) for name in p.operands),
             TensorParameter("bias", (p.n,), p.out_dtype),
             *(TensorParameter(name, p.shape(name), p.out_dtype) for name in _like_c(p)[:-1]),
             *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in _scaled(p)),
@@ -151,5 +151,5 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
     def rows_of(name: str) -> int:
         return int(config[f"tile_{p.axes(name)[0]}"])
 
-    maps = over("a", rows_of("a") // across), over("b", rows_of("b") // down)
+    maps = (over("a", rows_of("a") // across), *(over(b, rows_of(b) // down) for b in p.operands[1:]))
     return (*maps, over("c", STORED_ROWS)) if config.get("c_store") == "tma" else maps

@@ -1,0 +1,80 @@
+"""A dispatch table as files: an export for each problem, pinned, and refused where any file is another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import evoengine
+from evoengine.errors import NothingFound, UsageError
+from evoengine.publish.dispatch import TABLE, read_table
+from evoengine.tuning.exporting import export_table
+
+PROBLEMS = ("rms_norm:rows9,hidden64,fp16", "rms_norm:rows40,hidden64,fp16")
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    place = tmp_path_factory.mktemp("table") / "t.db"
+    for problem in PROBLEMS:
+        evoengine.tune(problem, gpu="h100", trials=1, db=place, device="emulator")
+    return place
+
+
+@pytest.fixture
+def table(searched, tmp_path):
+    export_table(tmp_path / "out", PROBLEMS, "h100", db=searched)
+    return tmp_path / "out"
+
+
+def test_each_problem_has_an_export_that_the_table_pins(table):
+    stated = json.loads((table / TABLE).read_text())
+    assert [entry["problem"] for entry in stated["entries"]] == list(PROBLEMS)
+    assert (stated["gpu"], stated["worst_regret"], stated["mean_regret"]) == ("h100", 0.0, 0.0)
+    folders = read_table(table)
+    assert [json.loads((folder / "kernel.json").read_text())["provenance"]["gpu"] for folder in folders] == ["h100"] * 2
+    assert len(set(folders)) == 2 and all((folder / "record.json").is_file() for folder in folders)
+
+
+def test_a_table_is_written_whole_or_not_at_all(searched, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    with pytest.raises(UsageError, match="not empty"):
+        export_table(tmp_path / "full", PROBLEMS, "h100", db=searched)
+    with pytest.raises(NothingFound):
+        export_table(tmp_path / "out", (*PROBLEMS, "rms_norm:rows1,hidden8,fp16"), "h100", db=searched)
+    assert not (tmp_path / "out").exists()
+
+
+def change(path, old, new):
+    text = path.read_bytes()
+    assert old in text
+    path.write_bytes(text.replace(old, new, 1))
+
+
+CHANGES = {
+    "a binary": (lambda t: change(read_table(t)[0] / "kernel.cubin", b"ELF", b"ELG"), "kernel.cubin is not the file"),
+    "a loader": (lambda t: next(read_table(t)[0].glob("rms*.py")).write_text("x = 1\n"), "is not the file that"),
+    "the checksums": (
+        lambda t: change(read_table(t)[1] / "SHA256SUMS", b"a", b"b"),
+        "is not the one that table.json pins",
+    ),
+    "a missing export": (lambda t: (read_table(t)[1] / "kernel.json").unlink(), "cannot be read"),
+    "a folder above": (lambda t: change(t / TABLE, b'"folder": "', b'"folder": "../'), "directly beside"),
+    "another version": (lambda t: change(t / TABLE, b'"evoengine_table": 1', b'"evoengine_table": 2'), "no table of"),
+    "no JSON": (lambda t: (t / TABLE).write_text("{"), "cannot be read"),
+    "no entries": (lambda t: (t / TABLE).write_text('{"evoengine_table": 1}'), "no table of"),
+    "an entry of another shape": (
+        lambda t: (t / TABLE).write_text('{"evoengine_table": 1, "entries": [7]}'),
+        "an entry",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_named(table, name):
+    make, sentence = CHANGES[name]
+    make(table)
+    with pytest.raises(UsageError, match=sentence):
+        read_table(table)
