@@ -12,7 +12,7 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveS
 from evoengine.records import config_key
 from evoengine.search.samplers import evolution, prior, surrogate
 from evoengine.search.samplers.evolution import (
-    EXPLORE_STALL,
+    STALL_WEIGHT,
     Coverage,
     EvolutionSampler,
     Grid,
@@ -95,10 +95,10 @@ def test_a_region_that_fails_is_left(state):
     assert study.best_trial.params["x"] == 11
 
 
-@pytest.mark.parametrize("stall, least, most", [(EXPLORE_STALL, 0.45, 0.7), *more([(1e9, 0.0, 0.42)])])
+@pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), *more([(1e9, 0.0, 0.42)])])
 def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, monkeypatch, stall, least, most):
     """The first trial is the best, and the nearer to it the better, so that nothing calls for going far."""
-    monkeypatch.setattr(evolution, "EXPLORE_STALL", stall)
+    monkeypatch.setattr(evolution, "STALL_WEIGHT", stall)
     far = []
     for seed in range(20):
         first = space.encode(search(space, seed, 1).trials[0].params)
@@ -111,7 +111,7 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
 def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     """Five knobs of four values, of which only the first matters: how many of the 160 pairs 30 trials have."""
     monkeypatch.setattr(evolution, "RARITY_EXPONENT", power)
-    monkeypatch.setattr(evolution, "EXPLORE_STALL", 1e9)
+    monkeypatch.setattr(evolution, "STALL_WEIGHT", 1e9)
     pairs = []
     for seed in range(24):
         study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed))
@@ -295,14 +295,6 @@ def test_scores_lie_between_ranks_and_logarithms():
 def test_nothing_that_ran_is_worth_less_than_what_failed(failed):
     objective_values = scores(np.array([failed, 1e-9, *np.linspace(5, 6, 30)]))
     assert objective_values.argmin() == 0 and (np.diff(objective_values) > 0).all()
-
-
-def test_what_is_within_a_tie_of_another_has_its_rank():
-    """Steps of a hundredth from the best: repetitions of a measurement differ by as much."""
-    values, negative = np.array([100.0, 99.5, 98.6, 50.0, 0.0, -np.inf]), -np.array([0.0, 1.0, 2.0])
-    tied = evolution._tied(values, evolution.logarithms(values))
-    assert tied.tolist() == [0.0, 0.0, -1.0, -69.0, -np.inf, -np.inf]
-    assert evolution._tied(negative, evolution.logarithms(negative)).tolist() == [np.inf, 0.0, -69.0]
 
 
 def test_a_surrogate_that_knows_products_predicts_what_a_product_of_two_knobs_decides():

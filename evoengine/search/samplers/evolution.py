@@ -50,13 +50,12 @@ MAX_FRONT_TRIALS = 512
 """the foremost, and as many of the latest, among which Pareto fronts are sought"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
-EXPLORE_STALL, PRODUCT_STALL = 1.0, 0.25
-"""share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it, and
-at which every second one is that of the surrogate which knows products of knobs"""
+STALL_WEIGHT = 1.0
+"""share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
+PRODUCT_AFTER = 32
+"""the surrogate's proposals since the best after which every second one is by the surrogate that knows products"""
 N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
-TIE = 0.01
-"""what is within this of another, by steps from the best, has the same rank: repetitions differ by as much"""
 LOG_WEIGHT = 0.25
 """weight of logarithms in the targets; the rest are ranks"""
 SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
@@ -320,7 +319,8 @@ class _Search:
 
     def _most_promising_row(self) -> np.ndarray | None:
         """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
-        model = self._models[-1 if self._rng.random() < self._stalled(PRODUCT_STALL) else 0]
+        late = self._since_best() >= PRODUCT_AFTER and len(self._rows) % 2
+        model = self._models[-1 if late else 0]
         if not model.extend(self._rows):
             self._fit(model)
         if not self._pool.available.any():
@@ -367,12 +367,12 @@ class _Search:
         """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
         if self._is_prior_free():
             return False
-        best = self._latest_best() if self._best else -1
-        return bool(self._rng.random() < self._trust.likelihood(best, len(self._rows)))
+        return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._rows)))
 
     def _proposable(self) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
-        if self._best and self._rng.random() < self._stalled(EXPLORE_STALL):
+        since = self._since_best()
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[self._latest_best()]).sum(1)
             far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
@@ -381,18 +381,12 @@ class _Search:
         return self._pool.available
 
     def _latest_best(self) -> int:
-        """Return the place of the best trial, the latest of equal ones."""
-        return max(place for value, place in self._best if value == self._best[0][0])
+        """Return the place of the best trial, the latest of equal ones; -1 where none came through."""
+        return -1 if not self._best else max(place for value, place in self._best if value == self._best[0][0])
 
-    def _stalled(self, weight: float) -> float:
-        """Return a likelihood that grows with the surrogate's proposals since the best trial.
-
-        It is a half where these are `weight` of all trials.
-        """
-        if not self._best:
-            return 0.0
-        since = len(self._surrogate_rows) - bisect_right(self._surrogate_rows, self._latest_best())
-        return since / (since + weight * len(self._rows))
+    def _since_best(self) -> int:
+        """Return how many of the surrogate's proposals came after the best trial."""
+        return len(self._surrogate_rows) - bisect_right(self._surrogate_rows, self._latest_best())
 
     def _fit(self, model: _Model) -> None:
         latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
@@ -459,9 +453,8 @@ def scores(values: np.ndarray) -> np.ndarray:
     few outliers decide. Zero and infinite values keep their normal scores, and so do all values if the others differ in
     sign.
     """
-    every = logarithms(values)
+    worth, every = normal_scores(values), logarithms(values)
     plain = ~np.isnan(every)
-    worth = normal_scores(_tied(values, every))
     logs = every[plain]
     if len(logs) and np.ptp(logs) > 0:
         ranks = worth[plain]
@@ -469,16 +462,6 @@ def scores(values: np.ndarray) -> np.ndarray:
         # within the ranks' range, or the slowest would fall behind what failed
         worth[plain] += LOG_WEIGHT * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
     return worth
-
-
-def _tied(values: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Return numbers [n] in the order of the values, equal within TIE; logs [n], NaN for zero and infinite values."""
-    plain = ~np.isnan(logs)
-    if not plain.any():
-        return values
-    steps = np.where(values < values[plain].min(), -np.inf, np.inf)
-    steps[plain] = -np.floor((logs[plain].max() - logs[plain]) / TIE)
-    return steps
 
 
 def logarithms(values: np.ndarray) -> np.ndarray:
