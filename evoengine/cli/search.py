@@ -214,6 +214,8 @@ def _several(
     options: dict[str, Any],
 ) -> tuple[str, ...]:
     """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
+    if not problems and kernels is None:
+        return ()  # without imports that would delay the executor's build
     from evoengine.workloads.problem_sets import expand, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
@@ -225,7 +227,7 @@ def _several(
     others |= {"device recorded:": options["device"].startswith(RECORDED), "objective": options["objective"]}
     others["gpu"] = len(gpus) > 1
     for name, value in others.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # --resume alone is 0
             raise UsageError(f"--{name} is for a search of one problem; leave it out, or give one --problem")
     return expand(problems)
 

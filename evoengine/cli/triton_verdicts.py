@@ -85,11 +85,13 @@ def algebra(verdicts: Sequence[ConfigVerdict]) -> Iterator[str]:
     compared = [verdict for verdict in verdicts if not verdict.wrong]
     for verdict in compared:
         if verdict.inexact:
+            other = "the reference" if verdict.with_reference else verdicts[0].config
             yield (
-                f"{verdict.config}: in exact algebra it computes something else than {verdicts[0].config} "
+                f"{verdict.config}: in exact algebra it computes something else than {other} "
                 f"({'; '.join(verdict.inexact)}): is that meant? Rounding alone makes no difference there"
             )
         for sizes, why in verdict.unbuilt.items():
             yield f"{verdict.config}: {sizes or 'no sizes'}: its build in exact algebra cannot be executed: {why}"
     if compared and not any(verdict.inexact or verdict.unbuilt for verdict in compared):
-        yield "in exact algebra all configurations that passed compute the same, bit by bit"
+        too = ", and the reference too" if any(verdict.with_reference for verdict in compared) else ""
+        yield f"in exact algebra all configurations that passed compute the same, bit by bit{too}"

@@ -5,7 +5,6 @@ A search that is killed meanwhile leaves no running compiler.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,9 +18,7 @@ from evoengine.sass import build as executor
 
 LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)
 """A build takes ten seconds on two cores, or waits for another process that builds. It needs none of the workers'
-imports; by its niceness it yields to the search but precedes the workers, which wait for the executor."""
-BEHIND_WORKERS = 10
-"""niceness added for the emulator, as the first candidates are judged without it"""
+imports; by its niceness it yields to the search but precedes the workers, which wait for it."""
 
 
 class FirstBuild:
@@ -88,7 +85,6 @@ def build_emulator_task() -> str:
     """Build the emulator; return its path."""
     from evoengine.cuda_emulator.build import build_runtime
 
-    os.nice(BEHIND_WORKERS)
     return str(build_runtime())
 
 

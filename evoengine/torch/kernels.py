@@ -37,6 +37,8 @@ from evoengine.workloads.tensors import TORCH_DTYPES
 
 PLACES_VARIABLE = "EVOENGINE_KERNELS"
 """names places where a program calls no `use`, separated as in PATH"""
+MOST_CALLS = 10_000
+"""combinations of GPU, shapes and dtypes that are remembered; beyond, all are forgotten and chosen again when called"""
 MODULE_NAME = re.compile(r"[a-z][a-z0-9_]{0,100}")
 
 Kernel = Callable[..., Any]
@@ -287,6 +289,9 @@ class Kernels:
         """Return the kernel for a call and remember it under `key`; None, said once, where torch has to compute it."""
         with self._lock:
             if key not in self.chosen:
+                if len(self.chosen) >= MOST_CALLS:
+                    self.chosen.clear()
+                    self.origins.clear()
                 self.chosen[key], self.origins[key] = self._find(request)
                 if self.chosen[key] is None:
                     warnings.warn(f"torch computes {_shown(request)}: {self.origins[key]}", NoKernel, stacklevel=3)

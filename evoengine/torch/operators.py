@@ -210,9 +210,9 @@ def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 
 def _compute_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     key = ("linear", x.shape, weight.shape, x.dtype, weight.dtype, bias is None, activation, x.device, weight.stride())
-    if key in KERNELS.chosen:
+    try:
         kernel = KERNELS.chosen[key]
-    else:
+    except KeyError:
         kernel = KERNELS.choose(key, _linear_request(x, weight, bias, activation))
     if kernel is None:
         return torch_linear(x, weight, bias, activation)
@@ -313,9 +313,9 @@ def rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float = 1e-6) -> 
 
 def _compute_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     key = ("rms_norm", x.shape, residual.shape, weight.shape, x.dtype, weight.dtype, eps, x.device)
-    if key in KERNELS.chosen:
+    try:
         kernel = KERNELS.chosen[key]
-    else:
+    except KeyError:
         kernel = KERNELS.choose(key, _rms_norm_request(x, weight, residual, eps))
     if kernel is None:
         total = x + residual
@@ -353,7 +353,10 @@ def op(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute(inputs: list[Tensor]) -> list[Tensor]:
         key = ("op", name, tuple((t.shape, t.dtype) for t in inputs), inputs[0].device)
-        kernel = KERNELS.chosen[key] if key in KERNELS.chosen else KERNELS.choose(key, request(inputs))
+        try:
+            kernel = KERNELS.chosen[key]
+        except KeyError:
+            kernel = KERNELS.choose(key, request(inputs))
         found = fallback(*inputs) if kernel is None else kernel(*(t.contiguous() for t in inputs))
         return [found] if isinstance(found, Tensor) else [*found]
 

@@ -67,6 +67,8 @@ class Arguments:
         self.given: dict[str, Any] = {}
         """what the program passed, by the names of the function's parameters"""
         self._storages: dict[int, HostMemory] = {}
+        self.fresh: dict[str, torch.UntypedStorage] = {}
+        """those that PyTorch alone has and no launch had before, by their names"""
         self._addresses: list[np.ndarray] = []
         """64-bit integers that may be addresses"""
 
@@ -132,6 +134,8 @@ class Arguments:
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in self._storages:
+            if storage.resizable():  # which NumPy's view ends
+                self.fresh[name] = storage
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             self._storages[key] = HostMemory(name, data, key if in_place else None)
         return self._storages[key]

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,13 +23,14 @@ from evoengine.sass.chip import Chip, find_chip
 from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
-from evoengine.sass.launch import Geometry, Launch, prepare, require_arch_of
+from evoengine.sass.launch import Geometry, Launch, Memory, prepare, require_arch_of
 from evoengine.sass.linking import linked_listing
 from evoengine.sass.listing import line_table, names_an_instruction, with_source_lines
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 
 if TYPE_CHECKING:
     from evoengine.virtual.arguments import Arguments
+    from evoengine.virtual.repeats import Repeats
 
 INSTRUCTIONS_PER_SECOND = 4e6
 """warp instructions that the executor runs on one core with its checks, by which long launches are announced"""
@@ -38,6 +39,8 @@ SAMPLED_FROM, SAMPLED_SECONDS, SAMPLED_LATER = 60.0, 10.0, 1.0
 the first of these does, and the later ones"""
 LONGEST = 3600.0
 """estimated seconds from which a launch that is not sampled is refused"""
+LEAST_LIMIT, SPINS = 4_000_000, 100
+"""after how many warp instructions a block hangs: so many, or so many times what the model counts, if that is more"""
 CORES = min(len(os.sched_getaffinity(0)), 16)
 """threads that execute one launch, at most"""
 PATIENCE = 10.0
@@ -110,6 +113,12 @@ class VirtualGpu:
         self.now = Instant(0.0, 0, 0)
         self.only_predicts = False
         """whether launches are timed and not executed, as in the loops of a benchmark"""
+        self.repeats: Repeats | None = None
+        """which launches may wait; None where nothing tells when the program looks at a tensor"""
+        self.captured: list[Callable[[], object]] | None = None
+        """where launches are noted, so that they can be made again"""
+        self.launched: Callable[[str, float], None] | None = None
+        """called with the name and the predicted µs of each launch, infinite for one without"""
         self._uses: dict[tuple[str, str], Use] = {}
         self._predictions: dict[object, Prediction | str] = {}
         self._spent: dict[str, float] = defaultdict(float)
@@ -130,10 +139,32 @@ class VirtualGpu:
         """Predict the launch, and execute it unless `only_predicts`. Raises VirtualGpuError where a launch fails."""
         name = loaded.kernel.entry
         use = self._uses.setdefault((name, options), Use(name, options))
+        self.settle()
+        if self.captured is not None:
+            self.captured.append(lambda: self.launch(loaded, geometry, arguments, options))
         with self._failures(loaded, use):
             prediction = self.predicted(loaded, geometry, arguments)
-            blocks = () if self.only_predicts else self._execute(use, loaded, geometry, arguments, prediction)
-        self._note(use, prediction, bool(blocks))
+        self._pass(use, prediction)
+
+        def execute() -> None:
+            with self._failures(loaded, use):
+                _note(use, prediction, bool(self._execute(use, loaded, geometry, arguments, prediction)))
+
+        def drop() -> None:
+            use.only_predicted += 1
+
+        key = (loaded, geometry, arguments.key())
+        if self.only_predicts:
+            drop()
+        elif self.repeats is not None and self.repeats.put_off(key, arguments.fresh, execute, drop):
+            arguments.given.clear()  # so that nothing here keeps a tensor alive
+        else:
+            execute()
+
+    def settle(self) -> None:
+        """Execute a launch that waits, if what it writes can still be seen."""
+        if self.repeats is not None:
+            self.repeats.settle()
 
     @contextmanager
     def _failures(self, loaded: LoadedKernel, use: Use) -> Iterator[None]:
@@ -171,15 +202,23 @@ class VirtualGpu:
         self, use: Use, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, prediction: Prediction | str
     ) -> Sequence[int]:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
-        launch = prepare(loaded.kernel, geometry, arguments.parameters, self.now.launches, mapped=arguments.mapped)
+        memory = Memory([(loaded.kernel, [*arguments.parameters, *arguments.mapped])], self.now.launches)
+        watched = memory.watch([s.name for s in arguments.mapped]) if self.repeats is not None else {}
+        launch = prepare(
+            loaded.kernel, geometry, arguments.parameters, self.now.launches, memory=memory, mapped=arguments.mapped
+        )
         seconds = seconds_to_execute(prediction, geometry)
         blocks = self.sampled(loaded, geometry, seconds)
+        limit = limit_of(prediction)
         try:
-            run_watched(loaded, launch, blocks, seconds)
+            run_watched(loaded, launch, blocks, seconds, limit=limit)
         except KernelRaced as race:
             use.races.append(explained(race, loaded))
             _warn(use.races[-1])
-            run_watched(loaded, launch, blocks, seconds, Races.NONE)
+            run_watched(loaded, launch, blocks, seconds, Races.NONE, limit)
+        if self.repeats is not None:
+            written = frozenset(name for name, stored in watched.items() if stored.any())
+            self.repeats.note((loaded, geometry, arguments.key()), written)
         return blocks
 
     def sampled(self, loaded: LoadedKernel, geometry: Geometry, seconds: float) -> Sequence[int]:
@@ -199,19 +238,16 @@ class VirtualGpu:
             )
         return ()
 
-    def _note(self, use: Use, prediction: Prediction | str, sampled: bool) -> None:
+    def _pass(self, use: Use, prediction: Prediction | str) -> None:
+        """Let the launch's time pass."""
         us, launches, unpredicted = self.now
-        use.only_predicted += self.only_predicts
-        use.executed += not self.only_predicts
-        use.sampled += sampled
         if isinstance(prediction, str):
             use.unpredictable = prediction
             self.now = Instant(us, launches + 1, unpredicted + 1)
-            return
-        self.now = Instant(us + prediction.time_us, launches + 1, unpredicted)
-        if not self.only_predicts:
-            use.times_us.append(prediction.time_us)
-            use.bounds[prediction.bound] += prediction.time_us
+        else:
+            self.now = Instant(us + prediction.time_us, launches + 1, unpredicted)
+        if self.launched is not None:
+            self.launched(use.name, math.inf if isinstance(prediction, str) else prediction.time_us)
 
     # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,9 +267,19 @@ class VirtualGpu:
 
     def summary(self) -> str:
         """Return a table of the kernels: launches, predicted µs, and what bounds each."""
+        self.settle()
         from evoengine.virtual.summary import table
 
         return table(self.gpu, list(self._uses.values()))
+
+
+def _note(use: Use, prediction: Prediction | str, sampled: bool) -> None:
+    """Count a launch that was executed."""
+    use.executed += 1
+    use.sampled += sampled
+    if not isinstance(prediction, str):
+        use.times_us.append(prediction.time_us)
+        use.bounds[prediction.bound] += prediction.time_us
 
 
 def seconds_to_execute(prediction: Prediction | str, geometry: Geometry) -> float:
@@ -241,6 +287,13 @@ def seconds_to_execute(prediction: Prediction | str, geometry: Geometry) -> floa
     if isinstance(prediction, str):
         return 0.0
     return prediction.counts["instructions"] * math.prod(geometry.grid) / INSTRUCTIONS_PER_SECOND
+
+
+def limit_of(prediction: Prediction | str) -> int:
+    """Return how many warp instructions a block may execute before it is said to hang."""
+    if isinstance(prediction, str):
+        return core.LIMIT
+    return int(min(max(SPINS * prediction.counts["instructions"], LEAST_LIMIT), core.LIMIT))
 
 
 def explained(error: Exception, loaded: LoadedKernel) -> str:
@@ -269,6 +322,7 @@ def run_watched(
     blocks: Sequence[int] = (),
     seconds: float = 0.0,
     races: Races = Races.NO_REPLICAS,
+    limit: int = core.LIMIT,
 ) -> None:
     """Execute, on all cores where blocks cannot tell each other anything, and print what the kernel prints.
 
@@ -277,10 +331,12 @@ def run_watched(
     before = [(a.held, a.held.copy()) for a in launch.allocations if a.writable] if races else []
     try:
         try:
-            _watched(loaded, launch, blocks, seconds, races, CORES)
+            _watched(loaded, launch, blocks, seconds, races, limit, CORES)
         except core.RacedInParallel as race:
             _restore(before)
-            _watched(loaded, launch, blocks, seconds, races, 1)  # which names the first race of all, or finds none
+            _watched(
+                loaded, launch, blocks, seconds, races, limit, 1
+            )  # which names the first race of all, or finds none
             if names_an_instruction(str(race)):
                 raise
     except KernelRaced:
@@ -294,7 +350,13 @@ def _restore(before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _watched(
-    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, races: Races, threads: int
+    loaded: LoadedKernel,
+    launch: Launch,
+    blocks: Sequence[int],
+    seconds: float,
+    races: Races,
+    limit: int,
+    threads: int,
 ) -> None:
     """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
     failures: list[BaseException] = []
@@ -302,7 +364,7 @@ def _watched(
 
     def work() -> None:
         try:
-            core.run(loaded.program, launch, blocks, races=races, threads=threads)
+            core.run(loaded.program, launch, blocks, limit=limit, races=races, threads=threads)
             printed.append(core.printed())
         except (KernelFailure, EvoengineError) as error:
             failures.append(error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from evoengine.virtual.device import (
     VirtualGpu,
     VirtualGpuError,
     explained,
+    limit_of,
     run_watched,
     seconds_to_execute,
 )
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
 DRAWS = (NORMAL, BIG, *SHAPED)
 FP32 = float(torch.finfo(torch.float32).eps)
+ROUNDED = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float8_e4m3fn: 2.0**-11, torch.float8_e5m2: 2.0**-11}
+"""by how much a number may be off where tensor cores multiply: they cut sums, those of FP8 to 13 bits, and a kernel
+rounds what it multiplies, such as the weights of an attention, to the type of its inputs"""
+TF32 = 2.0**-11
 LONG_SECONDS = 2.0
 """estimated time of an attempt from which on only the first of these is drawn"""
 
@@ -79,7 +84,9 @@ class ConfigVerdict:
     refused: dict[str, str] = field(default_factory=dict)
     """sizes → why the function or Triton refused them"""
     inexact: list[str] = field(default_factory=list)
-    """sizes with which Triton's exact algebra gives other results than for the first configuration"""
+    """sizes with which Triton's exact algebra gives other results than for the first configuration, or the reference"""
+    with_reference: bool = False
+    """whether the reference is compared with in exact algebra: it launches Triton kernels"""
     unbuilt: dict[str, str] = field(default_factory=dict)
     """sizes → why the build in exact algebra could not be executed"""
     prediction: Prediction | str | None = None
@@ -129,11 +136,14 @@ class GatingGpu(VirtualGpu):
         self._function = program.kernel.function
         self._reference, self._names, self._seed = program.reference, program.names, seed
         self._first: dict[object, Outputs] = {}
+        self._with_reference = False
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
         self.longest = math.inf
         """estimated seconds of an attempt, from which on TooLong is raised before it"""
         self.verdict = ConfigVerdict("")
+        self.products: frozenset[str] = frozenset()
+        """opcodes of tensor cores in the kernel"""
         self.sizes = ""
         self.launches = 0
         """of the kernel, in this call of the function"""
@@ -145,8 +155,12 @@ class GatingGpu(VirtualGpu):
         if self.exact:
             self._compare_bits(loaded, geometry, arguments)
             return
+        self.products = loaded.program.products
         before = _contents(arguments)
-        prediction = self.predicted(loaded, geometry, arguments)
+        try:
+            prediction = self.predicted(loaded, geometry, arguments)
+        except VirtualGpuError as hazard:
+            self._refute(AS_GIVEN, Wrong(explained(hazard, loaded), Outcome.CRASHED))
         if self.verdict.prediction is None:
             self.verdict.prediction = prediction
         seconds = seconds_to_execute(prediction, geometry)
@@ -172,18 +186,40 @@ class GatingGpu(VirtualGpu):
             outputs, stored = self._outputs(loaded, geometry, arguments)
             bound, difference = self._judge(draw, given, outputs, stored)
         except Wrong as wrong:
-            self.verdict.attempts.append(Attempt(self.sizes, draw, str(wrong), wrong.outcome))
-            raise VirtualGpuError(str(wrong)) from None
+            self._refute(draw, wrong)
         self.verdict.attempts.append(Attempt(self.sizes, draw, bound=bound, difference=difference))
 
+    def _refute(self, draw: str, wrong: Wrong) -> NoReturn:
+        """Note what is wrong, and raise VirtualGpuError, which ends the function's call."""
+        self.verdict.attempts.append(Attempt(self.sizes, draw, str(wrong), wrong.outcome))
+        raise VirtualGpuError(str(wrong)) from None
+
     def _compare_bits(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
-        """Execute once, and note where the results are not those of the first configuration, bit by bit."""
+        """Execute once, and note where the results are not bit by bit those that they are compared with.
+
+        These are the reference's, where it launches Triton kernels too, or the first configuration's.
+        """
+        given = {name: _copied(value) for name, value in arguments.given.items()}
         outputs, _ = self._outputs(loaded, geometry, arguments)
-        first = self._first.setdefault((self.sizes, self.launches, "exact"), outputs)
+        key = (self.sizes, self.launches, "exact")
+        if key not in self._first:
+            own = self._by_tritons_reference(given)
+            self._first[key] = outputs if own is None else dict(zip(outputs, own, strict=False))
+            self._with_reference |= own is not None
+        first = self._first[key]
+        self.verdict.with_reference |= self._with_reference
         same = first.keys() == outputs.keys() and all(_same_bits(first[name], outputs[name]) for name in outputs)
         if not same and self.sizes not in self.verdict.inexact:
             self.verdict.inexact.append(self.sizes)
         self.launches += 1
+
+    def _by_tritons_reference(self, given: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        """Return the reference's outputs; None where it launches no Triton kernel, whose algebra is exact too."""
+        if self._reference is None:
+            return None
+        before = self.now.launches
+        found = self._expected(given)
+        return found if self.now.launches > before else None
 
     def _outputs(
         self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments
@@ -205,7 +241,7 @@ class GatingGpu(VirtualGpu):
         watched = memory.watch([storage.name for storage in arguments.mapped])
         seed = self._seed + len(self.verdict.attempts)
         launch = prepare(loaded.kernel, geometry, arguments.parameters, seed, memory=memory, mapped=arguments.mapped)
-        run_watched(loaded, launch)
+        run_watched(loaded, launch, limit=limit_of(self.predicted(loaded, geometry, arguments)))
         return {
             storage.data.ctypes.data: np.unpackbits(watched[storage.name][:, None], axis=1, count=4, bitorder="little")
             .reshape(-1)[: storage.bytes]
@@ -270,9 +306,10 @@ class GatingGpu(VirtualGpu):
         exact, own = self._expected_exactly(given), self._expected(given)
         nudged = self._expected_exactly(given, torch.Generator().manual_seed(self._seed))
         if len(exact) != len(outputs):
-            raise UsageError(
-                f"the reference returns {len(exact)} tensors; the kernel writes {len(outputs)}: {', '.join(outputs)}"
-            )
+            said = f"the reference returns {len(exact)} tensors; the kernel writes {len(outputs)}: {', '.join(outputs)}"
+            if len(exact) > len(outputs) or self._first:
+                raise Wrong(said)
+            raise UsageError(said)  # it may have scratch memory, of which the reference must tell
         bounds = []
         for (name, output), right, *rough in zip(outputs.items(), exact, own, nudged, strict=True):
             if output.shape != right.shape:
@@ -283,10 +320,28 @@ class GatingGpu(VirtualGpu):
     def _expected_exactly(
         self, given: Mapping[str, Any], generator: torch.Generator | None = None
     ) -> list[torch.Tensor]:
-        """Return the reference's outputs in float64; with a generator, of inputs that are off by a rounding of FP32."""
+        """Return the reference's outputs in float64; with a generator, of inputs that are off by a rounding."""
         with all_in_float64():
-            found = self._expected({name: _widened(given[name], generator) for name in self._names})
+            found = self._expected({name: self._widened(given[name], generator) for name in self._names})
         return [output.double() for output in found]
+
+    def _widened(self, value: Any, generator: torch.Generator | None) -> Any:
+        """Return a floating-point tensor in float64, with a generator off by some rounding; else the value."""
+        value = getattr(value, "base", value)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        wide = value.detach().double()
+        return (
+            wide
+            if generator is None
+            else wide * (1 + self._rounding(value) * torch.randn(wide.shape, generator=generator))
+        )
+
+    def _rounding(self, tensor: torch.Tensor) -> float:
+        """Return by how much, relative to it, a number of a tensor may be off in a computation that is right."""
+        if tensor.dtype == torch.float32 and any("TF32" in opcode for opcode in self.products):
+            return TF32
+        return ROUNDED.get(tensor.dtype, FP32) if self.products else FP32
 
     def _expected(self, given: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the reference's outputs. Raises UsageError where it raises."""
@@ -319,15 +374,6 @@ def _copied(value: Any) -> Any:
     """Return a copy of a tensor, of a descriptor's too; anything else as it is."""
     value = getattr(value, "base", value)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _widened(value: Any, generator: torch.Generator | None = None) -> Any:
-    """Return a floating-point tensor in float64, with a generator off by some rounding of FP32; else the value."""
-    value = getattr(value, "base", value)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    wide = value.detach().double()
-    return wide if generator is None else wide * (1 + FP32 * torch.randn(wide.shape, generator=generator))
 
 
 def _mask(tensor: torch.Tensor, stored: Mapping[int, np.ndarray]) -> torch.Tensor:
@@ -370,7 +416,9 @@ def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[t
     if missing:
         raise Wrong(f"{missing} of {output.numel()} outputs{named} are NaN or were never written")
     error = torch.where(output.double() == exact, 0.0, output.double() - exact)  # infinities too
-    eps = torch.finfo(output.dtype).eps if output.dtype.is_floating_point else 0.0
+    # a kernel that stores a sum of FP16 products in FP32 rounds as its reference does, which returns FP16
+    eps = max((torch.finfo(t.dtype).eps for t in (output, *rough) if t.is_floating_point()), default=0.0)
+    eps = eps if output.is_floating_point() else 0.0
     own = torch.stack([each.double() - exact for each in rough]).abs().amax(0)
     found = by_own_error(named, error, exact, own, eps, Tolerance())
     for bound in found:

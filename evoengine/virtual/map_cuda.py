@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,32 +15,72 @@ from torch.overrides import TorchFunctionMode
 from triton._C.libtriton import nvidia
 
 from evoengine.virtual.device import Instant, VirtualGpu
+from evoengine.virtual.graphs import Graph
+from evoengine.virtual.profiler import profiled
+from evoengine.virtual.repeats import OWN_REFERENCES, Repeats, Waiting, references
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 WARP = 32
+MULTIPLY = (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
+OWN_NAMES = 3
+"""of a result: an attribute, a variable, and the argument of the function that counts"""
 
 
 @contextmanager
 def cuda_on_cpu(device: VirtualGpu) -> Iterator[None]:
     """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked."""
+    mode = _OnCpu(device)
+    device.repeats = Repeats()
     with (
-        mock.patch.multiple(torch.cuda, **_answers(device)),
+        mock.patch.multiple(
+            torch.cuda, **_answers(device), CUDAGraph=lambda *_, **__: Graph(device), graph=mode.capture
+        ),
         mock.patch.object(torch.cpu, "set_stream", lambda stream: None, create=True),
-        mock.patch.object(nvidia.cublas, "CublasLt", Blas),
-        _OnCpu(),
+        mock.patch.object(nvidia.cublas, "CublasLt", lambda workspace: Blas(device)),
+        profiled(device),
+        mode,
     ):
-        yield
+        try:
+            yield
+        finally:
+            device.settle()
+            device.repeats = None
 
 
 class _OnCpu(TorchFunctionMode):
+    """Sees each of PyTorch's functions that a program calls."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        super().__init__()
+        self._device = device
+        self._graph: Graph | None = None
+        self.products = Products(device)
+
     def __torch_function__(
         self, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        self._device.settle()
         if function is torch.Tensor.cuda:
             return args[0]
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
-        return function(*map(_on_cpu, args), **{name: _on_cpu(value) for name, value in (kwargs or {}).items()})
+        args, kwargs = [_on_cpu(value) for value in args], {n: _on_cpu(value) for n, value in (kwargs or {}).items()}
+        if function in MULTIPLY and not kwargs:
+            return self.products.of(function, args)
+        result = function(*args, **kwargs)
+        if self._graph is not None:
+            self._graph.note(function, args, kwargs, result)
+        return result
+
+    @contextmanager
+    def capture(self, graph: Graph, *_: object, **__: object) -> Iterator[None]:
+        """Execute what follows, and remember it for the graph's replays."""
+        before, self._graph = self._graph, graph
+        with graph.launches():
+            try:
+                yield
+            finally:
+                self._graph = before
 
 
 def _on_cpu(value: Any) -> Any:
@@ -58,35 +99,69 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
         shared_memory_per_block=48 << 10, shared_memory_per_block_optin=gpu.shared_per_block,
         shared_memory_per_multiprocessor=gpu.shared_per_sm,
     )  # fmt: skip
-    nothing = lambda *_, **__: None  # noqa: E731 # one for many
+    # each a function of its own, since torch.compile tells functions of torch apart by what they are
+    nothing = {name: lambda *_, **__: None for name in ("set_device", "synchronize", "empty_cache", "set_stream")}
+    streams = {name: lambda *_, **__: Stream() for name in ("current_stream", "default_stream")}
     return {
+        **nothing,
+        **streams,
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": nothing,
-        "synchronize": nothing,
-        "empty_cache": nothing,
         "get_device_capability": lambda *_: (major, minor),
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: gpu.name,
+        "graph_pool_handle": lambda: (0, 0),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "Stream": Stream,
-        "current_stream": Stream,
-        "default_stream": Stream,
-        "set_stream": nothing,
         "stream": lambda stream: stream,
         "Event": lambda *_, **__: Event(device),
     }
 
 
+class Products:
+    """The last product of PyTorch's, which a program that repeats it gets again while nobody has it or changes it."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+        self._key: object = None
+        self._factors: Sequence[Any] = ()
+        """held, so that no other tensor gets their memory"""
+        self._result: torch.Tensor | None = None
+
+    def of(self, function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> torch.Tensor:
+        """Return `function` of two tensors."""
+        if any(not isinstance(x, torch.Tensor) or x.requires_grad for x in factors):
+            return function(*factors)
+        seen = [(x.data_ptr(), x._version, x.shape, x.stride(), x.dtype) for x in factors]  # noqa: SLF001
+        key = (function, seen, self._device.now.launches)
+        if key != self._key or self._is_elsewhere():
+            self._key, self._factors, self._result = key, factors, function(*factors)
+        assert self._result is not None  # it was computed under the key
+        return self._result
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the program has the last result, or has changed it."""
+        result = self._result
+        assert result is not None  # there is a key
+        mine = sys.getrefcount(result) <= OWN_NAMES and references(result.untyped_storage()) <= OWN_REFERENCES
+        return not mine or result._version > 0  # noqa: SLF001
+
+
 class Blas:
     """Products by PyTorch in place of those by the cuBLAS that Triton loads to compare with."""
 
-    def __init__(self, workspace: torch.Tensor) -> None:
-        """Create one; it needs no workspace."""
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
 
     def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Put a [M, K] · b [N, K]ᵀ into c [M, N]."""
-        c.copy_(a.float() @ b.float().T)
+        """Put a [M, K] · b [N, K]ᵀ into c [M, N], unless nobody looks at c."""
+        out = c.detach()
+        assert self._device.repeats is not None  # `cuda_on_cpu` has made it
+        self._device.repeats.wait(
+            Waiting([c.untyped_storage()], lambda: out.copy_(a.float() @ b.float().T), lambda: None)
+        )
 
 
 class Stream:

@@ -43,7 +43,11 @@ def _cells(use: Use) -> tuple[str, ...]:
 
 def _remarks(uses: Sequence[Use]) -> list[str]:
     timed = sum(use.only_predicted for use in uses)
-    found = [f"{timed} launches of benchmarks and autotuners were predicted and not executed"] if timed else []
+    found = (
+        [f"{timed} launches of benchmarks, of autotuners, or without an effect were predicted and not executed"]
+        if timed
+        else []
+    )
     for use in uses:
         found += [f"{use.name} ({use.options}): failed: {failure}" for failure in use.failures]
         found += [f"{use.name} ({use.options}): race: {race}" for race in dict.fromkeys(use.races)]

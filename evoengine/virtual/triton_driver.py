@@ -19,6 +19,7 @@ from triton.runtime import _allocation
 from evoengine.errors import UsageError
 from evoengine.sass.launch import Geometry
 from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
+from evoengine.virtual.benchmarks import predicted_benchmarks, predicted_ms
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
 from evoengine.virtual.map_cuda import Event
 from evoengine.virtual.tables import KnownAddresses
@@ -40,7 +41,7 @@ def install(device: VirtualGpu) -> None:
     stop()
     driver = Driver(device)
     triton.runtime.driver.set_active(driver)
-    driver.record_addresses()
+    driver.start()
     if triton.knobs.runtime.add_stages_inspection_hook is None:
         triton.knobs.runtime.add_stages_inspection_hook = correct_lines
 
@@ -101,9 +102,10 @@ class Driver(DriverBase):
         self.addresses = KnownAddresses()
         self._recording = ExitStack()
 
-    def record_addresses(self) -> None:
-        """Remember tensors whose addresses the program takes, until `stop`."""
+    def start(self) -> None:
+        """Remember tensors whose addresses the program takes, and predict benchmarks, until `stop`."""
         self._recording.enter_context(self.addresses.recorded())
+        self._recording.enter_context(predicted_benchmarks(self.device))
 
     def stop(self) -> None:
         self._recording.close()
@@ -146,21 +148,10 @@ class Driver(DriverBase):
         def benchmark(
             call: Callable[[], object], *, quantiles: Sequence[float] | None = None, **_: object
         ) -> float | list[float]:
-            with self._only_predicting():
-                start = self.device.now
-                call()
-                ms = self.device.ms_between(start, self.device.now)
+            ms = predicted_ms(self.device, call)
             return ms if quantiles is None else [ms] * len(quantiles)
 
         return benchmark
-
-    @contextmanager
-    def _only_predicting(self) -> Iterator[None]:
-        before, self.device.only_predicts = self.device.only_predicts, True
-        try:
-            yield
-        finally:
-            self.device.only_predicts = before
 
     def get_device_interface(self) -> Interface:
         return Interface(self.device)
@@ -286,13 +277,15 @@ class Launcher:
 
     def _arguments(self, grid: tuple[int, int, int], given: Sequence[Any]) -> Arguments:
         found = Arguments()
+        scratch = {name: self._scratch(name, grid) for name in ("global_scratch", "profile_scratch")}
         descriptors = iter(getattr(self._metadata, "tensordesc_meta", None) or ())
-        for (name, kind), value in zip(self._signature.items(), given, strict=True):
-            found.given[str(name)] = value
-            found.add(str(name), kind, _with_meta(kind, value, descriptors))
-        for name in ("global_scratch", "profile_scratch"):
-            found.add(name, "*i8", self._scratch(name, grid))
-        found.follow(triton.runtime.driver.active.addresses)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 # what a program's own mode sees is what the program does
+            for (name, kind), value in zip(self._signature.items(), given, strict=True):
+                found.given[str(name)] = value
+                found.add(str(name), kind, _with_meta(kind, value, descriptors))
+            for name, memory in scratch.items():
+                found.add(name, "*i8", memory)
+            found.follow(triton.runtime.driver.active.addresses)
         return found
 
     def _scratch(self, name: str, grid: tuple[int, int, int]) -> torch.Tensor | None:

@@ -131,6 +131,19 @@ def test_without_operations_the_time_bears_the_mark_of_its_kind(lines):
     assert "12.50 rec." in row and "TFLOPS" not in head
 
 
+def test_a_predicted_time_bears_the_mark_as_its_rate_does(lines):
+    shown = lines(ranking({1: RANKED}), 120)
+    assert re.search(r"\d est\. +470 est\.", next(line for line in shown if "1234" in line))
+
+
+def test_the_largest_error_is_shown_as_a_share_of_what_is_allowed(lines):
+    largest = replace(RANKED.verdict.cases[0], max_error=5e-4)  # of the 1e-3 that is allowed
+    verdict = replace(RANKED.verdict, cases=(*RANKED.verdict.cases, largest))
+    head, row, *_ = lines(ranking({1: replace(RANKED, verdict=verdict)}), 120)
+    assert head.endswith("err ÷ allowed") and row.endswith(" 0.5")
+    assert "max err" not in head
+
+
 def test_the_best_so_far_shows_its_figure_before_a_terminal_ends():
     assert "470 TFLOPS est." in best_line(RANKED)[:60]
 

@@ -63,6 +63,15 @@ def test_a_kernel_is_chosen_once_for_each_shape(h100, exports, qkv, monkeypatch)
     assert len(asked) == 2 and h100.get("launches") == 4
 
 
+def test_a_program_with_ever_new_shapes_remembers_a_bounded_number(h100, exports, monkeypatch):
+    monkeypatch.setattr(kernels, "MOST_CALLS", 5)
+    tuned.use(exports("b1,h2,s64,d64,fp16"))
+    for length in range(40, 60):
+        q = halfs(1, 2, length, 64)
+        quiet(tuned.attention, q, q, q)
+        assert 0 < len(kernels.KERNELS.chosen) == len(kernels.KERNELS.origins) <= 5
+
+
 def count(function, calls):
     def counted(*given):
         calls.append(given)

@@ -136,6 +136,46 @@ def test_exact_algebra_asks_about_what_no_tolerance_notices():
     assert triton.knobs.compilation.instrumentation_mode == ""
 
 
+BY_TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def doubled(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, FACTOR * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune([triton.Config({"FACTOR": factor}) for factor in (2.0, 2.0001)], key=[])
+@triton.jit
+def twice(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * FACTOR, mask=at < n)
+
+
+def call(n=50):
+    x = torch.randn(n).half()
+    twice[(1,)](x, torch.empty_like(x), n, BLOCK=64)
+
+
+def reference(x):
+    out = torch.empty_like(x)
+    doubled[(1,)](x, out, x.numel(), FACTOR=2.0, BLOCK=triton.next_power_of_2(x.numel()))
+    return out
+"""
+
+
+@with_fpsan
+def test_exact_algebra_compares_with_a_reference_by_triton(tmp_path):
+    (tmp_path / "by_triton.py").write_text(BY_TRITON)
+    right, nearly = verify(f"{tmp_path / 'by_triton.py'}::twice", "call", "reference", "h100", seed=1, exact=True)
+    assert (right.outcome, nearly.outcome) == ("correct", "correct")
+    assert right.with_reference and right.inexact == []
+    assert nearly.with_reference and "n=50" in nearly.inexact
+
+
 @with_fpsan
 @pytest.mark.exhaustive
 def test_configurations_that_sum_in_other_orders_are_the_same_in_exact_algebra():

@@ -25,6 +25,8 @@ from benchmarks import triton_kernels  # noqa: E402
 from tests.support import triton_kernels as kernels  # noqa: E402
 
 N = 5000
+imported_before = triton.testing.do_bench
+"""as a program has it that imports it before there is a virtual GPU"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -258,7 +260,7 @@ def test_a_benchmark_that_fails_ends(gpu: VirtualGpu):
         kernels.increment[(1,)](counter)
 
     with pytest.raises(KeyError):
-        triton.testing.do_bench(fails_later)
+        imported_before(fails_later)
     kernels.increment[(1,)](counter)
     assert counter.item() == 2
 

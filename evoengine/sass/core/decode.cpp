@@ -252,6 +252,8 @@ bool instruction(Instruction& i, string_view s) {
   i.opcode = string(name);
   const string_view base = next_part(name, '.');
   while (!name.empty()) i.modifiers.emplace_back(next_part(name, '.'));
+  i.sparse = !i.modifiers.empty() && i.modifiers[0] == "SP";
+  if (i.sparse) i.modifiers.erase(i.modifiers.begin());
   control(i);
   return operands(i, s, base) && known;
 }
@@ -275,10 +277,12 @@ u32 products_of(const Instruction& i, string_view base) {
   if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
   const string shape = i.modifiers.empty() ? "" : i.modifiers[0];
   u32 rows = 0, columns = 0, depth = 0;
-  if (std::sscanf(shape.c_str(), "%ux%ux%u", &rows, &columns, &depth) == 3) return (rows == 64 ? 16 : rows) * columns * depth / 256;
+  const u32 of_whole = i.sparse ? 2 : 1;  // half of A's elements are multiplied
+  if (std::sscanf(shape.c_str(), "%ux%ux%u", &rows, &columns, &depth) == 3)
+    return (rows == 64 ? 16 : rows) * columns * depth / 256 / of_whole;
   rows = shape.starts_with("16") ? 16 : 8;  // 16816, 1688, 1684, 16832; 884, 8816
   depth = u32(std::atoi(shape.c_str() + (rows == 16 ? 3 : 2)));
-  return std::max(1u, rows * 8 * depth / 256);
+  return std::max(1u, rows * 8 * depth / 256 / of_whole);
 }
 
 // What the executor asks of every instruction that it runs.

@@ -103,17 +103,19 @@ struct Builder {
       a = 4;
       sums = has(i, "F16") ? 2 : 4;
     } else if (base == "IMMA") {
-      a = shape == "16832" ? 4 : shape == "16816" ? 2 : 1;
+      a = shape == (i.sparse ? "16864" : "16832") ? 4 : shape == (i.sparse ? "16832" : "16816") ? 2 : 1;
       sums = shape == "8816" ? 2 : 4;
     } else if (base == "HMMA") {
       const bool whole_words = has(i, "TF32");
-      a = shape == "16816" || (whole_words && shape == "1688") ? 4 : 2;
+      if (i.sparse) a = shape == "16832" || (whole_words && shape == "16816") ? 4 : 2;
+      else a = shape == "16816" || (whole_words && shape == "1688") ? 4 : 2;
       sums = i.modifiers.size() > 1 && i.modifiers[1] == "F16" ? 2 : 4;
     }
     write(0, sums);
     read(1, a);
-    read(2, b ? b : std::max(1, a / 2));
+    read(2, b ? b : i.sparse ? a : std::max(1, a / 2));
     read(3, sums);
+    if (i.sparse) read(4);
   }
 
   void group_product() {
@@ -261,8 +263,11 @@ struct Builder {
     if (one_of(base, {"IMAD", "FFMA", "FMUL", "FADD", "FMUL32I", "FADD32I", "IDP"})) return Unit::Fma;
     if (base == "VIADD" && arch >= 90) return Unit::Fma;
     if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"})) return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
+    if (base == "HMMA") {
+      const char* const whole = has(i, "TF32") ? (i.sparse ? "16816" : "1688") : i.sparse ? "16832" : "16816";
+      return has(i, whole) || (!i.sparse && has(i, "16816")) ? Unit::Tensor : Unit::ShortTensor;
+    }
     if (base == "QMMA") return Unit::Tensor;
-    if (base == "HMMA") return has(i, "16816") || (has(i, "TF32") && has(i, "1688")) ? Unit::Tensor : Unit::ShortTensor;
     if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
     if (base == "LDC") return Unit::Indexed;
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return Unit::Group;

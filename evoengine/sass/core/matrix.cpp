@@ -127,6 +127,19 @@ bool all_registers(const Instruction& i) {
   return i.operands.size() == 4 && i.operands[0].index != RZ;
 }
 
+// Of a sparse product the metadata and which lanes have them: HMMA.SP.16832.F32 R4, R8, R12, R4, R0, 0x1
+bool known_operands(const Instruction& i) {
+  if (!i.sparse) return all_registers(i);
+  Instruction dense = i;
+  if (i.operands.size() != 6 || i.operands[5].kind != Operand::Kind::Immediate) return false;
+  dense.operands.resize(4);
+  return all_registers(dense) && i.operands[4].kind == Operand::Kind::Register && i.operands[4].index != RZ;
+}
+
+Chosen chosen_columns(const Context& c, const Instruction& i, Format format, int k) {
+  return chosen_columns(c.warp.r[i.operands[4].index], format, k, int(i.operands[5].immediate));
+}
+
 // Two registers of packed halves ↔ four of floats.
 void unpack_sums(const Lanes* packed, Lanes* sums) {
   auto floats = [&](int n) { return reinterpret_cast<float*>(sums[n].v); };
@@ -152,16 +165,20 @@ Step multiply_halves(Context& c, const Instruction& i) {
   Right right;
   registers_from(c, i.operands[1], i.a, fragments);
   left_of_registers(left, fragments, i.a, format, 1.0f);
-  registers_from(c, i.operands[2], i.a / 2, fragments);
-  right_of_registers(right, fragments, i.a / 2, format);
+  const int k = i.a * (format == Format::TFloat ? 2 : 4), whole = i.sparse ? 2 * k : k;
+  if (i.sparse) spread(left, whole, chosen_columns(c, i, format, whole));
+  const int right_registers = i.sparse ? i.a : i.a / 2;
+  registers_from(c, i.operands[2], right_registers, fragments);
+  right_of_registers(right, fragments, right_registers, format);
   if (i.b == HALF_SUMS) {
     registers_from(c, i.operands[3], 2, fragments);
     unpack_sums(fragments, sums);
   } else {
     registers_from(c, i.operands[3], 4, sums);
   }
-  const int k = i.a * (format == Format::TFloat ? 2 : 4);
-  multiply(sums, left, right, 8, k, sums_of(format, c.machine.launch.arch, k, i.b == HALF_SUMS));
+  Sums how = sums_of(format, c.machine.launch.arch, k, i.b == HALF_SUMS);
+  if (i.sparse) how.block *= 2;
+  multiply(sums, left, right, 8, whole, how);
   if (i.b == HALF_SUMS)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
   else
@@ -171,14 +188,15 @@ Step multiply_halves(Context& c, const Instruction& i) {
 
 Execute prepare_multiply_halves(Instruction& i) {
   Modifiers m(i);
-  int depth = m.take("16816") ? 16 : m.take("1688") ? 8 : m.take("1684") ? 4 : 0;
+  int depth = m.take("16832") ? 32 : m.take("16816") ? 16 : m.take("1688") ? 8 : m.take("1684") ? 4 : 0;
+  if (i.sparse) depth /= 2;  // of what is there of A
   i.b = m.take("F16") ? HALF_SUMS : 0;
   bool sums = i.b == HALF_SUMS || m.take("F32");
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
   i.c = int(format);
   i.a = format == Format::TFloat ? depth / 2 : depth / 4;
   bool shape = format == Format::TFloat ? depth == 8 || depth == 4 : depth == 16 || depth == 8;
-  return sums && shape && m.none_left() && all_registers(i) ? multiply_halves : nullptr;
+  return sums && shape && m.none_left() && known_operands(i) ? multiply_halves : nullptr;
 }
 
 // QMMA.16832.F32.E4M3.E5M2 R4, R8, R12, R4: of FP8. i.a is A's format, i.b B's, i.c = HALF_SUMS
@@ -194,7 +212,7 @@ Step multiply_small_floats(Context& c, const Instruction& i) {
   right_of_registers(right, fragments, 2, Format(i.b));
   registers_from(c, i.operands[3], halves ? 2 : 4, halves ? fragments : sums);
   if (halves) unpack_sums(fragments, sums);
-  multiply(sums, left, right, 8, MAX_K, byte_sums_of(Format(i.a), Format(i.b), c.machine.launch.arch, halves));
+  multiply(sums, left, right, 8, BYTES_K, byte_sums_of(Format(i.a), Format(i.b), c.machine.launch.arch, halves));
   if (halves)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
   else
@@ -223,9 +241,11 @@ i32 byte_of(u32 word, int n, bool is_signed) {
 Step multiply_bytes(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
   int halves = i.a == 1 ? 1 : 2, depths = i.a == 4 ? 2 : 1;
-  Lanes a[4], b[2], sums[4];
+  Lanes a[4], b[4], sums[4];
   registers_from(c, i.operands[1], i.a, a);
-  registers_from(c, i.operands[2], depths, b);
+  registers_from(c, i.operands[2], i.sparse ? 2 * depths : depths, b);
+  Chosen chosen;
+  if (i.sparse) chosen = chosen_columns(c, i, Format::E4M3, 32 * depths);
   registers_from(c, i.operands[3], 2 * halves, sums);
   for (int n = 0; n < 2 * halves; n++)
     for (int lane = 0; lane < LANES; lane++) {
@@ -233,8 +253,9 @@ Step multiply_bytes(Context& c, const Instruction& i) {
       i64 sum = i32(sums[n][lane]);
       for (int d = 0; d < depths; d++)
         for (int k = 0; k < 16; k++) {
-          u32 left = a[d * 2 + n / 2][4 * row + k / 4], right = b[d][4 * column + k / 4];
-          sum += byte_of(left, k % 4, i.b) * byte_of(right, k % 4, i.c);
+          const int of_right = i.sparse ? chosen.column[row + n / 2 * 8][16 * d + k] : 16 * d + k;
+          u32 left = a[d * 2 + n / 2][4 * row + k / 4], right = b[of_right / 16][4 * column + of_right % 16 / 4];
+          sum += byte_of(left, k % 4, i.b) * byte_of(right, of_right % 4, i.c);
         }
       sums[n][lane] = u32(i.d ? std::clamp<i64>(sum, INT32_MIN, INT32_MAX) : sum);
     }
@@ -244,12 +265,13 @@ Step multiply_bytes(Context& c, const Instruction& i) {
 
 Execute prepare_multiply_bytes(Instruction& i) {
   i.d = i.modifiers.size() == 4 && i.modifiers[3] == "SAT";
-  if (int(i.modifiers.size()) != 3 + i.d || !all_registers(i)) return nullptr;
+  if (int(i.modifiers.size()) != 3 + i.d || !known_operands(i)) return nullptr;
   const std::string &a = i.operands[1].text, &b = i.operands[2].text;
   if (a.find(".ROW") == a.npos || b.find(".COL") == b.npos) return nullptr;
   const std::string &shape = i.modifiers[0], &left = i.modifiers[1], &right = i.modifiers[2];
   bool bytes = (left == "S8" || left == "U8") && (right == "S8" || right == "U8");
-  i.a = shape == "16832" ? 4 : shape == "16816" ? 2 : shape == "8816" ? 1 : 0;
+  if (i.sparse) i.a = shape == "16864" ? 4 : shape == "16832" ? 2 : 0;
+  else i.a = shape == "16832" ? 4 : shape == "16816" ? 2 : shape == "8816" ? 1 : 0;
   i.b = left == "S8";
   i.c = right == "S8";
   return bytes && i.a ? multiply_bytes : nullptr;

@@ -127,6 +127,36 @@ void right_of_registers(Right& right, const Lanes* first, int registers, Format 
   }
 }
 
+Chosen chosen_columns(const Lanes& metadata, Format format, int k, int selector) {
+  Chosen chosen;
+  const int together = format == Format::TFloat ? 2 : 4, nibbles = k / together;  // one for as many columns
+  for (int row = 0; row < 16; row++) {
+    const int half = row / 8, first = row % 8 * 4;
+    for (int n = 0; n < nibbles; n++) {
+      int lane, shift;
+      if (has_bytes(format))
+        lane = first + half + 2 * (nibbles == 16 ? n / 8 : selector), shift = n % 8 * 4;
+      else
+        lane = first + (nibbles == 8 ? 2 * selector + n / 4 : selector), shift = 16 * half + n % 4 * 4;
+      const u32 bits = metadata[lane] >> shift & 15;
+      if (format == Format::TFloat) chosen.column[row][n] = u8(2 * n + (bits >> 3));  // 1110 or 0100
+      else chosen.column[row][2 * n] = u8(4 * n + (bits & 3)), chosen.column[row][2 * n + 1] = u8(4 * n + (bits >> 2));
+    }
+  }
+  return chosen;
+}
+
+void spread(Left& left, int k, const Chosen& chosen) {
+  static thread_local Left whole;
+  std::memset(&whole, 0, sizeof whole.of[0] * size_t(k));
+  for (int n = 0; n < k / 2; n++)
+    for (int half = 0; half < 2; half++)
+      for (int g = 0; g < 8; g++)
+        *reinterpret_cast<Four*>(&whole.of[chosen.column[8 * half + g][n]][half][4 * g]) +=
+            *reinterpret_cast<const Four*>(&left.of[n][half][4 * g]);
+  std::memcpy(&left, &whole, sizeof whole.of[0] * size_t(k));
+}
+
 // ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 namespace {
@@ -304,8 +334,8 @@ Sums group_sums_of(Format left, Format right, int k, bool halves) {
 }
 
 Sums byte_sums_of(Format left, Format right, u32 arch, bool halves) {
-  Sums how = group_sums_of(left, right, MAX_K, halves);
-  if (arch < 90) how.block = MAX_K / 2;
+  Sums how = group_sums_of(left, right, BYTES_K, halves);
+  if (arch < 90) how.block = BYTES_K / 2;
   return how;
 }
 

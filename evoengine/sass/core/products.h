@@ -11,7 +11,7 @@ namespace sass {
 
 enum class Format : u8 { Half, BFloat, TFloat, E4M3, E5M2 };  // TFloat: 32 bits, of which 19 count
 
-constexpr int MAX_K = 32, MAX_COLUMNS = 256;
+constexpr int MAX_K = 64, MAX_COLUMNS = 256, BYTES_K = 32;  // the last of mma.sync of bytes
 
 // How a tensor core adds products to a sum. Of `block` products and the sum the largest exponent is taken (a product's is
 // that of its factors added; a subnormal number has the smallest exponent of its format), all are cut off `fraction` bits
@@ -54,6 +54,16 @@ void left_of_registers(Left&, const Lanes* first, int registers, Format, float s
 // rows[k][row] spread over the lanes.
 void left_of_rows(Left&, const float (*rows)[16], int k);
 void right_of_registers(Right&, const Lanes* first, int registers, Format);
+
+// A sparse A has two of each four elements along k, of TFloat one of each two: column[row][n] is where its n-th stands in
+// the whole A. Metadata are in the lanes that `selector` chooses (PTX ISA, "Matrix fragments for mma.sp"; CUTLASS,
+// cute/atom/mma_traits_sm90_gmma_sparse.hpp), `k` is that of the whole A.
+struct Chosen {
+  u8 column[16][MAX_K / 2];
+};
+Chosen chosen_columns(const Lanes& metadata, Format, int k, int selector);
+// Of the `k` / 2 columns that are there, the whole A.
+void spread(Left&, int k, const Chosen&);
 
 // d[4j … 4j + 3] += A B for `columns` columns; d are registers that hold floats, also where sums are halves.
 void multiply(Lanes* d, const Left&, const Right&, int columns, int k, const Sums&);

@@ -47,6 +47,8 @@ struct IssuedProduct {
   int d, c;              // first registers; c is RZ for sums that begin at zero
   int a_register;        // -1: A is in shared memory
   Descriptor a, b;
+  bool sparse;
+  int metadata, selector;  // of a sparse A; `k` is that of what is there of it
   bool transposed_a, transposed_b;
   bool half_sums;
   float sign;
@@ -59,15 +61,17 @@ struct Chunks {
   bool operator==(const Chunks&) const = default;
 };
 
+u32 whole_k(const IssuedProduct& p) { return u32(p.sparse ? 2 * p.k : p.k); }
+
 Chunks of_left(const IssuedProduct& p) {
   const u32 row = u32(p.warp->number % 4 * 16);
   return p.transposed_a ? Chunks{row / 8, 2, 0, 16} : Chunks{0, 2, row, 16};
 }
 Chunks of_right(const IssuedProduct& p) {
-  return p.transposed_b ? Chunks{0, u32(p.n) / 8, 0, u32(p.k)} : Chunks{0, 2, 0, u32(p.n)};
+  return p.transposed_b ? Chunks{0, u32(p.n) / 8, 0, whole_k(p)} : Chunks{0, p.sparse ? 4u : 2u, 0, u32(p.n)};
 }
 
-constexpr size_t MAX_CHUNKS = 2 * MAX_COLUMNS;
+constexpr size_t MAX_CHUNKS = 4 * MAX_COLUMNS;
 
 // The places of chunks in shared memory, [other][chunk].
 struct Places {
@@ -86,7 +90,7 @@ size_t compute_chunks(const IssuedProduct& p, const Descriptor& d, bool transpos
     if (per_row == 1)
       along[n] = chunk * (transposed ? d.stride : d.leading);
     else
-      along[n] = transposed ? chunk / per_row * d.leading + chunk % per_row * CHUNK : chunk * CHUNK;
+      along[n] = chunk / per_row * d.leading + chunk % per_row * CHUNK;
   }
   const u32 across = per_row == 1 && transposed ? d.leading : d.stride;
   u32 highest = 0, *to = places;
@@ -122,11 +126,10 @@ const Places& find_chunks(const IssuedProduct& p, const Descriptor& d, bool tran
 }
 
 // Bytes of A: [row][k], of B: [column][k], as they lie along k.
-void read_bytes(const IssuedProduct& p, const Descriptor& d, const Chunks& chunks, u8 (*to)[2 * CHUNK]) {
+void read_bytes(const IssuedProduct& p, const Descriptor& d, const Chunks& chunks, u8* to) {
   const u32* places = find_chunks(p, d, false, chunks).at;
   const u8* shared = p.warp->block->shared.data();
-  for (u32 n = 0; n < chunks.others; n++)
-    for (u32 half = 0; half < 2; half++) std::memcpy(to[n] + half * CHUNK, shared + places[2 * n + half], CHUNK);
+  for (u32 n = 0; n < chunks.others * chunks.count; n++) std::memcpy(to + n * CHUNK, shared + places[n], CHUNK);
 }
 
 void bytes_of_registers(const Lanes* first, u8 (*to)[2 * CHUNK]) {
@@ -139,8 +142,8 @@ void form_of_integers(const IssuedProduct& p) {
   Warp& w = *p.warp;
   u8 left[16][2 * CHUNK], right[MAX_COLUMNS][2 * CHUNK];
   if (p.a_register >= 0) bytes_of_registers(w.r + p.a_register, left);
-  else read_bytes(p, p.a, of_left(p), left);
-  read_bytes(p, p.b, of_right(p), right);
+  else read_bytes(p, p.a, of_left(p), left[0]);
+  read_bytes(p, p.b, of_right(p), right[0]);
   for (int n = 0; n < p.n / 2; n++)
     for (int lane = 0; lane < LANES; lane++) {
       const u8 *row = left[lane / 4 + n / 2 % 2 * 8], *column = right[n / 4 * 8 + lane % 4 * 2 + n % 2];
@@ -154,7 +157,7 @@ void form_of_integers(const IssuedProduct& p) {
 void read_left_bytes(const IssuedProduct& p, Left& left) {
   u8 bytes[16][2 * CHUNK];
   float rows[MAX_K][16];
-  read_bytes(p, p.a, of_left(p), bytes);
+  read_bytes(p, p.a, of_left(p), bytes[0]);
   const float* value = floats_of_bytes(p.format);
   for (int row = 0; row < 16; row++)
     for (int k = 0; k < p.k; k++) rows[k][row] = p.sign * value[bytes[row][k]];
@@ -162,11 +165,12 @@ void read_left_bytes(const IssuedProduct& p, Left& left) {
 }
 
 void read_right_bytes(const IssuedProduct& p, Right& right) {
-  u8 bytes[MAX_COLUMNS][2 * CHUNK];
+  u8 bytes[MAX_COLUMNS * MAX_K];
   read_bytes(p, p.b, of_right(p), bytes);
   const float* value = floats_of_bytes(p.format_b);
+  const int depth = int(whole_k(p));
   for (int column = 0; column < p.n; column++)
-    for (int k = 0; k < p.k; k++) right.of[k][column % 2][column / 2] = value[bytes[column][k]];
+    for (int k = 0; k < depth; k++) right.of[k][column % 2][column / 2] = value[bytes[column * depth + k]];
 }
 
 void read_left(const IssuedProduct& p, Left& left) {
@@ -204,7 +208,7 @@ void read_left(const IssuedProduct& p, Left& left) {
 // Words of two columns, next to each other along k: [k][column / 2].
 void read_right_transposed(const IssuedProduct& p, const u32* places, Right& right) {
   const u8* shared = p.warp->block->shared.data();
-  for (int k = 0; k < p.k; k++) {
+  for (u32 k = 0; k < whole_k(p); k++) {
     u32 words[MAX_COLUMNS / 2];
     for (int chunk = 0; chunk < p.n / 8; chunk++) std::memcpy(words + 4 * chunk, shared + *places++, CHUNK);
     to_floats(words, right.of[k][0], right.of[k][1], p.n / 2, p.format);
@@ -229,20 +233,21 @@ void transpose_words(FourWords (&m)[4]) {
 void read_right(const IssuedProduct& p, Right& right) {
   const u32* places = find_chunks(p, p.b, p.transposed_b, of_right(p)).at;
   if (p.transposed_b) return read_right_transposed(p, places, right);
-  alignas(16) u32 words[8][2][MAX_COLUMNS / 2];
+  const int chunks = p.sparse ? 4 : 2;
+  alignas(16) u32 words[16][2][MAX_COLUMNS / 2];
   const u8* shared = p.warp->block->shared.data();
   for (int column = 0; column < p.n; column += 8)
-    for (int chunk = 0; chunk < 2; chunk++)
+    for (int chunk = 0; chunk < chunks; chunk++)
       for (int odd = 0; odd < 2; odd++) {
         FourWords own[4];  // of each second column
-        for (int n = 0; n < 4; n++) std::memcpy(&own[n], shared + places[2 * (column + 2 * n + odd) + chunk], CHUNK);
+        for (int n = 0; n < 4; n++) std::memcpy(&own[n], shared + places[chunks * (column + 2 * n + odd) + chunk], CHUNK);
         transpose_words(own);
         for (int n = 0; n < 4; n++) std::memcpy(&words[4 * chunk + n][odd][column / 2], &own[n], sizeof own[n]);
       }
-  for (int word = 0; word < 8; word++)
+  for (int word = 0; word < 4 * chunks; word++)
     for (int odd = 0; odd < 2; odd++)
       if (p.format == Format::TFloat)
-        to_floats(words[word][odd], right.of[word][odd], right.of[word + 8][odd], p.n / 2, p.format);
+        to_floats(words[word][odd], right.of[word][odd], right.of[word + MAX_K / 2][odd], p.n / 2, p.format);
       else
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
 }
@@ -254,7 +259,7 @@ void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Righ
   for (int n = 0; n < registers; n++)
     if (p.c == RZ) sums[2 * n] = sums[2 * n + 1] = Lanes{};
     else to_floats(w.r[p.c + n].v, floats(2 * n), floats(2 * n + 1), LANES, Format::Half);
-  multiply(sums, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, true));
+  multiply(sums, left, right, p.n, int(whole_k(p)), group_sums_of(p.format, p.format_b, int(whole_k(p)), true));
   for (int n = 0; n < registers; n++)
     for (int lane = 0; lane < LANES; lane++)
       w.r[p.d + n][lane] = to_half(floats(2 * n)[lane]) | u32(to_half(floats(2 * n + 1)[lane])) << 16;
@@ -270,6 +275,8 @@ void form(const IssuedProduct& p) {
     left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
   else
     read_left(p, left);
+  if (p.sparse)
+    spread(left, int(whole_k(p)), chosen_columns(w.r[p.metadata], p.format, int(whole_k(p)), p.selector));
   if (has_bytes(p.format))
     read_right_bytes(p, right);
   else
@@ -279,7 +286,7 @@ void form(const IssuedProduct& p) {
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
   else if (p.c != p.d)
     std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
-  multiply(w.r + p.d, left, right, p.n, p.k, group_sums_of(p.format, p.format_b, p.k, false));
+  multiply(w.r + p.d, left, right, p.n, int(whole_k(p)), group_sums_of(p.format, p.format_b, int(whole_k(p)), false));
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
@@ -312,6 +319,11 @@ Step begin_product(Context& c, const Instruction& i) {
   p.c = i.operands[at + 1].index;
   for (size_t n = at + 2; n < i.operands.size(); n++)
     if (i.operands[n].kind == Operand::Kind::UniformPredicate && !(predicate(c, i.operands[n]) & 1)) p.c = RZ;
+  p.sparse = i.sparse;
+  p.metadata = p.selector = 0;
+  for (size_t n = at + 2; i.sparse && n < i.operands.size(); n++)
+    if (i.operands[n].kind == Kind::Register) p.metadata = i.operands[n].index;
+    else if (i.operands[n].kind == Kind::Immediate) p.selector = int(i.operands[n].immediate);
   p.a_register = at == 2 ? i.operands[1].index : -1;
   int descriptors = i.operands[at].index;
   p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(uniform_pair(w, descriptors), "A", i, w.strict);
@@ -325,7 +337,7 @@ Step begin_product(Context& c, const Instruction& i) {
   work.warp = &w;
   work.n = p.n;
   work.a_in_registers = p.a_register >= 0;
-  work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
+  work.bytes = 32 * (p.n * (p.sparse ? 2 : 1) + (work.a_in_registers ? 0 : 16));
   bool formed = c.machine.products_left && c.machine.products_left--;
   work.land = [p, formed] {
     if (formed) form(p);
@@ -357,9 +369,10 @@ bool take_descriptor(const std::string& text, int& flags) {
 }
 
 // 64x128x16 → 128, 0 where it is no shape of HGMMA
-int columns_of(const std::string& shape, const char* depth) {
+int columns_of(const Instruction& i, int depth) {
   int rows = 0, n = 0, k = 0;
-  if (std::sscanf(shape.c_str(), "%dx%dx%d", &rows, &n, &k) != 3 || rows != 64 || k != std::atoi(depth)) return 0;
+  if (std::sscanf(i.modifiers[0].c_str(), "%dx%dx%d", &rows, &n, &k) != 3 || rows != 64) return 0;
+  if (k != (i.sparse ? 2 * depth : depth)) return 0;
   return n % 8 == 0 && n >= 8 && n <= MAX_COLUMNS ? n : 0;
 }
 
@@ -367,8 +380,11 @@ bool known_operands(const Instruction& i) {
   size_t at = i.operands.size() > 1 && i.operands[1].kind == Kind::Register ? 2 : 1;
   if (i.operands.size() < at + 2 || i.operands[at].kind != Kind::MatrixDescriptor) return false;
   if (i.operands[0].kind != Kind::Register || i.operands[at + 1].kind != Kind::Register) return false;
-  for (size_t n = at + 2; n < i.operands.size(); n++)
-    if (i.operands[n].kind != Kind::UniformPredicate && i.operands[n].kind != Kind::GroupScoreboard) return false;
+  for (size_t n = at + 2; n < i.operands.size(); n++) {
+    const Kind kind = i.operands[n].kind;
+    const bool of_sparse = i.sparse && (kind == Kind::Register || kind == Kind::Immediate);
+    if (kind != Kind::UniformPredicate && kind != Kind::GroupScoreboard && !of_sparse) return false;
+  }
   return true;
 }
 
@@ -378,9 +394,9 @@ Execute prepare_byte_product(Instruction& i) {
   const std::vector<std::string>& m = i.modifiers;
   const size_t types = integers ? 1 : 2;
   auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
-  i.a = columns_of(m[0], "32");
+  i.a = columns_of(i, 32);
   i.b = i.c = i.d = 0;
-  if (!take_descriptor(i.text, i.b) || !i.a || m.size() < types + 2) return nullptr;
+  if (!take_descriptor(i.text, i.b) || !i.a || m.size() < types + 2 || (integers && i.sparse)) return nullptr;
   if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
   if (i.b & (integers ? ~0 : TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
   if (integers) {
@@ -406,7 +422,7 @@ Execute prepare_group_product(Instruction& i) {
   if (i.opcode[0] != 'H') return prepare_byte_product(i);
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
   i.c = i.d = int(format);
-  i.a = columns_of(i.modifiers[0], format == Format::TFloat ? "8" : "16");
+  i.a = columns_of(i, format == Format::TFloat ? 8 : 16);
   m.take(i.modifiers[0]);
   i.b = m.take("F16") ? SUMS_IN_HALF : 0;
   bool sums = i.b || m.take("F32");
