@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -108,28 +109,13 @@ if TYPE_CHECKING:
 @click.pass_context
 def verify(
     context: click.Context,
+    /,
     text: str | None,
-    gpu: str,
-    gpu_file: Path | None,
-    problem: str | None,
-    kernel: Path | None,
-    device: str,
-    space: Path | None,
-    templates: Path | None,
-    binary: bool,
     triton: str | None,
-    call: str | None,
-    reference: str | None,
-    exact: bool,
     cubin: Path | None,
-    entry: str | None,
-    launch: Path | None,
-    sample: bool,
     record: Path | None,
-    key: Path | None,
-    seed: int | None,
-    db: str | None,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Gate one configuration, all of a Triton kernel, or a kernel of a binary.
 
@@ -139,53 +125,53 @@ def verify(
     Other kernels are judged by the executor (docs/virtual-gpu.md).
     """
     if cubin is not None:
-        _require_none_given(context, "cubin", "entry", "launch", "reference", "sample", "gpu", "seed", "as_json")
         from evoengine.cli.cubin_verdicts import verify_cubin
 
-        return verify_cubin(cubin, entry, launch, reference, sample, gpu, seed, as_json)
-    for name, given_for_cubin in (("entry", entry), ("launch", launch), ("sample", sample)):
-        if given_for_cubin:
-            raise UsageError(f"--{name} is for --cubin FILE, which is not given")
+        taken = _taken(context, "cubin", options, ("entry", "launch", "reference", "sample", "gpu", "seed"))
+        return verify_cubin(cubin, **taken, as_json=as_json)
+    _require_absent(options, ("entry", "launch", "sample"), "cubin FILE")
     if triton is not None:
-        _require_none_given(context, "triton", "gpu", "call", "reference", "exact", "seed", "as_json")
         from evoengine.cli.triton_verdicts import verify_triton
 
-        return verify_triton(triton, call, reference, exact, gpu, seed, as_json)
+        taken = _taken(context, "triton", options, ("call", "reference", "exact", "gpu", "seed"))
+        return verify_triton(triton, **taken, as_json=as_json)
     if record is not None:
-        _require_none_given(context, "record", "key", "as_json")
-        return _verify_record(record, key, as_json)
-    if key is not None:
-        raise UsageError("--key is for --record FILE, which is not given")
+        return _verify_record(record, **_taken(context, "record", options, ("key",)), as_json=as_json)
+    _require_absent(options, ("key",), "record FILE")
     if text is None:
         raise UsageError(
             "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION, --cubin FILE with --entry NAME "
             "and --launch FILE.json, or --record FILE"
         )
-    for name, given_for_triton in (("call", call), ("reference", reference), ("exact", exact)):
-        if given_for_triton:
-            raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
+    _require_absent(options, ("call", "reference", "exact"), "triton FILE::KERNEL")
+    return _verify_configuration(context, text, options, as_json)
+
+
+def _taken(context: click.Context, what: str, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the options that --`what` takes. Raises UsageError if one that it does not take is given."""
+    _require_none_given(context, what, *names, "as_json")
+    return {name: options[name] for name in names}
+
+
+def _require_absent(options: Mapping[str, Any], names: Sequence[str], what: str) -> None:
+    for name in names:
+        if options[name]:
+            raise UsageError(f"--{name} is for --{what}, which is not given")
+
+
+def _verify_configuration(context: click.Context, text: str, options: Mapping[str, Any], as_json: bool) -> int:
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.verify import verify as run
 
-    given = read_config(text, db)
-    if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
+    given = read_config(text, options["db"])
+    names = ("gpu_file", "kernel", "device", "space", "templates", "binary", "seed", "db")
+    asked = {name: options[name] for name in names}
+    gpu = options["gpu"]
+    if given.gpu and asked["gpu_file"] is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
         gpu = given.gpu
+    problem = options["problem"] or given.problem
     with LiveProgress() as live:
-        verified = run(
-            given.config,
-            problem or given.problem,
-            gpu,
-            gpu_file=gpu_file,
-            kernel=kernel,
-            device=device,
-            space=space,
-            templates=templates,
-            binary=binary,
-            seed=seed,
-            db=db,
-            echo=live.say,
-            on_stage=live.stage,
-        )
+        verified = run(given.config, problem, gpu, echo=live.say, on_stage=live.stage, **asked)
     _print_verdict(verified, as_json)
     return 0 if verified.correct else 1
 

@@ -88,12 +88,6 @@ def _toml(value: int | float | bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def kernel_name(text: str) -> str:
-    """Return a name from a file as a kernel's name: invalid characters become `_`."""
-    made = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text)[:60].strip("_")
-    return f"kernel_{made}" if not made or made[0].isdigit() else made
-
-
 def write_folder(made: NewFolder, folder: Path) -> list[Path]:
     """Write the files and return their paths. Raises UsageError if the folder exists or cannot be written."""
     name = require_name(made.problem["name"], str(folder), "a kernel")

@@ -32,8 +32,6 @@ JUDGE = 600.0
 LARGEST_ANSWER, LARGEST_BUNDLE = 64 << 20, 256 << 20
 """bytes, a bundle's when it is unpacked"""
 MOST_FILES = 64
-RESTING = frozenset({"done", "cancelled", "failed", "waiting"})
-"""states in which nothing happens to a job now"""
 RECONNECT_SECONDS = 1.0
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "EVOENGINE_TOKEN", "EVOENGINE_TOKEN_FILE"
 _LONGEST_TOKEN = 4096
@@ -71,10 +69,6 @@ class JobInfo:
     created_at: str | None
     started_at: str | None
     finished_at: str | None
-
-    @property
-    def rests(self) -> bool:
-        return self.state in RESTING
 
 
 @dataclass(frozen=True, slots=True)

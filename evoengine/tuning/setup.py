@@ -21,7 +21,6 @@ from evoengine.sandbox.host_compiler import cache_folder, find_compiler, remove_
 from evoengine.sandbox.machine import machine_error
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.reference import examine_triton
-from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import Fill, render
@@ -276,12 +275,6 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     driver, _ = found
     versions = {name: version(name) for name in ("torch", "numpy")} | settings(timing.uuid)
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
-
-
-def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
-    """Return the given target, with missing parts taken from the last run."""
-    key, text = ledger.targets.last(gpu.key if gpu else None, problem)
-    return stored_target(ledger, text, stored_gpu(ledger, key))
 
 
 RESERVED_CORES = 2
