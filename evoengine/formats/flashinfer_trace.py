@@ -7,6 +7,7 @@ The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-Exec
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints
 MAX_WORKLOADS = 64
 SIZE = 256
 """default of a var axis without a workload"""
+FEW = 24
+"""default where there are offsets: such references go through segments and heads one by one"""
+SCALE = 0.125
+"""of a softmax whose scale is a tensor"""
 EPSILON = 1e-6
 """default of a value named eps without a workload"""
 
@@ -41,17 +46,21 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
         if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
             raise UsageError(f"{definition}: {key} must be an object of tensors, each with shape and dtype")
     remarks = [f"the key {key} of the definition" for key in data if key not in _TAKEN]
+    totals = _totals(data)
     axes = {axis: _without(entry, "description", "parent") for axis, entry in data["axes"].items()}
     problem: dict[str, Any] = {
         "name": name,
         "op_type": str(data.get("op_type", data.get("type", ""))),
         "description": str(data.get("description") or data.get("name") or ""),
         "axes": axes,
-        "constraints": _constraints(data, axes, remarks),
+        "constraints": _constraints(data, axes, remarks) + _shortest(totals, data),
         "inputs": data.get("inputs"),
         "outputs": data.get("outputs"),
         "reference": reference or _reference(data, remarks),
-        "workloads": _workloads(data, axes, workloads, remarks),
+        "workloads": [
+            {**workload, "inputs": {**_index_draws(data, totals), **workload["inputs"]}}
+            for workload in _workloads(data, axes, workloads, remarks)
+        ],
     }
     kernel = naive_kernel(problem)
     if kernel.flops:
@@ -75,11 +84,53 @@ def _constraint_list(data: dict[str, Any]) -> list[Any]:
 def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[str]) -> list[str]:
     found = []
     for constraint in _constraint_list(data):
+        if _TOTAL.fullmatch(str(constraint).strip()):
+            continue
         try:
             found.append(expression_of(str(constraint), axes))
         except NotLiteral as error:
             remarks.append(f"the constraint {error}")
     return found
+
+
+_TOTAL = re.compile(r"(\w+)\s*==\s*(\w+)\s*\[\s*-1\s*\](?:\.item\(\))?")
+
+
+def _totals(data: dict[str, Any]) -> dict[str, str]:
+    """Return the offsets among the inputs, each with the axis that it ends at: `total_q == qo_indptr[-1].item()`."""
+    found = (_TOTAL.fullmatch(str(constraint).strip()) for constraint in _constraint_list(data))
+    return {match[2]: match[1] for match in found if match and match[2] in data["inputs"]}
+
+
+def _shape(item: Any) -> list[str]:
+    """Return a tensor's shape; [] of what has none."""
+    shape = item.get("shape") if isinstance(item, dict) else None
+    return [str(size) for size in shape] if isinstance(shape, list) else []
+
+
+def _shortest(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
+    """Return the constraints that offsets have a segment."""
+    sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
+    return [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
+
+
+def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return valid draws of offsets, page tables and lengths, which are known by the names that the format uses."""
+    inputs = data["inputs"]
+    caches = [_shape(item) for name, item in inputs.items() if name.endswith("_cache") and len(_shape(item)) > 2]
+    draws: dict[str, dict[str, Any]] = {
+        name: {"type": "indptr", "total": axis}
+        for name, axis in totals.items()
+        if len(_shape(inputs[name])) == 1 and inputs[name].get("dtype") in ("int32", "int64")
+    }
+    for name, item in inputs.items():
+        if name.endswith("indices") and caches and "int" in str(item.get("dtype")):
+            draws[name] = {"type": "integers", "low": 0, "high": caches[0][0]}
+        elif name == "last_page_len" and caches and "int" in str(item.get("dtype")):
+            draws[name] = {"type": "integers", "low": 1, "high": f"{caches[0][1]} + 1"}
+        elif name.endswith("scale") and item.get("shape") == []:
+            draws[name] = {"type": "constant", "value": SCALE}
+    return draws
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
@@ -98,11 +149,23 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
         functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, RecursionError):
         return text
-    if "run" in functions or not functions:
+    if "run" in functions:
+        return _with_own_inputs(text, list(data.get("inputs") or {}))
+    if not functions:
         return text
     public = [name for name in functions if not name.startswith("_")] or functions
     remarks.append(f"that the reference has no run: its function {public[-1]} is called")
     return f"{text.rstrip()}\n\n\ndef run(*inputs):\n    return {public[-1]}(*inputs)\n"
+
+
+def _with_own_inputs(text: str, inputs: list[str]) -> str:
+    """Return the text with a `run` that takes all inputs, where its own takes fewer of them by their names."""
+    function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "run")
+    own = [argument.arg for argument in function.args.args]
+    if own == inputs or function.args.vararg or not set(own) < set(inputs):
+        return text
+    given = ", ".join(f"{name}={name}" for name in own)
+    return f"{text.rstrip()}\n\n\n_run = run\n\n\ndef run({', '.join(inputs)}):\n    return _run({given})\n"
 
 
 def _workloads(
@@ -117,16 +180,16 @@ def _workloads(
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
     if found:
         return found
-    sizes = _chosen_sizes(var, _constraint_list(data))
+    sizes = _chosen_sizes(var, _constraint_list(data), FEW if _totals(data) else SIZE)
     if sizes:
         chosen = ", ".join(f"{axis}={value}" for axis, value in sizes.items())
         remarks.append(f"sizes: no workload gives any; problem.json has {chosen}")
     return [_workload({"axes": sizes}, scalars, remarks)]
 
 
-def _chosen_sizes(var: list[str], constraints: list[Any]) -> dict[str, int]:
-    """Return SIZE for every var axis except those that a constraint `axis == …` determines."""
-    sizes = dict.fromkeys(var, SIZE)
+def _chosen_sizes(var: list[str], constraints: list[Any], size: int) -> dict[str, int]:
+    """Return `size` for every var axis except those that a constraint `axis == …` determines."""
+    sizes = dict.fromkeys(var, size)
     for constraint in map(str, constraints):
         axis, equals, right = constraint.partition("==")
         if not equals or axis.strip() not in sizes:

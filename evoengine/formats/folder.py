@@ -35,10 +35,14 @@ class NewFolder:
         name = self.problem["name"]
         suffix = ".cu.j2" if self.is_template else ".cu"
         problem = dict(self.problem)
-        reference = problem["reference"]
-        problem["reference"] = "reference.py"
+        reference, file = problem["reference"], "reference.py"
+        problem["reference"] = file
+        if isinstance(reference, dict):
+            file = reference["file"]
+            problem["reference"] = {key: value for key, value in reference.items() if key != "text"}
+            reference = reference["text"]
         text = json.dumps(problem, indent=2, ensure_ascii=False) + "\n"
-        return {PROBLEM: text, "reference.py": reference, SPACE: self.space, f"{name}{suffix}": self.kernel}
+        return {PROBLEM: text, file: reference, SPACE: self.space, f"{name}{suffix}": self.kernel}
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,9 @@ MAX_NOTES = 16 << 20
 """largest description in bytes: the text of a kernel and some numbers"""
 
 
-def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list[dict[str, Any]]:
+def run_script(
+    kind: str, script: Path, seconds: float = SCRIPT_SECONDS, arguments: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Run a script under script_runner and return the recorded calls, also those made before a failure.
 
     Raises UsageError if there are none: with the last line that the script printed, or because it took too long.
@@ -151,7 +157,8 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
     with tempfile.TemporaryFile() as notes:  # nameless, so that nothing is left if this process is killed
-        said, late = _run([sys.executable, str(RUNNER), kind, str(script.resolve())], notes.fileno(), seconds)
+        command = [sys.executable, str(RUNNER), kind, str(script.resolve()), *arguments]
+        said, late = _run(command, notes.fileno(), seconds)
         if not os.fstat(notes.fileno()).st_size:
             why = f"it did not end after {seconds:g} s" if late else said or "it ended without a message"
             raise UsageError(f"{script} described no kernel to import: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from evoengine.errors import UsageError
@@ -11,6 +12,7 @@ from evoengine.formats.folder import NewFolder, read_text
 from evoengine.formats.kernel_tuner import import_script
 from evoengine.formats.naive_kernels import import_model
 from evoengine.formats.t1 import import_t1
+from evoengine.formats.tuned_kernel import KernelText
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_reader import require_name
 
@@ -148,6 +150,10 @@ def _imported(name: str, source: str, reference: Path | None, entry: str | None)
     if reference and kind == "kernelbench":
         raise UsageError("--reference: a kernelbench file is its own reference; leave it out")
     code = read_text(reference, "the reference") if reference else None
+    if code is not None and reference is not None and reference.suffix in (".cu", ".cuh"):
+        if kind == "trace":
+            raise UsageError(f"--reference {reference}: a definition is compared with Python text; name a .py file")
+        code = KernelText(code)
     match kind:
         case "trace":
             definition, _, workloads = text.partition(",")
@@ -155,5 +161,6 @@ def _imported(name: str, source: str, reference: Path | None, entry: str | None)
         case "t1":
             return import_t1(Path(text), name, code)
         case "kernel-tuner":
-            return import_script(Path(text), name, code, entry)
+            script, *given = shlex.split(text)
+            return import_script(Path(script), name, code, entry, given)
     return import_model(Path(text), name)

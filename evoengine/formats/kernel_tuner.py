@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_text, run_script
+from evoengine.formats.pointer_use import Use, pointer_uses
 from evoengine.formats.tuned_kernel import (
     Argument,
     Parameter,
@@ -25,24 +28,28 @@ _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 _NOT_TAKEN = ("smem_args", "texmem_args", "compiler_options", "metrics", "observers")
 
 
-def import_script(script: Path, name: str, reference: str | None, entry: str | None) -> NewFolder:
+def import_script(
+    script: Path, name: str, reference: str | None, entry: str | None, arguments: Sequence[str] = ()
+) -> NewFolder:
     """Return the folder of a script that tunes one kernel, or of the kernel named `entry` of several.
 
-    The script runs in a child process with a stand-in for kernel_tuner. Raises UsageError.
+    The script runs in a child process with a stand-in for kernel_tuner, with `arguments` behind its name. Of several
+    calls for the same kernel the first is taken. Raises UsageError.
     """
-    call = _chosen(script, run_script("kernel-tuner", script), entry)
+    call = _chosen(script, run_script("kernel-tuner", script, arguments=arguments), entry)
     remarks: list[str] = []
-    kernel_entry = require_name(call.get("kernel_name"), f"{script}: kernel_name", "a kernel")
+    named = require_name(call.get("kernel_name"), f"{script}: kernel_name", "a kernel")
     text = _text(script, call)
+    kernel_entry = _launched_by(named, text, remarks)
     knobs = _knobs(script, call, remarks)
-    arguments = _arguments(script, call, parameters_of(text, kernel_entry), remarks)
-    constants, more = _constants(script, call, arguments)
+    given = _arguments(script, call, parameters_of(text, kernel_entry), pointer_uses(text, kernel_entry), remarks)
+    constants, more = _constants(script, call, given)
     kernel = TunedKernel(
         name=name,
         entry=kernel_entry,
         text=text,
         knobs=knobs,
-        arguments=[*arguments, *more],
+        arguments=[*given, *more],
         constants=constants,
         conditions=_conditions(call, remarks),
         block=_block(call, knobs),
@@ -62,7 +69,7 @@ def _chosen(script: Path, calls: list[dict[str, Any]], entry: str | None) -> dic
     named = ", ".join(f"{call.get('kernel_name')} at line {call['line']}" for call in calls)
     if not fitting:
         raise UsageError(f"{script} tunes no kernel {entry}; it tunes {named}")
-    if len(fitting) > 1:
+    if len({str(call.get("kernel_name")) for call in fitting}) > 1:
         raise UsageError(f"{script} calls tune_kernel {len(calls)} times: {named}; choose one kernel with --entry")
     return fitting[0]
 
@@ -71,7 +78,7 @@ def _text(script: Path, call: dict[str, Any]) -> str:
     """Return the kernel's text, given as text or as the name of a file beside the script."""
     source = call.get("kernel_source")
     if isinstance(source, list) and source:
-        source = source[0]
+        return "\n".join(_text(script, {**call, "kernel_source": one}) for one in source)
     if not isinstance(source, str):
         raise UsageError(
             f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that"
@@ -79,6 +86,16 @@ def _text(script: Path, call: dict[str, Any]) -> str:
     if "\n" in source or "{" in source:
         return source
     return read_text(inside(script.resolve().parent, source, f"kernel_source of {script}"), "the kernel file")
+
+
+def _launched_by(name: str, text: str, remarks: list[str]) -> str:
+    """Return the kernel that a host function of the text launches, where `name` is such a function; else `name`."""
+    body = re.search(rf"\b{re.escape(name)}\s*\([^;{{}}]*\)\s*\{{(.*)", text, re.DOTALL)
+    launched = re.search(r"\b(\w+)\s*<<<", body[1]) if body else None
+    if launched is None or re.search(rf"__global__[^;{{}}]*\b{re.escape(name)}\s*\(", text):
+        return name
+    remarks.append(f"the host function {name}, which is what the script times: the folder has the kernel {launched[1]}")
+    return launched[1]
 
 
 def _mapping(call: dict[str, Any], key: str) -> dict[str, Any]:
@@ -146,20 +163,27 @@ def _divisors(call: dict[str, Any], i: int, remarks: list[str]) -> list[str]:
     return [str(divisor) for divisor in (given if isinstance(given, list) else [given])]
 
 
-def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], remarks: list[str]) -> list[Argument]:
+def _arguments(
+    script: Path, call: dict[str, Any], declared: list[Parameter], uses: list[Use] | None, remarks: list[str]
+) -> list[Argument]:
     given = call.get("arguments") or []
     if len(given) != len(declared):
         raise UsageError(f"{script} gives {len(given)} arguments, and {call['kernel_name']} takes {len(declared)}")
-    answer = call.get("answer")
-    written = [a is not None for a in answer] if isinstance(answer, list) and len(answer) == len(given) else None
-    if written is None:
-        written = [
-            not parameter.is_const and isinstance(g, dict) and "array" in g
-            for parameter, g in zip(declared, given, strict=True)
+    arrays = [isinstance(g, dict) and "array" in g for g in given]
+    if uses is None or not any(use.written and array for use, array in zip(uses, arrays, strict=True)):
+        answer = call.get("answer")
+        stated = answer if isinstance(answer, list) and len(answer) == len(given) else None
+        uses = [
+            Use(array and (stated[i] is not None if stated else not parameter.is_const), not array)
+            for i, (parameter, array) in enumerate(zip(declared, arrays, strict=True))
         ]
-        names = ", ".join(p.name for p, w in zip(declared, written, strict=True) if w)
-        remarks.append(f"which arguments the kernel writes: the script has no answer, so those without const: {names}")
-    found = [_argument(script, g, p.name, w) for g, p, w in zip(given, declared, written, strict=True)]
+        names = ", ".join(p.name for p, use in zip(declared, uses, strict=True) if use.written)
+        by = "by the script's answer" if stated else "those without const"
+        remarks.append(f"which arguments the kernel writes: its text does not show it, so {by}: {names}")
+    found = [
+        replace(_argument(script, g, p.name, use.written and array), inout=use.written and use.read)
+        for g, p, use, array in zip(given, declared, uses, arrays, strict=True)
+    ]
     if not any(argument.output for argument in found):
         raise UsageError(f"{script} does not say what the kernel writes; give tune_kernel an answer")
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, Rule, read_text, run_script, space_text
+from evoengine.formats.naive_attention import naive_attention
 
 _TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 _HEADERS = {"float16": "#include <cuda_fp16.h>\n", "bfloat16": "#include <cuda_bf16.h>\n"}
@@ -117,7 +118,7 @@ class NaiveKernel:
 
 
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
-    """Return a correct kernel for `gemm` and `rmsnorm`, and a skeleton for other operations.
+    """Return a correct kernel for `gemm`, `rmsnorm` and attention, and a skeleton for other operations.
 
     Its tensors are those of FlashInfer-Trace.
     """
@@ -126,6 +127,10 @@ def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
         return made
     if operation in ("rmsnorm", "rms_norm") and (made := _rms_norm(problem)):
         return made
+    items = [*_shapes(problem, "inputs"), *_shapes(problem, "outputs")]
+    headers = "#include <math.h>\n" + _headers(*(dtype for *_, dtype in items))
+    if found := naive_attention(problem, headers, _parameters(problem)):
+        return NaiveKernel(*found)
     return _skeleton(problem)
 
 

@@ -1,8 +1,8 @@
 """Run a user's script in a process of its own, and record its description of a kernel.
 
-Run as a file, `script_runner.py KIND SCRIPT FD`, without importing evoengine. For `kernel-tuner` a stand-in module of
-that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is inspected. JSON is written to the
-open file FD.
+Run as a file, `script_runner.py KIND SCRIPT [ARGUMENT…] FD`, without importing evoengine. For `kernel-tuner` a
+stand-in module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is inspected. JSON
+is written to the open file FD.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ from typing import Any
 
 MAX_BYTES = 256 << 20
 """limit of each file that the script writes, and of its output"""
+GPU_LIBRARIES = ("pycuda", "cupy", "cupy_backends", "cupyx", "nvidia", "cuda", "pynvml", "nvmetrics", "pmt")
 CALLS: list[dict[str, Any]] = []
 
 
-class Anything:
+class AnyClass(type):
+    """Attributes of the class itself are stand-ins too."""
+
+    def __getattr__(cls, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+
+class Anything(metaclass=AnyClass):
     """A stand-in for the tuner's other names: it can be called, read and iterated, and does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,16 +62,33 @@ class StandInModule(types.ModuleType):
         return Anything
 
 
+class ArrayModule(types.ModuleType):
+    """cupy by NumPy, and what allocates host memory in pycuda: arrays that no GPU needs."""
+
+    def __getattr__(self, name: str) -> Any:
+        import numpy as np
+
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("pagelocked_empty", "aligned_empty", "managed_empty"):
+            return lambda shape, dtype=np.float32, **_: np.empty(shape, dtype)
+        if name in ("pagelocked_zeros", "aligned_zeros", "managed_zeros"):
+            return lambda shape, dtype=np.float32, **_: np.zeros(shape, dtype)
+        if name in ("asnumpy", "to_gpu", "asarray"):
+            return np.asarray
+        return getattr(np, name, Anything) if self.__name__.partition(".")[0] == "cupy" else Anything
+
+
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """`kernel_tuner` and every module below it, installed or not."""
+    """`kernel_tuner` and libraries of a GPU, with every module below them, installed or not."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] != "kernel_tuner":
+        if name.partition(".")[0] not in ("kernel_tuner", *GPU_LIBRARIES):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return StandInModule(spec.name)
+        return ArrayModule(spec.name) if spec.name.partition(".")[0] in GPU_LIBRARIES else StandInModule(spec.name)
 
     def exec_module(self, module: Any) -> None:
         if module.__name__ == "kernel_tuner":
@@ -159,10 +186,10 @@ def save() -> None:
 
 
 if __name__ == "__main__":
-    KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[3])
+    KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[-1])
     # the script's imports must not be searched in this file's own folder
     sys.path[0] = os.path.dirname(SCRIPT)
-    sys.argv = [SCRIPT]
+    sys.argv = [SCRIPT, *sys.argv[3:-1]]
     os.chdir(os.path.dirname(SCRIPT))
     # keep only the error output
     with open(os.devnull, "wb") as nowhere:

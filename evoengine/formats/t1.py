@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
+from evoengine.formats.pointer_use import Use, pointer_uses
 from evoengine.formats.tuned_kernel import (
     LARGEST,
     Argument,
@@ -45,7 +48,7 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
     text = read_text(inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}"), "the kernel file")
     remarks: list[str] = []
     knobs = _knobs(file, space, spec, remarks)
-    arguments = _arguments(file, spec, text, entry, remarks)
+    arguments = _arguments(file, spec, knobs, text, entry, remarks)
     kernel = TunedKernel(
         name=name,
         entry=entry,
@@ -119,8 +122,15 @@ def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
         kernel.grid_div = [[size] for size in kernel.block]
 
 
-def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks: list[str]) -> list[Argument]:
-    declared = parameters_of(text, entry)
+def _arguments(
+    file: Path,
+    spec: dict[str, Any],
+    knobs: Mapping[str, Sequence[Any]],
+    text: str,
+    entry: str,
+    remarks: list[str],
+) -> list[Argument]:
+    declared, uses = parameters_of(text, entry), pointer_uses(text, entry)
     found: list[Argument] = []
     constants: list[Argument] = []
     for given in _list(spec, "Arguments"):
@@ -128,13 +138,17 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
             raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
         if given.get("MemoryType") == "Symbol":
             symbol = require_name(given.get("Name"), f"{file}: Arguments", "a __constant__ variable")
-            constants.append(replace(_argument(file, given, symbol, remarks), output=False, is_parameter=False))
+            constant = _argument(file, spec, knobs, given, symbol, None, remarks)
+            constants.append(replace(constant, output=False, is_parameter=False))
             continue
         if given.get("MemoryType") == "Local":
             remarks.append(f"the argument {given.get('Name')} in local memory: write its size as shared in space.toml")
             continue
         name = declared[len(found)].name if len(found) < len(declared) else str(given.get("Name"))
-        found.append(_argument(file, given, require_name(name, f"{file}: Arguments", "an argument"), remarks))
+        use = uses[len(found)] if uses and len(found) < len(uses) else None
+        found.append(
+            _argument(file, spec, knobs, given, require_name(name, f"{file}: Arguments", "an argument"), use, remarks)
+        )
     if len(found) != len(declared):
         raise UsageError(f"{file} gives {len(found)} arguments, and {entry} takes {len(declared)}")
     if not any(argument.output for argument in found):
@@ -142,7 +156,30 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
     return found + constants
 
 
-def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
+def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]]) -> str:
+    """Return a size with ProblemSize[0], max(knob) and min(knob) replaced by what the file says.
+
+    A knob by itself is its largest value.
+    """
+    for knob, values in knobs.items():
+        numbers = [int(v) for v in values if isinstance(v, int | float)]
+        if numbers:
+            text = re.sub(rf"\bmin\s*\(\s*{knob}\s*\)", str(min(numbers)), text)
+            text = re.sub(rf"\bmax\s*\(\s*{knob}\s*\)|\b{knob}\b", str(max(numbers)), text)
+    sizes = _sizes(spec.get("ProblemSize"), "1")
+    indexed = re.sub(r"\bProblemSize\s*\[\s*([012])\s*\]", lambda found: f"({sizes[int(found[1])]})", text)
+    return re.sub(r"\bProblemSize\b(?!\s*\[)", f"({sizes[0]})", indexed)
+
+
+def _argument(
+    file: Path,
+    spec: dict[str, Any],
+    knobs: Mapping[str, Sequence[Any]],
+    given: dict[str, Any],
+    name: str,
+    use: Use | None,
+    remarks: list[str],
+) -> Argument:
     stated = str(given.get("Type"))
     base = stated if stated in _TYPES else stated.rstrip("0123456789")
     if base not in _TYPES:
@@ -153,17 +190,21 @@ def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) 
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=_number(given, 0))
     try:
-        (size,) = values_of(str(given.get("Size")))
+        (size,) = values_of(_with_sizes(str(given.get("Size")), spec, knobs))
         size = int(size)
     except (NotLiteral, ValueError, OverflowError):
         raise UsageError(
             f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
         ) from None
     access = given.get("AccessType")
-    if access == "ReadWrite":
-        remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")
+    written = access in ("WriteOnly", "ReadWrite")
+    if use is not None and use.written != written:
+        says = "writes it" if use.written else "does not write it"
+        remarks.append(f"that {name} is {access}: the kernel's text {says}")
+        written = use.written
+    read = access == "ReadWrite" if use is None else use.read
     draw = _draw(given, base, name, remarks)
-    return Argument(name, _TYPES[base], size * width, output=access in ("WriteOnly", "ReadWrite"), draw=draw)
+    return Argument(name, _TYPES[base], size * width, output=written, inout=written and read, draw=draw)
 
 
 def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> dict[str, Any]:

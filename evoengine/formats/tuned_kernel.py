@@ -7,12 +7,14 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice, product
+from math import prod
 from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import Knobs, NewFolder, Rule, space_text
 from evoengine.space.expression import Expression
+from evoengine.stages.render import without_own
 
 # Parse values and conditions that other tuners store as Python text, by small grammars and without executing them.
 
@@ -145,9 +147,15 @@ class Argument:
     size: int | None
     value: float | int | None = None
     output: bool = False
+    inout: bool = False
+    """whether an output is read too"""
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
     is_parameter: bool = True
     """whether it is a parameter of the kernel; else it is only the contents of a variable of `constants`"""
+
+
+class KernelText(str):
+    """The text of a CUDA kernel that is a reference, where else there is Python text."""
 
 
 @dataclass
@@ -177,30 +185,63 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
 
     Raises UsageError if nothing can be imported.
     """
-    axes, shapes = _axes(kernel)
+    sizes = kernel_sizes(kernel)
+    axes, shapes = sizes.axes, sizes.shapes
+    for name in sizes.in_text & kernel.knobs.keys():
+        kernel.knobs = {knob: values for knob, values in kernel.knobs.items() if knob != name}
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
     grid = [_grid(kernel, axes, names, i) for i in range(3)]
     block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
-    inputs = {a.name: _item(a, shapes) for a in kernel.arguments if not a.output and a.name not in axes}
-    outputs = {a.name: _item(a, shapes) for a in kernel.arguments if a.output}
+    own = reference is None or isinstance(reference, KernelText)
+    kept = {a.name for a in kernel.arguments if a.output and (own or a.inout)}
+    inputs = {
+        a.name: _item(a, shapes) for a in kernel.arguments if (not a.output or a.name in kept) and a.name not in axes
+    }
+    outputs = {a.name: _item(a, shapes) for a in kernel.arguments if a.output and a.name not in kept}
+    text = extern_c(kernel.text, kernel.entry)
+    start = first_configuration(kernel.knobs, rules, axes)
+    given: Any = reference
     if reference is None:
-        kernel.remarks.append("a reference: write run(*inputs) in reference.py, or give --reference FILE.py")
+        kernel.remarks.append(
+            "a reference: candidates are compared with the kernel itself at the space's start point, in reference.cu; "
+            "say what is right in a reference.py, or give --reference FILE.py"
+        )
+        given = _own_reference(text, kernel, start, sizes, block, grid)
+    elif isinstance(reference, KernelText):
+        given = _naive_reference(reference, kernel, axes, names)
+    draws = {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}
+    free = [name for name in axes if name not in sizes.tied]
+    small = {name: _affordable(axes[name]) if name in sizes.in_text else axes[name] for name in free}
+    own_sizes = {name: axes[name] for name in free}
     problem = {
         "name": kernel.name,
         "entry": kernel.entry,
-        "axes": {name: {"type": "var"} for name in axes},
+        "axes": {
+            name: {"type": "expr", "expression": sizes.tied[name]} if name in sizes.tied else {"type": "var"}
+            for name in axes
+        },
         "inputs": inputs,
+        "inout": sorted(kept),
         "outputs": outputs,
         "parameters": [a.name for a in kernel.arguments if a.is_parameter],
         "constants": dict(kernel.constants),
-        "reference": reference or STUB.format(names=", ".join(inputs)),
-        "workloads": [{"axes": axes, "inputs": {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}}],
+        "compile_time": [name for name in free if name in sizes.in_text],
+        "reference": given,
+        "workloads": [
+            {"axes": chosen, "inputs": draws} for chosen in ([small, own_sizes] if small != own_sizes else [own_sizes])
+        ],
     }
-    space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared)
-    return NewFolder(
-        problem, space, extern_c(kernel.text, kernel.entry), is_template=False, remarks=tuple(kernel.remarks)
-    )
+    if small != own_sizes:
+        named = ", ".join(f"{name}={own_sizes[name]}" for name in free)
+        kernel.remarks.append(
+            f"its own size as the example: the text holds it, and the gate runs the whole problem; tune {named} by "
+            "--problem"
+        )
+    if not kept:
+        del problem["inout"]
+    space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared, [start] if start else ())
+    return NewFolder(problem, space, text, is_template=False, remarks=tuple(kernel.remarks))
 
 
 def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -211,42 +252,142 @@ def _draw(argument: Argument) -> dict[str, Any]:
     return {"type": "scalar", "value": argument.value} if argument.size is None else dict(argument.draw)
 
 
-def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Return the integer arguments that are sizes, with their values, and every tensor's shape in terms of them.
+LEAST_SIZE = 64
+"""of a number in the text that may be a size of the problem"""
+LARGE = 512
+"""from which on a size that the text holds is too large for the gate"""
+_DEFINE = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\d{2,9})[uUlL]*[ \t]*(?://[^\n]*|/\*[^\n]*)?$", re.MULTILINE
+)
+_FACTORS = (2, 3, 4, 6, 8, 16)
+_MOST_BORDER = 1024
 
-    A tensor of n elements has the shape [n] if n is an argument, and [m, k] if it is the product of two. Arguments of
-    equal value are no axes: it is unknown which of them stands where, and the gate's small problems would be wrong.
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a kernel's problem.
+
+    `axes` has their values, `in_text` those that the text holds as macros, `tied` those that are always equal to an
+    earlier one. `shapes` has every tensor's shape in terms of them.
     """
-    integers = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype == "int32"}
-    whole = {name: value for name, value in integers.items() if value > 1}
-    unique = {name: v for name, v in whole.items() if list(whole.values()).count(v) == 1}
-    shapes: dict[str, list[str]] = {}
-    used: dict[str, int] = {}
-    for argument in (a for a in kernel.arguments if a.size is not None):
-        pair = next(
-            (
-                p
-                for n in (1, 2)
-                for p in combinations_with_replacement(unique, n)
-                if _product(unique, p) == argument.size
-            ),
-            (),
-        )
-        shapes[argument.name] = list(pair) or [str(argument.size)]
-        used |= {name: unique[name] for name in pair}
+
+    axes: dict[str, int]
+    in_text: frozenset[str]
+    tied: dict[str, str]
+    shapes: dict[str, list[str]]
+
+
+def kernel_sizes(kernel: TunedKernel) -> Sizes:
+    """Return the integer arguments and the numbers of the text that are sizes of a tensor or of the problem.
+
+    Sizes of equal value are tied to one another, since it is unknown which of them stands where.
+    """
+    values = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype == "int32"}
+    macros = {name: int(number) for name, number in _DEFINE.findall(kernel.text) if name not in kernel.knobs}
+    macros |= {k: v[0] for k, v in kernel.knobs.items() if len(v) == 1 and type(v[0]) is int}
+    known = {**macros, **values}
+    usable = {n: v for n, v in known.items() if v > 1 and (n in values or v >= LEAST_SIZE)}
+    first = {value: name for name, value in reversed(usable.items())}
+    shapes = {a.name: _shape(a.size, {n: v for v, n in first.items()}) for a in kernel.arguments if a.size is not None}
+    used = {name for shape in shapes.values() for size in shape for name in re.findall(r"[A-Za-z_]\w*", size)}
+    used |= {first[int(size)] for size in kernel.problem_size if size.strip().isdigit() and int(size) in first}
     if not used and kernel.arguments:
         kernel.remarks.append(
             "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the "
             "kernel takes others"
         )
-    return {a.name: used[a.name] for a in kernel.arguments if a.name in used}, shapes
+    equal = {name: first[value] for name, value in usable.items() if first[value] in used}
+    axes = {name: usable[name] for name in (*sorted(used, key=list(usable).index), *equal) if name in equal}
+    tied = {name: other for name, other in equal.items() if other != name}
+    in_text = frozenset(n for n in axes if n in macros or any(o == n and m in macros for m, o in tied.items()))
+    return Sizes(axes, in_text, tied, shapes)
+
+
+def _shape(size: int, named: Mapping[str, int]) -> list[str]:
+    """Return a tensor's shape in terms of sizes: [n], [m, k], [2 * n], [m + 16, k + 16], or a number."""
+    for count in (1, 2):
+        for pair in combinations_with_replacement(named, count):
+            if _product(named, pair) == size:
+                return [*pair]
+    for count in (1, 2):
+        for pair in combinations_with_replacement(named, count):
+            for factor in _FACTORS:
+                if factor * _product(named, pair) == size:
+                    return [f"{factor} * {pair[0]}", *pair[1:]]
+    for m, k in combinations_with_replacement([n for n in named if named[n] >= LEAST_SIZE], 2):
+        for border in range(1, _MOST_BORDER):
+            if (named[m] + border) * (named[k] + border) == size:
+                return [f"{m} + {border}", f"{k} + {border}"]
+    return [str(size)]
 
 
 def _product(values: Mapping[str, int], names: Sequence[str]) -> int:
-    product = 1
-    for name in names:
-        product *= values[name]
-    return product
+    return prod(values[name] for name in names)
+
+
+def _affordable(size: int) -> int:
+    """Return a smaller size with the same remainder by 256, where it is large."""
+    return size if size < LARGE else 256 + size % 256
+
+
+MOST_TRIED = 200_000
+
+
+def first_configuration(knobs: Knobs, rules: Sequence[Rule], axes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the first combination of values, in their order, that all rules allow; {} where none is found."""
+    conditions = [Expression.parse(rule.expr, "it") for rule in rules]
+    for values in islice(product(*knobs.values()), MOST_TRIED):
+        chosen = dict(zip(knobs, values, strict=True))
+        try:
+            if all(condition.evaluate({**axes, **chosen}) for condition in conditions):
+                return chosen
+        except UsageError:
+            continue
+    return {}
+
+
+def _naive_reference(text: KernelText, kernel: TunedKernel, axes: Mapping[str, int], names: set[str]) -> dict[str, Any]:
+    """Return a naive kernel as a reference, which takes what the tuned kernel takes and has a thread for each place.
+
+    Raises UsageError unless the text has one kernel.
+    """
+    entries = re.findall(r"__global__[^;{}()]*?(?:\([^()]*\)[^;{}()]*?)?\b(\w+)\s*\(", _COMMENT.sub(" ", text))
+    if len(entries) != 1:
+        found = f"it has {', '.join(entries)}" if entries else "it has none"
+        raise UsageError(f"the reference must have one __global__ function, which is run as it is; {found}")
+    x, y, z = (_problem_extent(kernel, axes, names, i) for i in range(3))
+    grid = [f"ceil_div({x}, {NAIVE_THREADS})", y, z]
+    return {"file": "reference.cu", "text": str(text), "entry": entries[0], "threads": NAIVE_THREADS, "grid": grid}
+
+
+NAIVE_THREADS = 128
+"""of a naive kernel's blocks, along x"""
+
+
+def _problem_extent(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
+    size = kernel.problem_size[i] if i < len(kernel.problem_size) else "1"
+    by_value = {str(value): name for name, value in axes.items()}
+    return _launch_size(kernel, by_value.get(size.strip(), size), names, "1")
+
+
+def _own_reference(
+    text: str, kernel: TunedKernel, start: Mapping[str, Any], sizes: Sizes, block: Sequence[str], grid: Sequence[str]
+) -> dict[str, Any]:
+    """Return the kernel at its start point as a reference of problem.json."""
+    macros = "".join(f"#define {knob} {int(v) if isinstance(v, bool) else v}\n" for knob, v in start.items())
+    plain = without_own(text, [*start, *sizes.axes])
+
+    def chosen(size: str) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda name: str(start.get(name[0], name[0])), size)
+
+    return {
+        "file": "reference.cu",
+        "text": f"// The kernel at the start point of its space: what candidates are compared with.\n{macros}{plain}",
+        "entry": kernel.entry,
+        "threads": [chosen(size) for size in block],
+        "grid": [chosen(size) for size in grid],
+        "shared": chosen(str(kernel.shared)),
+    }
 
 
 def _rules(kernel: TunedKernel, names: set[str]) -> list[Rule]:
@@ -261,11 +402,8 @@ def _rules(kernel: TunedKernel, names: set[str]) -> list[Rule]:
 
 def _grid(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
     """Return the number of blocks along a direction: the problem's size divided by each of the grid's divisors."""
-    size = kernel.problem_size[i] if i < len(kernel.problem_size) else "1"
-    by_value = {str(value): name for name, value in axes.items()}
-    size = by_value.get(size.strip(), size)
+    spelled = _problem_extent(kernel, axes, names, i)
     divisors = [d for d in kernel.grid_div[i] if d.strip() != "1"]
-    spelled = _launch_size(kernel, size, names, "1")
     return f"ceil_div({spelled}, {' * '.join(f'({d})' for d in divisors)})" if divisors else spelled
 
 

@@ -166,7 +166,7 @@ def defined(path: Path, values: Mapping[str, Value]) -> str:
     used = set(re.findall(r"[A-Za-z_]\w*", _COMMENT_OR_LITERAL.sub(" ", text)))
     values = {name: value for name, value in values.items() if name in used}
     lines = "".join(f"#define {name} {_spelled(path, name, value)}\n" for name, value in values.items())
-    return f"{lines}#line 1\n{_without_own(text, values)}"
+    return f"{lines}#line 1\n{without_own(text, values)}"
 
 
 _OWN_HEADER = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*', re.MULTILINE)
@@ -210,11 +210,11 @@ def _spelled(path: Path, name: str, value: Value) -> str:
     return spelled
 
 
-def _without_own(text: str, values: Mapping[str, Value]) -> str:
+def without_own(text: str, values: Iterable[str]) -> str:
     """Blank `#define NAME …` and `#undef NAME`, also under conditions: the search decides the value."""
-    if not values:
-        return text
     names = "|".join(map(re.escape, values))
+    if not names:
+        return text
     own = re.compile(
         rf"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(?:{names})\b(?!\()(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL
     )

@@ -172,7 +172,9 @@ def check(
 
 def _changed_input(arguments: Arguments, after: Tensors) -> str | None:
     inputs = [a for a in arguments if isinstance(a, TensorArgument) and not a.output]
-    same = (np.array_equal(after[a.name].view(np.uint8), a.data.view(np.uint8)) for a in inputs)
+    # a tensor of a single element may have no dimension
+    flat = ((after[a.name].reshape(-1).view(np.uint8), a.data.reshape(-1).view(np.uint8)) for a in inputs)
+    same = (np.array_equal(found, given) for found, given in flat)
     return next((a.name for a, kept in zip(inputs, same, strict=True) if not kept), None)
 
 
@@ -238,6 +240,14 @@ def compare(
             return failed(case, seed, f"{unwritten} of {result.numel()} outputs{of} are NaN or were never written")
     tensors = workload.tensors()
     expected = expected or tensors.reference(case.problem, drawn.expected)
+    infinite = {
+        name: exact.isinf() for name, exact in expected.items() if exact.is_floating_point() and exact.isinf().any()
+    }
+    for name, mask in infinite.items():
+        if count := int((results[name].double() != expected[name].double())[mask].sum()):
+            of = f" of {name}" if len(results) > 1 else ""
+            return failed(case, seed, f"{count} outputs{of} are not the infinities that the reference gives")
+    results, expected = (_without(infinite, values) for values in (results, expected))
     errors = {name: result.double() - expected[name].double() for name, result in results.items()}
     found = bounds(workload, case, drawn, results, errors, expected)
     broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
@@ -251,6 +261,11 @@ def compare(
     return CaseResult(case.name, str(case.problem), seed, broken is None, largest, mean, allowed, reason)
 
 
+def _without(masks: Outputs, values: Outputs) -> Outputs:
+    """Return outputs with zeros at the masks' places."""
+    return {name: value.masked_fill(masks[name], 0) if name in masks else value for name, value in values.items()}
+
+
 def bounds(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
@@ -262,7 +277,10 @@ def bounds(
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
         return {n: [_elementwise(f"error{of[n]}", e, expected[n].double(), tolerance)] for n, e in errors.items()}
-    own = tensors.own_dtype(case.problem, drawn.expected)
+    own = {
+        name: value.masked_fill(value.isinf() & (expected[name] == 0), 0) if value.is_floating_point() else value
+        for name, value in tensors.own_dtype(case.problem, drawn.expected).items()
+    }
     independent = case.draw in tensors.independent
     rounded = tensors.rounded_once(case.problem, drawn.expected) if independent else {}
     found: dict[str, list[Bound]] = {}

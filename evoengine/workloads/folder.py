@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from evoengine.workloads.folder_arguments import map_argument, struct_argument
 from evoengine.workloads.folder_cases import FolderFullCase, Problems, cells, full_plan, gate_cases, visited
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
+    SCALARS,
     FolderProblem,
     Item,
     require_launches,
@@ -46,9 +46,6 @@ from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
-_SCALARS: dict[str, Callable[[Any], Any]] = {
-    "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
-}  # fmt: skip # a table
 _MADE = ("indptr", "permutation", "made", "integers", "arange")
 """draws of what a kernel reads by or branches on, which a prediction must have as it is"""
 
@@ -176,7 +173,7 @@ class FolderWorkload(Workload[FolderProblem]):
         memory: dict[str, TensorParameter | ScratchParameter] = {}
         for name, item in {**inputs, **outputs}.items():
             if item.shape is None:
-                every[name] = ScalarArgument(name, _SCALARS[item.dtype](draws[name].value))
+                every[name] = ScalarArgument(name, SCALARS[item.dtype](draws[name].value))
                 continue
             inout, writes = name in definition.inout, written_ranges(item, problem)
             memory[name] = TensorParameter(name, shape_of(item, problem), item.dtype, name in outputs, inout, writes)
@@ -245,6 +242,8 @@ def load_folder(path: Path) -> FolderWorkload:
     reference = data.get("reference")
     if isinstance(reference, str) and re.fullmatch(r"\w[\w.-]*\.py", reference):
         data["reference"] = _read(folder / reference)
+    if isinstance(reference, dict) and re.fullmatch(r"\w[\w.-]*\.cuh?", str(reference.get("file"))):
+        data["reference"] = {**reference, "text": _read(folder / reference["file"])}
     makers = data.get("makers")
     if isinstance(makers, str) and re.fullmatch(r"\w[\w.-]*\.py", makers):
         data["makers"] = _read(folder / makers)

@@ -9,16 +9,23 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from evoengine.devices.base import ScratchParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.workloads.base import Tolerance
+from evoengine.workloads.cuda_reference import CudaReference
 from evoengine.workloads.folder_arguments import MapRule, StructRule
 
 LARGEST_AXIS = 2**31 - 1
 """axes are int32 parameters"""
+SCALARS: dict[str, Callable[[Any], Any]] = {
+    "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
+}  # fmt: skip # a table
+"""dtype of what is passed by value → its type"""
 PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends")
 """draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`)"""
 
@@ -103,6 +110,8 @@ class Definition:
     outputs: tuple[Item, ...]
     """what the reference returns, in order: in-out tensors, which are inputs too, behind the others"""
     reference: str
+    """Python text; empty where a kernel is the reference"""
+    kernel_reference: CudaReference | None
     examples: tuple[Example, ...]
     constraints: tuple[Expression, ...]
     entry: str

@@ -17,6 +17,7 @@ from evoengine.errors import UsageError
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.space.expression import Expression
 from evoengine.workloads.base import Tolerance
+from evoengine.workloads.cuda_reference import CudaReference, read_reference
 from evoengine.workloads.folder_arguments import read_maps, read_structs
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
@@ -129,7 +130,8 @@ class _Reader:
             axes=self.axes,
             inputs=inputs,
             outputs=outputs,
-            reference=self._reference(),
+            reference="" if isinstance(self.data["reference"], dict) else self._reference(),
+            kernel_reference=self._kernel_reference(parameters),
             examples=self._examples(),
             constraints=tuple(self._expression(c, "constraints") for c in self._list("constraints")),
             entry=require_name(self.data.get("entry", name), f"{self.where}: entry", "a kernel's entry"),
@@ -385,11 +387,18 @@ class _Reader:
             self._fail(f"{at} names one twice; name every parameter once")
         return tuple(order)
 
+    def _kernel_reference(self, parameters: tuple[str, ...]) -> CudaReference | None:
+        given = self.data["reference"]
+        if not isinstance(given, dict):
+            return None
+        return read_reference(given, parameters, self._expression, self._fail)
+
     def _reference(self) -> str:
         text = self.data["reference"]
         if not isinstance(text, str) or not text.strip():
             self._fail(
-                "reference must be Python text with a function run(*inputs), or the name of a .py file beside this one"
+                "reference must be Python text with a function run(*inputs), the name of a .py file beside this "
+                "one, or an object with the file of a CUDA kernel"
             )
         try:
             tree = ast.parse(text)

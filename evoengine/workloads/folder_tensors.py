@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from evoengine.devices.base import DTYPE_BYTES, Argument, ConstantArgument, ScalarArgument, TensorArgument
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.cuda_reference import CudaReference, run_reference
 from evoengine.workloads.folder_definition import (
+    SCALARS,
     Definition,
     Draw,
     FolderProblem,
@@ -63,8 +66,9 @@ class FolderTensors(Tensors[FolderProblem]):
         return frozenset({Cell("values", case.draw)})
 
     def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
-        """Return the reference, if it is torch's; NumPy's runs on no GPU."""
-        return () if uses_numpy(self._definition) else (BASELINE,)
+        """Return the reference, if it is torch's; NumPy's and kernels run on the CPU alone."""
+        is_torch = self._definition.kernel_reference is None and not uses_numpy(self._definition)
+        return (BASELINE,) if is_torch else ()
 
     def baseline(self, name: str, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
         call = reference_call(self._definition, problem, inputs)
@@ -304,6 +308,8 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 
     Raises NotDouble where the reference does not run so.
     """
+    if definition.kernel_reference is not None:
+        raise NotDouble("it is a CUDA kernel")
     raised = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
     try:
         with all_in_float64():
@@ -319,6 +325,8 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 
 def uses_numpy(definition: Definition) -> bool:
     """Return whether the reference imports NumPy and not torch, and so takes arrays. Runs nothing."""
+    if definition.kernel_reference is not None:
+        return False
     return _imports_numpy_alone(definition.reference)
 
 
@@ -373,7 +381,41 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
+def _run_kernel(
+    definition: Definition, reference: CudaReference, problem: FolderProblem, inputs: Inputs
+) -> dict[str, torch.Tensor]:
+    """Return the outputs of a reference that is a kernel."""
+    draws, written = definition.draws_for(problem), {item.name: item for item in definition.outputs}
+    every: dict[str, Argument] = {axis: ScalarArgument(axis, np.int32(size)) for axis, size in problem.sizes}
+    for item in definition.inputs:
+        if item.shape is None:
+            every[item.name] = ScalarArgument(item.name, SCALARS[item.dtype](draws[item.name].value))
+        else:
+            bits = _as_bits(inputs[item.name], item)
+            every[item.name] = TensorArgument(item.name, bits, item.name in written, inout=item.name in written)
+    for item in definition.outputs:
+        if item.name not in every:
+            poison = np.full(prod(shape_of(item, problem)) * DTYPE_BYTES[item.dtype], 0xFF, np.uint8)
+            flat = torch.from_numpy(poison).view(TORCH_DTYPES[item.dtype])
+            every[item.name] = TensorArgument(item.name, _as_bits(flat.reshape(shape_of(item, problem)), item), True)
+    constants = [ConstantArgument(s, as_bytes(inputs[name])) for s, name in definition.constants.items()]
+    after = run_reference(reference, problem.axes, every, constants, f"the reference of {definition.name}")
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(after[name]).reshape(-1).view(np.uint8).copy())
+        .view(TORCH_DTYPES[item.dtype])
+        .reshape(shape_of(item, problem))
+        for name, item in written.items()
+    }
+
+
+def _as_bits(tensor: torch.Tensor, item: Item) -> np.ndarray:
+    """Return a tensor as unsigned integers of its elements' size."""
+    return as_bytes(tensor.cpu()).view(f"u{DTYPE_BYTES[item.dtype]}").reshape(tuple(tensor.shape))
+
+
 def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
+    if definition.kernel_reference is not None:
+        return _run_kernel(definition, definition.kernel_reference, problem, inputs)
     run, numpy = _loaded(definition.reference, definition.name)["run"], uses_numpy(definition)
     try:
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,11 @@ def test_workloads_give_sizes_and_values_and_what_else_they_hold_is_named(tmp_pa
         {"definition": DECODE["name"], "workload": {"uuid": "1", "axes": axes, "inputs": inputs}, "solution": None},
     ]
     made = imported(tmp_path, DECODE, lines)
-    assert made.problem["workloads"] == [{"axes": axes, "inputs": {"sm_scale": {"type": "scalar", "value": 0.25}}}]
+    drawn = {"indptr": {"type": "indptr", "total": "pages"}, "sm_scale": {"type": "scalar", "value": 0.25}}
+    assert made.problem["workloads"] == [{"axes": axes, "inputs": drawn}]
     said = "\n".join(made.remarks)
-    assert "the contents of indptr by safetensors" in said and "pages == indptr[-1].item()" in said
-    assert made.problem["constraints"] == ["ends == batch + 1"]
+    assert "the contents of indptr by safetensors" in said
+    assert made.problem["constraints"] == ["ends == batch + 1", "ends >= 2"]
 
 
 def test_without_workloads_sizes_and_values_are_chosen_and_said(tmp_path):
@@ -177,3 +179,99 @@ def test_workloads_that_are_none_of_the_definition_are_refused(tmp_path, line):
     (tmp_path / "w.jsonl").write_text(line)
     with pytest.raises(UsageError):
         make_folder("own", f"trace:{tmp_path / 'd.json'},{tmp_path / 'w.jsonl'}")
+
+
+# --- attention
+
+PAGED: dict[str, Any] = {
+    "name": "decode",
+    "op_type": "gqa_paged",
+    "axes": {
+        "batch_size": {"type": "var"},
+        "num_qo_heads": {"type": "const", "value": 4},
+        "num_kv_heads": {"type": "const", "value": 2},
+        "head_dim": {"type": "const", "value": 32},
+        "num_pages": {"type": "var"},
+        "page_size": {"type": "const", "value": 2},
+        "len_indptr": {"type": "var"},
+        "num_kv_indices": {"type": "var"},
+    },
+    "constraints": ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"],
+    "inputs": {
+        "q": {"shape": ["batch_size", "num_qo_heads", "head_dim"], "dtype": "float16"},
+        "k_cache": {"shape": ["num_pages", "page_size", "num_kv_heads", "head_dim"], "dtype": "float16"},
+        "v_cache": {"shape": ["num_pages", "page_size", "num_kv_heads", "head_dim"], "dtype": "float16"},
+        "kv_indptr": {"shape": ["len_indptr"], "dtype": "int32"},
+        "kv_indices": {"shape": ["num_kv_indices"], "dtype": "int32"},
+        "last_page_len": {"shape": ["batch_size"], "dtype": "int32"},
+        "unused": {"shape": ["batch_size"], "dtype": "int32"},
+        "sm_scale": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {
+        "output": {"shape": ["batch_size", "num_qo_heads", "head_dim"], "dtype": "float16"},
+        "lse": {"shape": ["batch_size", "num_qo_heads"], "dtype": "float32"},
+    },
+    "reference": """import math
+import torch
+
+def run(q, k_cache, v_cache, kv_indptr, kv_indices, last_page_len, sm_scale):
+    assert len(kv_indices) == int(kv_indptr[-1])
+    batch, heads, dim = q.shape
+    out = torch.zeros_like(q)
+    lse = torch.full((batch, heads), -float("inf"), dtype=torch.float32)
+    for b in range(batch):
+        pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
+        if not len(pages):
+            continue
+        count = (len(pages) - 1) * k_cache.shape[1] + int(last_page_len[b])
+        k, v = (c[pages].flatten(0, 1)[:count].float().repeat_interleave(2, 1) for c in (k_cache, v_cache))
+        logits = torch.einsum("hd,nhd->hn", q[b].float(), k) * sm_scale
+        lse[b] = torch.logsumexp(logits, -1) / math.log(2)
+        out[b] = torch.einsum("hn,nhd->hd", logits.softmax(-1), v).to(q.dtype)
+    return {"output": out, "lse": lse}
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def decode(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decode")
+    (folder / "d.json").write_text(json.dumps(PAGED))
+    write_folder(make_folder("decode", f"trace:{folder / 'd.json'}"), folder / "decode")
+    return folder / "decode"
+
+
+def test_a_definition_of_attention_has_valid_draws_of_its_indices(decode):
+    problem = json.loads((decode / "problem.json").read_text())
+    draws = problem["workloads"][0]["inputs"]
+    assert draws["kv_indptr"] == {"type": "indptr", "total": "num_kv_indices"}
+    assert draws["kv_indices"] == {"type": "integers", "low": 0, "high": "num_pages"}
+    assert draws["last_page_len"] == {"type": "integers", "low": 1, "high": "page_size + 1"}
+    assert problem["constraints"] == ["len_indptr == batch_size + 1", "len_indptr >= 2"]
+
+
+ATTENTION = {"family": "decode", "block_size_x": 64}
+
+
+def test_its_kernel_passes_the_gate_with_segments_that_are_empty(decode):
+    verdict = gate(decode, ATTENTION)
+    assert verdict.correct, verdict.reason
+
+
+@pytest.mark.parametrize(
+    "right, wrong, said",
+    [
+        (": -INFINITY;", ": -1e30f;", "outputs of lse are not the infinities that the reference gives"),
+        (" * 1.4426950408889634f", "", "of lse"),
+        ("+ last_page_len[segment_]", "+ 2", "error"),
+        ("head_ / (num_qo_heads / num_kv_heads)", "head_ % num_kv_heads", "error"),
+    ],
+)
+def test_a_fault_in_it_is_seen(decode, tmp_path, right, wrong, said):
+    own = tmp_path / "decode"
+    shutil.copytree(decode, own)
+    text = (own / "decode.cu").read_text()
+    assert right in text
+    (own / "decode.cu").write_text(text.replace(right, wrong))
+    verdict = gate(own, ATTENTION)
+    assert not verdict.correct and said in verdict.reason

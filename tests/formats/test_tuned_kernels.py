@@ -13,10 +13,13 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.formats import folder
+from evoengine.formats import t1 as t1_format
 from evoengine.formats.folder import NewFolder, run_script, write_folder
 from evoengine.formats.importers import make_folder
+from evoengine.formats.pointer_use import pointer_uses
 from evoengine.sandbox.kept_process import Held
 from evoengine.workloads.folder import load_folder
+from evoengine.workloads.folder_check import check_reference
 from tests.support.folders import gate, load
 from tests.support.waiting import wait_for
 
@@ -88,9 +91,101 @@ def test_a_fault_in_an_imported_kernel_is_seen(tmp_path):
     assert not gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
 
 
-def test_without_a_reference_the_folder_says_that_one_is_to_be_written(tmp_path):
-    write_folder(t1(tmp_path, reference=None), tmp_path / "add")
-    assert "NotImplementedError" in load_folder(tmp_path / "add").definition.reference
+def test_without_a_reference_the_kernel_at_its_start_point_is_the_reference(tmp_path):
+    made = t1(tmp_path, reference=None)
+    assert any("compared with the kernel itself at the space's start point" in remark for remark in made.remarks)
+    write_folder(made, tmp_path / "add")
+    assert load_folder(tmp_path / "add").definition.inout == {"c"}
+    assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
+    file = tmp_path / "add/add.cu"
+    file.write_text(file.read_text().replace("i + k < n", "i + k < n - (per_thread > 1)"))
+    assert not gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
+
+
+NAIVE = """__global__ void naive(float* c, const float* a, const float* b, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) c[i] = a[i] + b[i];
+}
+"""
+
+
+def test_a_naive_kernel_may_be_the_reference(tmp_path):
+    (tmp_path / "naive.cu").write_text(NAIVE)
+    write_folder(make_folder("add", f"kernel-tuner:{script(tmp_path)}", tmp_path / "naive.cu"), tmp_path / "add")
+    assert gate(tmp_path / "add", CONFIG).correct
+    (tmp_path / "add/reference.cu").write_text(NAIVE.replace("a[i] + b[i]", "a[i] - b[i]"))
+    verdict = gate(tmp_path / "add", CONFIG)
+    assert not verdict.correct and "error" in verdict.reason
+
+
+def test_a_naive_reference_that_fails_is_named(tmp_path):
+    (tmp_path / "naive.cu").write_text(NAIVE.replace("i < n", "i <= n"))
+    write_folder(make_folder("add", f"kernel-tuner:{script(tmp_path)}", tmp_path / "naive.cu"), tmp_path / "add")
+    workload = load_folder(tmp_path / "add")
+    with pytest.raises(UsageError, match="the reference of add cannot be run: out-of-bounds read of"):
+        check_reference(workload, workload.parse(workload.example))
+    (tmp_path / "naive.cu").write_text(NAIVE * 2)
+    with pytest.raises(
+        UsageError, match="must have one __global__ function, which is run as it is; it has naive, naive"
+    ):
+        make_folder("sum", f"kernel-tuner:{script(tmp_path)}", tmp_path / "naive.cu")
+
+
+SIZED = """#define WIDTH 4096
+__global__ void scale(float* out, float* in, float* rows) {
+    int x = blockIdx.x * block_size_x + threadIdx.x;
+    if (x < WIDTH) out[blockIdx.y * WIDTH + x] = in[blockIdx.y * (WIDTH + 16) + x] * rows[blockIdx.y];
+}
+"""
+
+
+def test_a_size_that_the_text_holds_becomes_an_axis_with_one_that_the_gate_can_afford(tmp_path):
+    (tmp_path / "scale.cu").write_text(SIZED)
+    (tmp_path / "tune.py").write_text(
+        "import sys\nimport numpy as np\nimport pycuda.driver as drv\nimport cupy as cp\n"
+        "from kernel_tuner import tune_kernel\n"
+        "n = int(sys.argv[1])\nout = drv.pagelocked_empty(n * n, np.float32)\n"
+        "args = [out, cp.random.randn((n + 16) ** 2).astype(np.float32), cp.ones(n, np.float32)]\n"
+        "tune_kernel('scale', 'scale.cu', (n, n), args, {'block_size_x': [64, 128]}, grid_div_x=['block_size_x'])\n"
+    )
+    made = make_folder("scale", f"kernel-tuner:{tmp_path / 'tune.py'} 4096")
+    assert made.problem["inputs"]["in"]["shape"] == ["WIDTH + 16", "WIDTH + 16"]
+    assert [w["axes"] for w in made.problem["workloads"]] == [{"WIDTH": 256}, {"WIDTH": 4096}]
+    write_folder(made, tmp_path / "scale")
+    target, space = load(tmp_path / "scale")
+    assert space.launch({"family": "scale", "block_size_x": 128}).grid == (2, 256, 1)
+    assert gate(tmp_path / "scale", {"family": "scale", "block_size_x": 128}).correct
+
+
+@pytest.mark.parametrize(
+    "body, uses",
+    [
+        ("c[i] = a[i];", ["w", "r"]),
+        ("c[i] += a[i];", ["wr", "r"]),
+        ("*(c + i) = *a;", ["w", "r"]),
+        ("float4* q = (float4*)(c + 4 * i); q[0] = reinterpret_cast<const float4*>(a)[i];", ["w", "r"]),
+        ("reinterpret_cast<float4*>(c)[i] = ((const float4*)a)[i];", ["w", "r"]),
+        ("atomicAdd(&c[i], a[i]);", ["wr", "r"]),
+        ("put(c + i, a[i]);", ["w", "r"]),
+        ("c[i].x = __ldg(a + i);", ["w", "r"]),
+        ("if (c[i] == a[i]) a[i]++;", ["r", "wr"]),
+        ("// c[i] = 1\n a[0] = 1;", ["", "w"]),
+    ],
+)
+def test_which_pointers_a_kernel_writes_is_read_from_its_text(body, uses):
+    put = "__device__ void put(float* to, float v) { *to = v; }\n"
+    found = pointer_uses(f"{put}__global__ void k(float* c, float* a) {{ int i = 0; {body} }}", "k")
+    assert ["w" * use.written + "r" * use.read for use in found] == uses
+
+
+def test_a_size_of_a_t1_file_is_evaluated(tmp_path):
+    spec = {"ProblemSize": [100, 200]}
+    for text, size in (
+        ("ProblemSize[0]*ProblemSize[1]", "(100)*(200)"),
+        ("ProblemSize[0]+max(width)-1", "(100)+9-1"),
+        ("min(width) * ProblemSize", "3 * (100)"),
+    ):
+        assert t1_format._with_sizes(text, spec, {"width": [3, 9]}) == size
 
 
 def test_a_global_size_counts_threads_for_opencl_and_blocks_for_cuda(tmp_path):
@@ -231,10 +326,9 @@ def test_a_script_that_tunes_twice_asks_which_is_meant(tmp_path):
         imported(tmp_path, more=OTHER, entry="third")
 
 
-def test_the_kernel_named_is_taken_of_several_and_not_of_two_alike(tmp_path):
+def test_the_kernel_named_is_taken_of_several_and_the_first_call_of_two_alike(tmp_path):
     assert imported(tmp_path, entry="vector_add", more=OTHER).problem["entry"] == "vector_add"
-    with pytest.raises(UsageError, match="calls tune_kernel 2 times"):
-        imported(tmp_path, entry="vector_add", more="tune()")
+    assert imported(tmp_path, more="tune()").problem["entry"] == "vector_add"
 
 
 def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
