@@ -145,14 +145,14 @@ import triton.language as tl
 @triton.jit
 def doubled(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(out + at, FACTOR * tl.load(x + at, mask=at < n), mask=at < n)
+    tl.store(out + at, FACTOR * tl.load(x + at, mask=at < n).to(tl.float32), mask=at < n)
 
 
 @triton.autotune([triton.Config({"FACTOR": factor}) for factor in (2.0, 2.0001)], key=[])
 @triton.jit
 def twice(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * FACTOR, mask=at < n)
+    tl.store(out + at, tl.load(x + at, mask=at < n).to(tl.float32) * FACTOR, mask=at < n)
 
 
 def call(n=50):
