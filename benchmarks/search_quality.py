@@ -1,10 +1,15 @@
-"""How many trials each sampler needs on recorded spaces: `python benchmarks/search_quality.py --spaces DIR`.
+"""Compare samplers by what they find on recorded spaces: `python benchmarks/search_quality.py --spaces DIR`.
 
 Every search runs through evoengine's own Proposer, which is what `evoengine search` runs. Counting is as the tuners'
 papers count: each unique configuration costs one trial, those that failed on the GPU cost one too, and those outside
 the restrictions, which are not in the file, are never tried. Samplers that do propose such a configuration, or one they
 had, are told and asked again; how often is the column "asked". All but ms are counts, the same on any
 machine.
+
+Medians jump where half of the runs stop at one basin and half at the next, so geometric means over seeds are given too,
+with 95 % bootstrap intervals, and a signed-rank test (Wilcoxon) of the first sampler against each other one, whose runs
+of one space and seed form a pair. With --runs FILE every run is kept in FILE as it ends and none is run twice: an
+interrupted comparison goes on, and the peers that `benchmarks/search_peers.py` runs are compared in the same table.
 """
 
 from __future__ import annotations
@@ -14,12 +19,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 # One search keeps one core busy: more threads under each only fight for it.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -28,6 +34,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+from scipy.stats import wilcoxon  # noqa: E402
 
 from evoengine.errors import UsageError  # noqa: E402
 from evoengine.search.proposer import Proposer  # noqa: E402
@@ -37,8 +44,10 @@ from evoengine.search.samplers import NAMES  # noqa: E402
 MARKS = (25, 50, 100, 200)
 NEAR = 1.05
 """a run that ends within this of the optimum counts as having found it"""
-SLOW = {"gp": 5}
+SLOW = {"gp": 20}
 """samplers that take minutes a run, and the seeds they get unless --all-seeds is given"""
+RESAMPLES = 2000
+"""bootstrap samples of an interval"""
 
 
 @dataclass(frozen=True)
@@ -93,15 +102,32 @@ def _is_double(name: str, names: Iterable[str]) -> bool:
     return name.endswith("_T1") or (name.endswith("_T4") and name.removesuffix("_T4") in names)
 
 
-def best_at(runs: Sequence[Run], mark: int) -> float:
-    """The median over seeds of best / optimum after `mark` trials; a search that exhausted its space keeps its last."""
-    return float(np.median([run.curve[min(mark, len(run.curve)) - 1] for run in runs]))
+def at(runs: Sequence[Run], mark: int) -> np.ndarray:
+    """Return best / optimum after `mark` trials [runs]; a search that exhausted its space keeps its last."""
+    return np.array([run.curve[min(mark, len(run.curve)) - 1] for run in runs])
 
 
-def summary(runs: Sequence[Run], budget: int) -> dict[str, float | None]:
-    """The figures of one sampler on one space; None at a mark that the budget did not reach."""
-    marks = {str(mark): best_at(runs, mark) if mark <= budget else None for mark in MARKS}
-    return marks | {
+def bootstrap(values: np.ndarray) -> list[float]:
+    """Return the 95 % interval of the mean of values [n]."""
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    return np.percentile(drawn.mean(1), [2.5, 97.5]).tolist()
+
+
+def summary(runs: Sequence[Run], budget: int) -> dict[str, Any]:
+    """Return the figures of one sampler on one space.
+
+    At each mark: the median, `geo` (the geometric mean with its interval) and `within` (the share within NEAR); None at
+    a mark that the budget did not reach.
+    """
+    reached = {str(mark): at(runs, mark) if mark <= budget else None for mark in MARKS}
+    geo, share = {}, {}
+    for mark, of in reached.items():
+        geo[mark] = None if of is None else np.exp([np.log(of).mean(), *bootstrap(np.log(of))]).tolist()
+        share[mark] = None if of is None else float(np.mean(of <= NEAR))
+    return {
+        **{mark: None if of is None else float(np.median(of)) for mark, of in reached.items()},
+        "geo": geo,
+        "within": share,
         "within5": float(np.mean([run.curve[-1] <= NEAR for run in runs])),
         "proposals": sum(r.proposals for r in runs) / sum(len(r.curve) for r in runs),
         "ms": float(np.median([run.ms for run in runs])),
@@ -109,34 +135,74 @@ def summary(runs: Sequence[Run], budget: int) -> dict[str, float | None]:
     }
 
 
-def summaries(runs: Sequence[Run], budget: int) -> dict[str, dict[str, dict[str, float | None]]]:
-    """{space: {sampler: {"25": …, …, "within5": …, "proposals": …, "ms": …, "seeds": …}}}"""
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+def summaries(runs: Sequence[Run], budget: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return {space: {sampler: the figures of `summary`}}."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for (space, sampler), group in groupby(runs, key=lambda run: (run.space, run.sampler)):
         found.setdefault(space, {})[sampler] = summary(list(group), budget)
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, float | None]]], budget: int) -> Table:
+def table(found: dict[str, dict[str, dict[str, Any]]], budget: int) -> Table:
     title = f"median of best / optimum after N of {budget} trials; asked: proposals per trial; last: mean over spaces"
     out = Table(title=title)
     for name in ("space", "sampler", "seeds", *map(str, MARKS), f"≤{NEAR:g}", "asked", "ms"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("space", "sampler") else "right")
-    samplers = list(next(iter(found.values())))
-    mean = {s: _mean([of[s] for of in found.values()]) for s in samplers}
-    for space, of in [*found.items(), ("mean", mean)]:
+    for space, of in [*found.items(), ("mean", _means(found))]:
         for sampler, figures in of.items():
-            at = [figures[str(mark)] for mark in MARKS]
-            marks = ["–" if best is None else f"{best:.3f}" for best in at]
+            reached = [figures[str(mark)] for mark in MARKS]
+            marks = ["–" if best is None else f"{best:.3f}" for best in reached]
             rest = (f"{figures['within5']:.0%}", f"{figures['proposals']:.2f}", f"{figures['ms']:.1f}")
             out.add_row(space, sampler, f"{figures['seeds']:.0f}", *marks, *rest)
         out.add_section()
     return out
 
 
-def _mean(of_spaces: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
-    columns = {name: [figures[name] for figures in of_spaces] for name in of_spaces[0]}
-    return {name: None if None in column else float(np.mean(column)) for name, column in columns.items()}
+def _means(found: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return the mean over spaces of the samplers that ran on all of them."""
+    samplers = [s for s in next(iter(found.values())) if all(s in of for of in found.values())]
+    names = (*map(str, MARKS), "within5", "proposals", "ms", "seeds")
+    columns = {s: {name: [of[s][name] for of in found.values()] for name in names} for s in samplers}
+    return {
+        s: {name: None if None in column else float(np.mean(column)) for name, column in of.items()}
+        for s, of in columns.items()
+    }
+
+
+def certainty(found: dict[str, dict[str, dict[str, Any]]], runs: Sequence[Run], budget: int) -> Table:
+    """Return geometric means with intervals and shares within NEAR, per space and over all runs, and the tests."""
+    first = runs[0].sampler
+    title = f"geometric mean (95 % interval) · share within {NEAR - 1:.0%} · p: signed rank against {first}, all spaces"
+    out = Table(title=title)
+    for name in ("space", "sampler", *map(str, MARKS)):
+        out.add_column(name, no_wrap=True, justify="left" if name in ("space", "sampler") else "right")
+    for space, of in found.items():
+        for sampler, figures in of.items():
+            cells = [_cell(figures["geo"][str(m)], figures["within"][str(m)]) for m in MARKS]
+            out.add_row(space, sampler, *cells)
+        out.add_section()
+    for sampler in _means(found):
+        values = [
+            p_value(runs, first, sampler, mark) if mark <= budget and sampler != first else None for mark in MARKS
+        ]
+        out.add_row("p", sampler, *("–" if p is None else f"{p:.2g}" for p in values))
+    return out
+
+
+def _cell(geo: Sequence[float] | None, share: float | None) -> str:
+    return "–" if geo is None or share is None else f"{geo[0]:.3f} ({geo[1]:.3f}–{geo[2]:.3f}) {share:.0%}"
+
+
+def p_value(runs: Sequence[Run], one: str, other: str, mark: int) -> float | None:
+    """Return the two-sided p of a signed-rank test over the spaces and seeds that both ran; None without any."""
+    reached = {(r.sampler, r.space, r.seed): float(np.log(at([r], mark)[0])) for r in runs}
+    pairs = [
+        (reached[key], reached[one, *key[1:]]) for key in reached if key[0] == other and (one, *key[1:]) in reached
+    ]
+    different = [theirs - ours for theirs, ours in pairs if theirs != ours]
+    if not pairs:
+        return None
+    return float(wilcoxon(different).pvalue) if different else 1.0
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -152,29 +218,59 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         for sampler, group in groupby((r for r in runs if r.space == space), key=lambda run: run.sampler):
             some = list(group)
             trials = range(1, max(len(run.curve) for run in some) + 1)
-            axis.plot(trials, [100 * (best_at(some, t) - 1) for t in trials], label=sampler)
+            axis.plot(trials, [100 * (np.median(at(some, t)) - 1) for t in trials], label=sampler)
         axis.set(title=space, xlabel="trials", ylabel="above the optimum, %", yscale="symlog", ylim=(0, 200))
     axes[0][-1].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150, format="png")
 
 
-def run_all(paths: Sequence[Path], samplers: Sequence[str], seeds: dict[str, int], budget: int, jobs: int) -> list[Run]:
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs in a file; one that was cut short by the end of the process is left out."""
+    runs = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            runs.append(Run(**json.loads(line)))
+        except (TypeError, ValueError):
+            continue
+    return runs
+
+
+def run_all(
+    paths: Sequence[Path], samplers: Sequence[str], seeds: dict[str, int], budget: int, jobs: int, kept: Path | None
+) -> list[Run]:
+    """Return all runs, those in `kept` first read and the others added there; by space, then sampler, then seed."""
+    spaces = [recorded(path).name for path in paths]
+    done = [run for run in (read_runs(kept) if kept else ()) if run.space in spaces]
+    ran = {(run.space, run.sampler, run.seed) for run in done}
     tasks = [(p, s, seed, budget) for p in paths for s in samplers for seed in range(seeds[s])]
+    tasks = [task for task in tasks if (recorded(task[0]).name, *task[1:3]) not in ran]
+    for run in _in_parallel(tasks, jobs):
+        done.append(run)
+        if kept:
+            with kept.open("a") as file:
+                file.write(json.dumps(asdict(run)) + "\n")
+    order = [*samplers, *sorted({run.sampler for run in done} - {*samplers})]
+    return sorted(done, key=lambda run: (spaces.index(run.space), order.index(run.sampler), run.seed))
+
+
+def _in_parallel(tasks: Sequence[tuple[Path, str, int, int]], jobs: int) -> Iterator[Run]:
     if jobs == 1:
-        return [_task(*task) for task in tasks]
-    with ProcessPoolExecutor(jobs) as executor:
-        return list(executor.map(_task, *zip(*tasks, strict=True)))
+        yield from (_task(*task) for task in tasks)
+    elif tasks:
+        with ProcessPoolExecutor(jobs) as executor:
+            yield from executor.map(_task, *zip(*tasks, strict=True))
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How many trials each sampler needs on recorded spaces.")
     parser.add_argument("--spaces", type=Path, required=True, metavar="DIR", help="folder of recorded spaces")
     parser.add_argument("--samplers", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--seeds", type=int, default=25, help="runs per space and sampler (default 25)")
+    parser.add_argument("--seeds", type=int, default=60, help="runs per space and sampler (default 60)")
     parser.add_argument("--all-seeds", action="store_true", help="as many for the slow ones: " + ", ".join(SLOW))
     parser.add_argument("--budget", type=int, default=200, help="unique configurations per run (default 200)")
     parser.add_argument("--jobs", type=int, default=1, help="searches at once (default 1)")
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="keep every run here, and run none twice")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw how the searches converge here")
     return parser.parse_args(arguments)
@@ -189,15 +285,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spaces, samplers = find_spaces(options.spaces), list(dict.fromkeys(options.samplers))
         for path in spaces:
             recorded(path)  # a file at fault is told before hours of searches, not after
-        for out in (options.json, options.plot):
+        for out in (options.json, options.plot, options.runs):
             if out and not out.parent.is_dir():
                 raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
-        runs = run_all(spaces, samplers, seeds, options.budget, options.jobs)
+        runs = run_all(spaces, samplers, seeds, options.budget, options.jobs, options.runs)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     found = summaries(runs, options.budget)
-    Console(width=120).print(table(found, options.budget))
+    console = Console(width=160)
+    console.print(table(found, options.budget))
+    console.print(certainty(found, runs, options.budget))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.plot:

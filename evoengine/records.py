@@ -487,6 +487,15 @@ class Profile:
     remarks: tuple[str, ...] = ()
 
 
+LED_BY = " led by "
+"""joins the operator of a proposal that followed figures of elsewhere with their sources, as `believed` reads them"""
+
+
+def believed(operator: str | None) -> tuple[str, ...]:
+    """Return the sources that a proposal followed, by its operator."""
+    return tuple(filter(None, (operator or "").partition(LED_BY)[2].split(", ")))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
     """One trial of one run, as far as it came; `imported_from` says where the run did, None of what was found here."""

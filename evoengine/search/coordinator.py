@@ -24,11 +24,12 @@ from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_
 from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
 from evoengine.search.identity import Identity, Setting
 from evoengine.search.lookahead import Lookahead
-from evoengine.search.neighbours import OtherSearches, neighbouring_bests, sibling_prior
+from evoengine.search.neighbours import OtherSearches, known_figures, neighbouring_bests
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer, run_past
 from evoengine.search.samplers import PRIOR_GUIDED
+from evoengine.search.samplers.prior import Prior
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 from evoengine.workloads.base import Target
@@ -86,7 +87,10 @@ class Coordinator:
         """trials whose end is written but not yet reported"""
         self._other_searches, self._failures, self._gate_time = OtherSearches(ledger), Failures(), GateTime()
         s = setting
-        self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
+        self._prior: Prior | None = None
+        if s.timed:
+            self._prior, said = known_figures(ledger, s)
+            self.progress.notes += said
         left = [*(retry.config for retry in self._retries.values()), *s.first]
         known_good = neighbouring_bests(ledger, s)
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)

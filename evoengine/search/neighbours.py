@@ -1,16 +1,18 @@
-"""Read what earlier runs for near problems and GPUs give a search: start points, and a prior from a sibling GPU."""
+"""Read what earlier runs for other problems and GPUs give a search: start points, and figures that guide it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import product
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.ledger.store import Ledger
-from evoengine.records import Candidate, Config, Kind, config_key
+from evoengine.records import Config, Kind, config_key
 from evoengine.search.identity import Setting
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior, Space
 from evoengine.workloads import parse_problem
@@ -88,27 +90,107 @@ def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
     return list(found.values())
 
 
+SOURCES = 4
+"""number of problems and GPUs whose figures guide a search, nearest first"""
 MOST = 20_000
-"""number of figures taken from a sibling, fastest first"""
+"""number of figures taken from each, fastest first"""
+MAX_COMPLETED = 64
+"""configurations that one of a space with fewer knobs may stand for"""
+CONTRADICTION = 1.1
+"""ratio of two figures of one configuration above which they contradict each other"""
 
 
-def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
-    """Return the prior from the sibling GPU that measured most configurations of the space.
+def known_figures(ledger: Ledger, setting: Setting) -> tuple[Prior, list[str]]:
+    """Return what was measured of the kernel on other GPUs and for other problems, and what is to be said of it."""
+    problem, gpu = str(setting.target.problem), setting.target.gpu
+    others = dict.fromkeys(
+        (run.problem, run.gpu) for run in ledger.runs() if (run.problem, run.gpu) != (problem, gpu.key)
+    )
+    return _read_sources(ledger, setting.space, nearest_first(problem, gpu, others), Kind.MEASURED, problem)
 
-    It is empty if none measured enough.
+
+def recorded_figures(ledger: Ledger, space: Space, problem: str, gpu: str, prefix: str) -> tuple[Prior, list[str]]:
+    """Return what other recorded files in the ledger, whose problems begin with `prefix`, tell of the same knobs."""
+    others = dict.fromkeys((run.problem, run.gpu) for run in ledger.runs() if run.problem.startswith(prefix))
+    others.pop((problem, gpu), None)
+    return _read_sources(ledger, space, list(others), Kind.RECORDED, problem)
+
+
+def _read_sources(
+    ledger: Ledger, space: Space, others: Iterable[tuple[str, str]], kind: Kind, here: str
+) -> tuple[Prior, list[str]]:
+    prior, said = Prior(space), []
+    for problem, gpu in others:
+        if len(prior.sources) == SOURCES:
+            break
+        best = (c for c in ledger.best(problem, gpu, top=MOST) if c.ranked_by.kind is kind)
+        figures = match_figures(space, [(c.config, c.ranked_by.compared_us) for c in best])
+        if len(figures.us) >= MIN_MEASURED:
+            name = gpu if problem == here else f"{gpu} · {problem}"
+            for config, us in figures.us.values():
+                prior.measure(config, us, name)
+            said += [f"figures of {name}: {sentence}" for sentence in figures.said]
+    return prior, said
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Figures of another space in terms of this one: by key the configuration and its time in microseconds."""
+
+    us: dict[str, tuple[Config, float]]
+    said: list[str]
+    """where the spaces differ, or figures contradict each other"""
+
+
+def match_figures(space: Space, figures: Sequence[tuple[Config, float]]) -> Matched:
+    """Match figures to the configurations of a space by the names of their knobs.
+
+    A knob that the space lacks is left out, and the fastest of its values counts; one that the figures lack may have
+    any value. Of contradicting figures of one configuration the fastest counts too. Empty where neither has all the
+    knobs of the other.
     """
-    others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
-    siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
-    found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
-    prior = Prior(space)
-    for candidate in found if len(found) >= MIN_MEASURED else ():
-        prior.measure(candidate.config, candidate.ranked_by.compared_us)
-    return prior
+    ours = {knob.name for knob in space.knobs if len(knob.values) > 1}
+    theirs = dict.fromkeys(name for config, _ in figures for name in config)
+    if not (ours <= theirs.keys() or theirs.keys() <= {knob.name for knob in space.knobs}):
+        return Matched({}, [])
+    found: dict[str, tuple[Config, float]] = {}
+    whole: dict[str, list[float]] = {}
+    unmatched = 0
+    for config, us in figures:
+        whole.setdefault(config_key(config), []).append(us)
+        alike = list(_alike(space, config))
+        unmatched += not alike
+        for of in alike:
+            key = config_key(of)
+            if key not in found or us < found[key][1]:
+                found[key] = of, us
+    contradicting = sum(max(of) > CONTRADICTION * min(of) for of in whole.values())
+    said = [
+        *_named("this space has no knob", [name for name in theirs if name not in {k.name for k in space.knobs}]),
+        *_named("they have no knob", [name for name in sorted(ours) if name not in theirs]),
+        *([f"{unmatched:,} of {len(figures):,} are not in this space"] if unmatched else []),
+        *([f"{contradicting:,} configurations have contradicting ones; the fastest count"] if contradicting else []),
+    ]
+    return Matched(found, said)
 
 
-def _measured(ledger: Ledger, space: Space, problem: str, gpu: str) -> list[Candidate]:
-    best = ledger.best(problem, gpu, top=MOST)
-    return [c for c in best if c.ranked_by.kind is Kind.MEASURED and space.contains(c.config)]
+def _named(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what} {', '.join(names)}"] if names else []
+
+
+def _alike(space: Space, config: Config) -> Iterator[Config]:
+    """Yield the space's configurations that agree with another in every knob that both have."""
+    common = {knob.name: config[knob.name] for knob in space.knobs if knob.name in config}
+    if space.contains(common):
+        yield common
+        return
+    lacking = [knob for knob in space.knobs if knob.name not in config]
+    if not lacking or math.prod(len(knob.values) for knob in lacking) > MAX_COMPLETED:
+        return
+    for values in product(*(knob.values for knob in lacking)):
+        of = {**common, **dict(zip((knob.name for knob in lacking), values, strict=True))}
+        if space.contains(of):
+            yield of
 
 
 # Wait for candidates that another search on this ledger evaluates, as for one's own of the same source.

@@ -25,6 +25,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
+from evoengine.search.neighbours import recorded_figures
 from evoengine.search.progress import Progress
 from evoengine.search.proposer import Proposer, run_past
 from evoengine.space.definition import Knob, domain_error
@@ -459,7 +460,9 @@ class Replay:
         self.progress = Progress(trials, outcomes=past.outcomes, spent=spent)
         self._space, self._ledger, self._run = space, ledger, run
         self._seconds, self._on_change, self._on_finish = seconds, on_change, on_finish
-        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,), past=past.trials)
+        prior, said = recorded_figures(ledger, space, problem_of(space), device_of(space), RECORDED)
+        self.progress.notes += said
+        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,), prior=prior, past=past.trials)
         self._stop = False
 
     @property

@@ -86,6 +86,7 @@ def _sections(overview: Overview, peaks: Peaks | None, why_not: str) -> list[Sec
         knob_charts.pairs(overview),
         gate_charts.outcomes(overview),
         knob_charts.lineage(overview),
+        knob_charts.sources(overview),
         gate_charts.errors(overview),
         speed_charts.finals(overview),
     ]

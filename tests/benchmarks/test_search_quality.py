@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import search_quality as benchmark
@@ -37,12 +38,16 @@ def test_the_json_has_every_figure_of_every_space_and_sampler(folder, tmp_path, 
     found = json.loads(out.read_text())
     assert list(found) == ["toy"] and list(found["toy"]) == ["evolution", "random"]
     for figures in found["toy"].values():
-        assert set(figures) == {"25", "50", "100", "200", "within5", "proposals", "ms", "seeds"}
+        assert set(figures) == {"25", "50", "100", "200", "geo", "within", "within5", "proposals", "ms", "seeds"}
+        mean, low, high = figures["geo"]["25"]
+        assert 0.999 < low < mean + 1e-6 < high + 2e-6 and figures["geo"]["50"] is None
+        assert 0 <= figures["within"]["25"] <= 1
         assert figures["25"] >= 1
         assert [figures[mark] for mark in ("50", "100", "200")] == [None] * 3  # the budget did not reach them
     assert png.read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
-    assert "evolution" in told and told.count("–") == 2 * 2 * 3  # two samplers, on the space and in the mean
+    assert "evolution" in told and told.count(" – ") >= 2 * 2 * 3  # two samplers, on the space and in the mean
+    assert "signed rank against evolution" in " ".join(told.split())
 
 
 def test_a_run_counts_every_unique_configuration_once_and_failures_too(folder):
@@ -67,10 +72,39 @@ def test_the_curve_is_the_best_so_far_over_the_optimum(folder):
 def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last():
     curves = [3, 2, 1.5], [4, 4, 1], [9, 9, 9]
     runs = [benchmark.Run("s", "random", seed, curve, 3, 1.0) for seed, curve in enumerate(curves)]
-    assert benchmark.best_at(runs, 1) == 4
-    assert benchmark.best_at(runs, 3) == 1.5
-    assert benchmark.best_at(runs, 200) == 1.5
+    assert np.median(benchmark.at(runs, 1)) == 4
+    assert np.median(benchmark.at(runs, 3)) == 1.5
+    assert np.median(benchmark.at(runs, 200)) == benchmark.summary(runs, 200)["200"] == 1.5
     assert benchmark.summary(runs, 200)["within5"] == pytest.approx(1 / 3)
+
+
+def test_kept_runs_are_not_run_again_and_those_of_peers_are_compared(folder, tmp_path, capsys, monkeypatch):
+    kept = tmp_path / "runs.jsonl"
+    arguments = ["--spaces", str(folder), "--samplers", "random", "--seeds", "2", "--budget", "30", "--runs", str(kept)]
+    assert benchmark.main(arguments) == 0
+    peer = {"space": "toy", "sampler": "peer", "seed": 0, "curve": [2.0, 1.0], "proposals": 2, "ms": 1.0}
+    with kept.open("a") as file:
+        file.write(json.dumps(peer) + "\n" + '{"space": "toy", "sam')  # the last was cut short
+    monkeypatch.setattr(benchmark, "search", lambda *_: pytest.fail("run again"))
+    assert benchmark.main(arguments) == 0
+    assert "peer" in capsys.readouterr().out
+
+
+def test_the_signed_rank_test_pairs_runs_of_one_space_and_seed():
+    runs = [
+        benchmark.Run(space, sampler, seed, [1.0 + 0.01 * (sampler == "b") * (1 + seed)], 1, 1.0)
+        for space in "xy"
+        for sampler in "ab"
+        for seed in range(6)
+    ]
+    assert benchmark.p_value(runs, "a", "b", 25) < 0.01
+    assert benchmark.p_value(runs, "a", "a", 25) == 1.0
+    assert benchmark.p_value(runs, "a", "absent", 25) is None
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_the_runs():
+    few, many = (benchmark.bootstrap(np.random.default_rng(0).normal(size=n)) for n in (10, 1000))
+    assert few[0] < 0 < few[1] and many[1] - many[0] < 0.3 * (few[1] - few[0])
 
 
 def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(tmp_path):

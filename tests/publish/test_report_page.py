@@ -29,8 +29,9 @@ from tests.support.ledger_examples import GPU, POLICY, PROBLEM, SUSTAINED, a_fig
 from tests.support.report_examples import HOSTILE, TITLE, make_ledger
 
 SECTIONS = (
-    "convergence", "prediction", "roofline", "effects", "pairs", "outcomes", "lineage", "errors", "finals",
+    "convergence", "prediction", "roofline", "effects", "pairs", "outcomes", "lineage", "sources", "errors", "finals",
 )  # fmt: skip
+CHARTS = tuple(name for name in SECTIONS if name != "sources")  # which is a table
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,15 @@ def names(chart: dict) -> list[str]:
 # ── what is drawn ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_which_source_was_believed_when_is_listed(report):
+    text = sections(report)["sources"]
+    assert text.count("4 of 25") == 2 and text.count("<td>5–7, 10</td>") == 2
+    assert "<td>the model</td>" in text and f"<td>{escape(plain(HOSTILE))}</td>" in text
+
+
 def test_every_section_is_there_and_has_its_chart(report):
     assert tuple(sections(report)) == SECTIONS
-    assert tuple(charts(report)) == SECTIONS
+    assert tuple(charts(report)) == CHARTS
 
 
 def test_convergence_has_every_kind_of_figure_with_its_best_the_baselines_and_the_roofline(report):
@@ -322,8 +329,8 @@ def test_text_that_became_more_is_seen():
 def test_a_browser_draws_every_chart_without_an_error_and_shows_hostile_text_as_text(report, tmp_path):
     seen, console = opened(report.as_uri(), tmp_path / "profile")
     assert console == []
-    assert f'data-drawn="{len(SECTIONS)}"' in seen
-    assert seen.count('class="main-svg"') >= 2 * len(SECTIONS)
+    assert f'data-drawn="{len(CHARTS)}"' in seen
+    assert seen.count('class="main-svg"') >= 2 * len(CHARTS)
     assert f"<title>{TITLE}</title>" in seen and doing(seen) == []
     for text in ("by formula", "baseline cuDNN, measured", "tile_m 32→64", "#23"):
         assert text in seen

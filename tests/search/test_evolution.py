@@ -297,6 +297,20 @@ def test_nothing_that_ran_is_worth_less_than_what_failed(failed):
     assert objective_values.argmin() == 0 and (np.diff(objective_values) > 0).all()
 
 
+def test_a_surrogate_that_knows_products_predicts_what_a_product_of_two_knobs_decides():
+    """The score jumps with the product of a block's sides; each product was tried in a few shapes."""
+    knobs = (*(Knob(name, (1, 2, 4, 8, 16, 32, 64)) for name in "xy"), Knob("z", (0, 1)))
+    pool = np.array([*np.ndindex(7, 7, 2)], np.int16)
+    truth = np.random.default_rng(1).normal(size=13)[pool[:, :2].sum(1)]
+    tried = np.random.default_rng(2).choice(len(pool), 40, replace=False)
+    errors = []
+    for products in (False, True):
+        surrogate = Surrogate(knobs, np.random.default_rng(0), products)
+        surrogate.fit(pool[tried], truth[tried], pool)
+        errors.append(np.sqrt(np.mean((surrogate.predict(truth[tried])[0] - truth) ** 2)))
+    assert errors[1] < 0.6 * errors[0], errors
+
+
 def test_the_front_is_worth_most():
     objective_values = scores(-np.array([0.0, 1.0, *np.arange(50.0, 90.0)]))
     assert (np.diff(objective_values) < 0).all()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import Baseline, CaseResult, Kind, Outcome, Verdict
+from evoengine.records import LED_BY, Baseline, CaseResult, Kind, Outcome, Verdict
 from tests.support.ledger_examples import POLICY, PROBLEM, SUSTAINED, a_binary, a_figure, a_source, start_run
 
 HOSTILE = (
@@ -24,7 +24,8 @@ def make_ledger(file: Path, text: str = HOSTILE) -> None:
         run = start_run(ledger)
         for n in range(24):
             config = {"family": "mma" if n % 2 else text, "tile_m": 32 * (1 + n % 3), "stages": 1 + n % 4, text: n % 2}
-            trial = ledger.add_candidate(run, PROBLEM, "h100", config, (n,) if n else (), text)
+            operator = f"mutation{LED_BY}{text}, the model" if n in (4, 5, 6, 9) else text
+            trial = ledger.add_candidate(run, PROBLEM, "h100", config, (n,) if n else (), operator)
             if n % 6 == 5:
                 ledger.record_verdict(trial, _verdict(text, 5.0, Outcome.INCORRECT))
                 ledger.finish(trial, Outcome.INCORRECT, text, None, text)

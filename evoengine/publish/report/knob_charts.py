@@ -1,10 +1,10 @@
-"""Charts of the effects of knobs: changes that paid, pairs of knobs, and the lineage of the best."""
+"""Charts of the effects of knobs: changes that paid, pairs of knobs, the lineage of the best, and what led to it."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -24,7 +24,7 @@ from evoengine.publish.report.style import (
     label,
     titled_axis,
 )
-from evoengine.records import Config, Kind, Measurement, Value
+from evoengine.records import Config, Kind, Measurement, Value, believed
 from evoengine.terms import model_of
 from evoengine.text import plain
 
@@ -287,3 +287,37 @@ def _colour(figure: Measurement) -> str:
 
 def _symbol(figure: Measurement) -> str:
     return {Kind.MEASURED: "circle", Kind.RECORDED: "square"}.get(figure.kind, "x" if figure.by_formula else "diamond")
+
+
+# ── sources ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sources(overview: Overview) -> Section:
+    """Return which figures of other GPUs, other problems and the model the proposals of each run followed, and when."""
+    title = "Which sources were believed"
+    followed: dict[tuple[int, str], list[int]] = {}
+    for trial in overview.trials:
+        for source in believed(trial.operator):
+            followed.setdefault((trial.run, source), []).append(trial.trial)
+    if not followed:
+        return Section(
+            "sources", title, "Nothing to list: no trial followed figures of another GPU, another problem or the model."
+        )
+    total = Counter(trial.run for trial in overview.trials)
+    rows = [
+        (str(run), source, f"{len(trials):,} of {total[run]:,}", _spans(trials))
+        for (run, source), trials in sorted(followed.items())
+    ]
+    text = "The trials whose proposal followed a source, which is believed as far as the trials before confirmed it."
+    return Section("sources", title, text, None, ("run", "source", "trials", "which"), rows)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as spans: 1–4, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)

@@ -2,8 +2,9 @@
 
 Every proposal is a whole configuration of the valid space that was not proposed before. Until four trials have come
 through they are those that a prior (`prior`) expects to be fastest, or random draws where there is none. From then on a
-Gaussian process (`surrogate`) judges a pool of candidates (`pool`), with the prior as its mean until the trials speak
-against it. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
+Gaussian process (`surrogate`) judges a pool of candidates (`Pool`), one that has the prior as its mean as far as the
+trials confirm it, or one that ignores it; where the best stalls, the latter takes turns with one that knows products of
+knobs. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
 trials bring forth beside fresh random points and what the prior expects to be fastest. Proposed is the one with the
 largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
 have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
@@ -16,7 +17,9 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -29,22 +32,28 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
 
-from evoengine.records import Config
-from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, fit_mean
-from evoengine.search.samplers.surrogate import Surrogate
+from evoengine.records import LED_BY, Config
+from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, Trust, fit_mean
+from evoengine.search.samplers.surrogate import Surrogate, find_products
 from evoengine.space.definition import Knob
 
 MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
+PRIOR_FREE = 8
+"""of so many proposals one ignores the prior, first the fourth: a wrong one costs three trials at first"""
 N_ELITES = 8
 REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
 MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
+MAX_FRONT_TRIALS = 512
+"""the foremost, and as many of the latest, among which Pareto fronts are sought"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
 """share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
+PRODUCT_AFTER = 32
+"""the surrogate's proposals since the best after which every second one is by the surrogate that knows products"""
 N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
 LOG_WEIGHT = 0.25
@@ -66,6 +75,8 @@ class EvolutionSampler(BaseSampler):
     - mutation: one or two knobs away from one of the best trials, its parent;
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.
+
+    Where the prior was followed, ` led by ` and its believed sources follow: `mutation led by rtx3090, the model`.
 
     A study that goes on in another process marks the trials that it was given with the attribute `recalled`.
 
@@ -128,6 +139,8 @@ class EvolutionSampler(BaseSampler):
                 self._search = _Search(space, self._rng, self._prior)
             self._search.read(study)
             config, operator, parents = self._search.propose(trial.number)
+            if self._search.believed:
+                operator += LED_BY + ", ".join(self._search.believed)
         for key, value in (("operator", operator), ("parents", parents)):
             # as Optuna's own samplers do: `trial` is a copy
             study._storage.set_trial_user_attr(trial._trial_id, key, value)  # noqa: SLF001
@@ -140,31 +153,73 @@ class EvolutionSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
 
+class _Model:
+    """A surrogate, and the trials that it has learned from."""
+
+    def __init__(self, surrogate: Surrogate) -> None:
+        self.surrogate = surrogate
+        self.fitted: list[int] = []
+        self.refit_at = 0.0
+
+    def extend(self, rows: Sequence[np.ndarray]) -> bool:
+        """Learn from the latest trials; return False where a fit is due instead."""
+        new = range(self.fitted[-1] + 1 if self.fitted else 0, len(rows))
+        if len(self.fitted) + len(new) >= self.refit_at:
+            return False
+        for place in new:
+            self.surrogate.extend(rows[place])
+            self.fitted.append(place)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """Mean and deviation of the pool's scores [m] where the prior is believed, and which of its sources are."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    sources: tuple[str, ...]
+
+
 class _Search:
-    """The trials of one study in one space, and what to try next."""
+    """The trials of one study in one space, and what to try next.
+
+    A proposal costs the same however many trials there are, but for the growth of arrays and lists.
+    """
 
     def __init__(self, space: Space, rng: np.random.Generator, prior: Prior | None) -> None:
         self._space, self._rng, self._prior = space, rng, prior
         self._pool = Pool(space, rng)
-        self._surrogate = Surrogate(space.knobs, rng)
+        self._models = [_Model(Surrogate(space.knobs, rng))]
+        if any(find_products(space.knobs)):
+            self._models.append(_Model(Surrogate(space.knobs, rng, products=True)))
+        self._led = _Model(Surrogate(space.knobs, rng))
+        """knows of the prior: its hyperparameters are of what that leaves"""
+        self._bred = False
+        self._expected = np.zeros((0, 0))
+        """what the prior says of the pool, when its sources had `_expected_sizes` figures"""
+        self._expected_sizes: tuple[int, ...] | None = None
         self._coverage = Coverage(space.knobs)
         self._rows: list[np.ndarray] = []
         self._numbers: list[int] = []
         self._values: list[float] = []
         """greater is better; -inf where rejected, NaN where in flight"""
+        self._best: list[tuple[float, int]] = []
+        """the best trials that came through, at most MAX_FIT_TRIALS / 2: (-value, place), best first"""
         self._vectors: dict[int, np.ndarray] = {}
-        """every objective of a finished trial, greater is better"""
+        """every objective of a finished trial, greater is better, where there are several"""
         self._row_numbers: dict[bytes, int] = {}
-        self._surrogate_rows: dict[int, None] = {}
-        """rows that the surrogate chose"""
+        self._surrogate_rows: list[int] = []
+        """rows that the surrogate chose, ascending"""
         self._prior_rows: set[int] = set()
-        """rows that the prior chose"""
+        """rows that the prior chose alone"""
+        self._through = self._through_by_prior = self._failed = 0
+        """trials that came through, those of them that the prior chose alone, and those that were rejected"""
         self._dropped = False
         """whether the trials contradict the prior"""
+        self._trust = Trust()
         self._unfinished: list[int] = []
         self._read = 0
-        self._fitted: list[int] = []
-        self._refit_at = 0.0
 
     def read(self, study: Study) -> None:
         """Process the changes of the study's trials since the last call."""
@@ -178,25 +233,54 @@ class _Search:
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
-            operator = trial.user_attrs.get("operator")
+            operator = (trial.user_attrs.get("operator") or "").partition(LED_BY)[0]
             if operator == "prior":
                 self._prior_rows.add(place)
             if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
-                self._surrogate_rows[place] = None
+                self._surrogate_rows.append(place)
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
-                self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
-                self._values[place] = self._vectors[place][0]
-        if len(signs) > 1 and self._vectors:
-            for place, front in zip(self._vectors, fronts(np.array([*self._vectors.values()])), strict=True):
-                self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
+                vector = signs * trial.values if complete else np.full(len(signs), -np.inf)
+                if len(signs) > 1:
+                    self._vectors[place] = vector
+                self._finish(place, float(vector[0]))
+        if len(signs) > 1 and numbers:
+            self._rank_fronts()
+
+    def _finish(self, place: int, value: float) -> None:
+        if not math.isnan(self._values[place]):  # a repeated configuration
+            return
+        self._values[place] = value
+        if value == -np.inf:
+            self._failed += 1
+            return
+        self._through += 1
+        self._through_by_prior += place in self._prior_rows
+        insort(self._best, (-value, place))
+        del self._best[MAX_FIT_TRIALS // 2 :]
+
+    def _rank_fronts(self) -> None:
+        """Give the trials the numbers of their fronts as values: of the foremost so far, and the latest, anew."""
+        places = [*self._vectors]
+        if len(places) > MAX_FRONT_TRIALS:
+            foremost = sorted(places[:-MAX_FRONT_TRIALS], key=lambda place: -self._values[place])
+            for place in foremost[MAX_FRONT_TRIALS:]:
+                del self._vectors[place]
+            places = [*self._vectors]
+        if not places:
+            return
+        for place, front in zip(places, fronts(np.array([*self._vectors.values()])), strict=True):
+            self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
+        through = [(-self._values[place], place) for place in places if self._values[place] > -np.inf]
+        self._best = sorted(through)[: MAX_FIT_TRIALS // 2]
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """Return a new configuration for the trial, its operator, and the numbers of its parents."""
+        self.believed: tuple[str, ...] = ()
         row = self._most_promising_row() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
-            self._surrogate_rows[len(self._rows)] = None
+            self._surrogate_rows.append(len(self._rows))
         else:
             row = self._fastest_expected()
             operator, parents = "random" if row is None else "prior", []
@@ -222,97 +306,130 @@ class _Search:
 
         Once the prior is dropped, only those that it did not choose count.
         """
-        through = {place for place, value in enumerate(self._values) if value > -np.inf}
-        return len(through - self._prior_rows if self._dropped else through) >= MIN_COMPLETED
+        return self._through - (self._through_by_prior if self._dropped else 0) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> np.ndarray | None:
         """Return the open row that the prior expects to be fastest; None if it knows none, or was wrong too often."""
-        failed = sum(value == -np.inf for value in self._values)
-        if not self._prior or self._dropped or failed >= MIN_COMPLETED:
+        if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
             return None
         rows: Iterable[np.ndarray] = self._prior.fastest(len(self._rows) + 1)
-        return next((row for row in rows if row.tobytes() not in self._row_numbers), None)
+        row = next((row for row in rows if row.tobytes() not in self._row_numbers), None)
+        self.believed = () if row is None else self._prior.knowing(row)
+        return row
 
     def _most_promising_row(self) -> np.ndarray | None:
         """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
-        new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
-        if len(self._fitted) + len(new) >= self._refit_at:
-            self._fit()
-        else:
-            for place in new:
-                self._surrogate.extend(self._rows[place])
-                self._fitted.append(place)
+        late = self._since_best() >= PRODUCT_AFTER and len(self._rows) % 2
+        model = self._models[-1 if late else 0]
+        if not model.extend(self._rows):
+            self._fit(model)
         if not self._pool.available.any():
             return None
-        targets = self._targets()
-        mean, deviation = self._predict(targets)
+        targets = self._targets(model)
+        mean, deviation = plain = model.surrogate.predict(targets)
+        if (led := self._predict_led()) is not None and self._follows_prior():
+            mean, deviation = led.mean, led.deviation
+            self.believed = led.sources
         gain = (
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        best: np.ndarray = self._pool.rows[int(np.where(self._proposable(), gain, -1.0).argmax())]
-        return best
+        best = int(np.where(self._proposable(), gain, -1.0).argmax())
+        if led is not None:
+            ways = (led.mean, led.deviation), plain
+            self._trust.forecast(
+                len(self._rows), [(float(m[best]), float(d[best])) for m, d in ways], bool(self.believed)
+            )
+        row: np.ndarray = self._pool.rows[best]
+        return row
+
+    def _predict_led(self) -> _Led | None:
+        """Return what the prior and the trials together forecast; None where the trials contradict it."""
+        if self._prior is None or self._vectors or not self._prior.sources:
+            self._dropped = self._prior is not None
+            return None
+        if not self._led.extend(self._rows):
+            self._fit(self._led)
+        targets = self._targets(self._led)
+        prior = self._fit_mean(targets)
+        self._dropped = prior is None
+        if prior is None:
+            return None
+        self._trust.learn(self._led.fitted, targets)
+        mean, deviation = self._led.surrogate.predict((targets - prior.tried) / prior.deviation)
+        sources = tuple(self._prior.sources[place] for place in prior.believed)
+        return _Led(prior.pool + prior.deviation * mean, prior.deviation * deviation, sources)
+
+    def _is_prior_free(self) -> bool:
+        return len(self._rows) % PRIOR_FREE == MIN_COMPLETED - 1
+
+    def _follows_prior(self) -> bool:
+        """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
+        if self._is_prior_free():
+            return False
+        return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._rows)))
 
     def _proposable(self) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
-        values = np.nan_to_num(np.array(self._values), nan=-np.inf)
-        best = int(np.flatnonzero(values == values.max())[-1])
-        since = sum(place > best for place in self._surrogate_rows)
-        if self._rng.random() < since / (since + STALL_WEIGHT * len(values)):
+        since = self._since_best()
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
-            changed = (self._pool.rows != self._rows[best]).sum(1)
+            changed = (self._pool.rows != self._rows[self._latest_best()]).sum(1)
             far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
         return self._pool.available
 
-    def _fit(self) -> None:
+    def _latest_best(self) -> int:
+        """Return the place of the best trial, the latest of equal ones; -1 where none came through."""
+        return -1 if not self._best else max(place for value, place in self._best if value == self._best[0][0])
+
+    def _since_best(self) -> int:
+        """Return how many of the surrogate's proposals came after the best trial."""
+        return len(self._surrogate_rows) - bisect_right(self._surrogate_rows, self._latest_best())
+
+    def _fit(self, model: _Model) -> None:
         latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
-        self._fitted = sorted({*self._ranked()[: MAX_FIT_TRIALS // 2], *latest})
-        self._refit_at = REFIT_GROWTH * len(self._fitted)
+        if model is self._models[0] or not self._bred:
+            self._breed()
+        model.fitted = sorted({*(place for _, place in self._best), *latest})
+        model.refit_at = REFIT_GROWTH * len(model.fitted)
+        rows = np.array([self._rows[i] for i in model.fitted])
+        targets = self._targets(model)
+        if model is self._led and (mean := self._fit_mean(targets)) is not None:
+            targets = (targets - mean.tried) / mean.deviation
+        model.surrogate.fit(rows, targets, self._pool.rows)
+
+    def _breed(self) -> None:
         expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
         self._coverage.set_pool(self._pool.rows)
-        rows = np.array([self._rows[i] for i in self._fitted])
-        targets = self._targets()
-        mean = self._fit_mean(targets)
-        left = targets if mean is None else (targets - mean.tried) / mean.deviation
-        self._surrogate.fit(rows, left, self._pool.rows)
-
-    def _predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and deviation of the pool's scores [m], given those of the learned trials [n]."""
-        prior = self._fit_mean(targets)
-        self._dropped = self._prior is not None and prior is None
-        if prior is None:
-            return self._surrogate.predict(targets)
-        mean, deviation = self._surrogate.predict((targets - prior.tried) / prior.deviation)
-        return prior.pool + prior.deviation * mean, prior.deviation * deviation
+        self._bred, self._expected_sizes = True, None
+        if not self._pool.whole:  # the other model knows nothing of these rows
+            for model in (*self._models[1:], self._led):
+                model.refit_at = 0.0
 
     def _fit_mean(self, targets: np.ndarray) -> Mean | None:
-        """Return the prior's mean as far as the trials support it; None without a prior, or with several objectives."""
-        if self._prior is None or any(len(vector) > 1 for vector in self._vectors.values()):
-            return None
-        rows = np.array([self._rows[i] for i in self._fitted])
-        logs = logarithms(np.array([self._values[i] for i in self._fitted]))
-        tried, pool = self._prior.log_us(rows), self._prior.log_us(self._pool.rows)
-        return fit_mean(targets, logs, tried, pool, self._surrogate.covariance(rows))
+        """Return the prior's mean as far as the trials support it."""
+        assert self._prior is not None
+        rows = np.array([self._rows[i] for i in self._led.fitted])
+        logs = logarithms(np.array([self._values[i] for i in self._led.fitted]))
+        sizes = self._prior.sizes
+        if sizes != self._expected_sizes:  # a look-up of the whole pool takes longer than all else
+            self._expected, self._expected_sizes = self._prior.log_us(self._pool.rows), sizes
+        tried = self._prior.log_us(rows)
+        return fit_mean(targets, logs, tried, self._expected, self._led.surrogate.covariance(rows))
 
-    def _targets(self) -> np.ndarray:
+    def _targets(self, model: _Model) -> np.ndarray:
         """Return the targets of the learned trials [n]; NaN for those in progress."""
-        values = np.array([self._values[i] for i in self._fitted])
+        values = np.array([self._values[i] for i in model.fitted])
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
         targets[known] = scores(values[known])
         return targets
 
     def _elites(self) -> list[int]:
-        return [i for i in self._ranked()[:N_ELITES] if self._values[i] > -np.inf]
-
-    def _ranked(self) -> list[int]:
-        """Return the trials, best first; rejected ones and those in progress come last."""
-        values = np.array(self._values)
-        order: list[int] = np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
-        return order
+        return [place for _, place in self._best[:N_ELITES]]
 
     def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
         elites = self._elites()

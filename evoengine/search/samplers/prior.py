@@ -1,23 +1,30 @@
-"""Expected times of configurations before any trial, and how far the trials confirm them.
+"""Expected times of configurations before any trial, by source, and how far the trials confirm each source.
 
-A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left
-of the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
-priors, about 0 and about what a correct prediction would give; the deviation of what is left has an inverse gamma prior
-on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine
-Learning (2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The
-same evidence without the line shows whether the prior is wrong on this space: then it is dropped.
+A source gives times: another GPU or another problem that the same kernel was measured on, or a model's predictions. The
+surrogate models what is left of the trials' scores after a line through the sources: score = intercept + Σ slope ·
+(- log µs). Intercept and slopes have normal priors, about 0 and about what a correct source would give; the deviation
+of what is left has an inverse gamma prior on its square. All are integrated out in closed form (Rasmussen & Williams,
+Gaussian Processes for Machine Learning (2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and
+Machine Learning (2006), 3.5). The same evidence without the line, with one source and with all decides which sources
+are believed, anew with each trial.
+
+What matters is the order among the best. A source may rank the whole space correctly and its best configurations
+wrongly, so that all the trials together would confirm it: a trial that neither is nor was said to be among the best
+therefore counts for less.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Protocol
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from scipy.special import gammaln
+from scipy.special import expit, gammaln
 
 from evoengine.records import Config, Value
 from evoengine.space.definition import Knob
@@ -115,105 +122,182 @@ class Pool:
 
 
 MIN_MEASURED = 8
-"""number of configurations measured on another GPU from which on these figures replace the predictions"""
-MIN_CORRELATION = 0.5
-"""correlation of the logarithms of predictions and figures of another GPU, below which only the latter count"""
+"""number of configurations measured elsewhere from which on these figures are a source"""
 RESIDUAL_DEVIATION = 0.45
-"""expected deviation of the residual, relative to that of the prior over the pool: a correlation of 0.9"""
+"""expected deviation of the residual, relative to that of the source over the pool: a correlation of 0.9"""
 DEGREES_OF_FREEDOM = 4.0
 """weight of the expected deviation, in trials"""
 LINE_VARIANCES = (6.0, 1.5)
-"""variances of intercept and slope in units of the residual's variance"""
+"""variances of intercept and slopes in units of the residual's variance"""
+LOCAL = 0.4
+"""deviation of the noise added to a trial, per score that it is below the best and was said to be"""
+MODEL = "the model"
+"""the source of predictions"""
 
 
 class Prior:
-    """Expected times of configurations of one space; a row is int16 [knobs] as the space encodes it."""
+    """Expected times of configurations of one space, by source; a row is int16 [knobs] as the space encodes it."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._predicted: dict[bytes, float] = {}
-        self._measured: dict[bytes, float] = {}
+        self._sources: dict[str, dict[bytes, float]] = {}
 
     def predict(self, config: Config, us: float) -> None:
         """Add a model's prediction in microseconds."""
-        self._predicted[self._space.encode(config).tobytes()] = np.log(us)
+        self._add(MODEL, config, us)
 
-    def measure(self, config: Config, us: float) -> None:
-        """Add a time in microseconds that another GPU took."""
-        self._measured[self._space.encode(config).tobytes()] = np.log(us)
+    def measure(self, config: Config, us: float, source: str = "another GPU") -> None:
+        """Add a time in microseconds that was measured elsewhere. The first sources are the nearest ones."""
+        self._add(source, config, us)
+
+    def _add(self, source: str, config: Config, us: float) -> None:
+        self._sources.setdefault(source, {})[self._space.encode(config).tobytes()] = np.log(us)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the sources that know enough, measured ones first, the nearest of them first."""
+        measured = (s for s, table in self._sources.items() if s != MODEL and len(table) >= MIN_MEASURED)
+        return (*measured, *([MODEL] if MODEL in self._sources else []))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return how many configurations each of the sources knows."""
+        return tuple(len(self._sources[source]) for source in self.sources)
+
+    def knowing(self, row: np.ndarray) -> tuple[str, ...]:
+        """Return the sources that know a row [knobs]."""
+        return tuple(source for source in self.sources if row.tobytes() in self._sources[source])
 
     def __len__(self) -> int:
-        return len(self._table())
+        return len(set().union(*(self._sources[s] for s in self.sources)))
 
     def __contains__(self, config: Config) -> bool:
-        return self._space.encode(config).tobytes() in self._table()
+        return any(self._space.encode(config).tobytes() in self._sources[s] for s in self.sources)
 
     def log_us(self, rows: np.ndarray) -> np.ndarray:
-        """Return for each row [n] the natural logarithm of its expected time in microseconds, NaN if unknown.
-
-        Figures of another GPU take precedence over predictions. Predictions are shifted to agree with them in the
-        median, and ignored if they disagree.
-        """
-        table = self._table()
-        return np.array([table.get(row.tobytes(), np.nan) for row in rows], float)
+        """Return the natural logarithm of the time in microseconds by source and row [sources, n], NaN if unknown."""
+        keys = [row.tobytes() for row in rows]
+        found = [[self._sources[source].get(key, np.nan) for key in keys] for source in self.sources]
+        return np.array(found, float).reshape(len(found), len(keys))
 
     def fastest(self, n: int) -> np.ndarray:
-        """Return at most n rows with the least expected time, fastest first, int16 [n, knobs]."""
-        table = self._table()
-        rows = [np.frombuffer(key, np.int16) for key in heapq.nsmallest(n, table, table.__getitem__)]
+        """Return at most n rows with the least expected times, int16 [n, knobs]: of each source in turn the next."""
+        tables = [self._sources[source] for source in self.sources]
+        ranked = [heapq.nsmallest(n, table, table.__getitem__) for table in tables]
+        keys = dict.fromkeys(key for of_turn in zip_longest(*ranked) for key in of_turn if key is not None)
+        rows = [np.frombuffer(key, np.int16) for key in islice(keys, n)]
         return np.array(rows, np.int16).reshape(-1, len(self._space.knobs))
 
-    def _table(self) -> Mapping[bytes, float]:
-        if len(self._measured) < MIN_MEASURED:
-            return self._predicted
-        both = sorted(self._measured.keys() & self._predicted.keys())
-        measured, predicted = (np.array([of[key] for key in both]) for of in (self._measured, self._predicted))
-        if not len(both) or (len(both) >= MIN_MEASURED and not _correlation(measured, predicted) >= MIN_CORRELATION):
-            return self._measured
-        shift = float(np.median(measured - predicted))
-        return {key: log + shift for key, log in self._predicted.items()} | self._measured
+
+CREDIT, MEMORY, FAILURE = 2.0, 0.9, 0.2
+"""logarithm of the odds at which the prior is followed at first; the share of evidence that a further forecast leaves;
+what a proposal that followed the prior takes from the odds until a new best is found"""
+FAILURES, FAILURE_SHARE, DOUBT = 8, 0.1, 1 / 3
+"""proposals that followed the prior since one of them was a new best, and their share of all trials, from which on it
+is followed by at most one of three, whatever the forecasts say: they may be right of all but the best"""
+LIMIT = 3.0
+"""largest evidence of one forecast, either way"""
+FORECAST_NOISE = 0.1
+"""variance of a score from forecast to result"""
 
 
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the correlation, 0 if one of the arrays is constant."""
-    return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
+class Trust:
+    """How far the surrogate's forecasts with the prior are better than those without, where proposals are made.
+
+    The trials together may confirm a prior that is wrong where it matters, among the best. So each proposal is
+    forecast both ways, and the results show which way was right.
+    """
+
+    def __init__(self) -> None:
+        self._forecasts: dict[int, Sequence[tuple[float, float]]] = {}
+        self._followed: list[int] = []
+        self._evidence = 0.0
+        self._success = -1
+        """place of the last new best that followed the prior"""
+
+    def forecast(self, place: int, forecasts: Sequence[tuple[float, float]], followed: bool) -> None:
+        """Keep mean and deviation of a trial's score, with the prior and without it."""
+        self._forecasts[place] = forecasts
+        if followed:
+            self._followed.append(place)
+
+    def learn(self, places: Sequence[int], scores: np.ndarray) -> None:
+        """Compare the forecasts of trials that have ended with their scores [n]; NaN where they have not."""
+        for place, score in zip(places, scores.tolist(), strict=True):
+            if place in self._forecasts and score == score:
+                led, plain = (_log_density(score, *of) for of in self._forecasts.pop(place))
+                self._evidence = MEMORY * self._evidence + float(np.clip(led - plain, -LIMIT, LIMIT))
+
+    def likelihood(self, best: int, trials: int) -> float:
+        """Return how likely a proposal is to follow the prior; `best` is the place of the best of so many trials."""
+        at = bisect_left(self._followed, best)
+        if at < len(self._followed) and self._followed[at] == best:
+            self._success = best
+        failures = len(self._followed) - bisect_right(self._followed, self._success)
+        likely = float(expit(CREDIT + self._evidence - FAILURE * failures))
+        return min(likely, DOUBT) if failures >= FAILURES + FAILURE_SHARE * trials else likely
+
+
+def _log_density(score: float, mean: float, deviation: float) -> float:
+    variance = deviation**2 + FORECAST_NOISE
+    return -0.5 * ((score - mean) ** 2 / variance + float(np.log(variance)))
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]; `deviation` of the residual."""
+    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]; `deviation` of the residual.
+
+    `believed` are the places of the sources that it follows.
+    """
 
     tried: np.ndarray
     pool: np.ndarray
     deviation: float
+    believed: tuple[int, ...] = (0,)
 
 
 def fit_mean(
     scores: np.ndarray, logs: np.ndarray, tried: np.ndarray, pool: np.ndarray, covariance: np.ndarray
 ) -> Mean | None:
-    """Return the mean that the tried rows support, or None if they contradict the prior.
+    """Return the mean that the tried rows support most, or None if they contradict every source.
 
     scores: [n] of the tried rows, NaN for those in progress; logs: [n] logarithms that the scores grow with, NaN if
-    there are none; tried [n] and pool [m]: log µs, NaN if unknown; covariance [n, n] of the tried rows by the
-    surrogate.
+    there are none; tried [sources, n] and pool [sources, m]: log µs, NaN if unknown; covariance [n, n] of the tried
+    rows by the surrogate.
     """
-    if np.isnan(pool).all():
-        return None
-    usual, spread = float(np.nanmedian(pool)), float(np.nanstd(pool))
-    fit = ~np.isnan(logs) & ~np.isnan(tried)
+    telling = [s for s, of in enumerate(pool) if not np.isnan(of).all() and np.nanstd(of)]
+    fit = ~np.isnan(logs) & ~np.isnan(tried[telling]).all(0)
     unit = _unit(scores[fit], logs[fit])
-    if not spread or unit is None:
+    if not telling or unit is None:
         return None
-    of_tried, of_pool = (-unit * (np.where(np.isnan(of), usual, of) - usual) for of in (tried, pool))
-    centre = of_tried[fit].mean()
-    basis = np.column_stack([np.ones(fit.sum()), of_tried[fit] - centre])
-    within, of = covariance[np.ix_(fit, fit)], scores[fit]
-    line = _fit_line(of, basis, np.array([0.0, 1.0]), within, RESIDUAL_DEVIATION * unit * spread)
-    flat = _fit_line(of, basis[:, :1], np.zeros(1), within, unit * spread)
-    if line.evidence < flat.evidence or line.coefficients[1] <= 0:
+    usual = {s: float(np.nanmedian(pool[s])) for s in telling}
+    of_tried, of_pool = (
+        {s: -unit * (np.where(np.isnan(of[s]), usual[s], of[s]) - usual[s]) for s in telling} for of in (tried, pool)
+    )
+    spread = {s: unit * float(np.nanstd(pool[s])) for s in telling}
+    of, within = scores[fit], covariance[np.ix_(fit, fit)]
+    said = np.max([of_tried[s][fit] - of_tried[s][fit].max() for s in telling], axis=0)
+    within = within + np.diag(np.square(LOCAL * np.minimum(of.max() - of, -said)))
+    flat = _fit_line(of, np.ones((len(of), 1)), np.zeros(1), within, max(spread.values()))
+    best, centres = flat, np.zeros(0)
+    chosen: tuple[int, ...] = ()
+    for some in dict.fromkeys([*((s,) for s in telling), tuple(telling)]):
+        columns = np.array([of_tried[s][fit] for s in some])
+        middle = columns.mean(1)
+        basis = np.column_stack([np.ones(len(of)), columns.T - middle])
+        expected = np.array([0.0, *[1.0 / len(some)] * len(some)])
+        scale = RESIDUAL_DEVIATION * float(np.mean([spread[s] for s in some]))
+        line = _fit_line(of, basis, expected, within, scale)
+        if line.evidence >= best.evidence and (line.coefficients[1:] > 0).all():
+            best, chosen, centres = line, some, middle
+    if not chosen:
         return None
-    intercept, slope = line.coefficients
-    return Mean(intercept + slope * (of_tried - centre), intercept + slope * (of_pool - centre), line.deviation)
+    slopes = best.coefficients[1:]
+    means = [
+        best.coefficients[0] + slopes @ (np.array([of[s] for s in chosen]) - centres[:, None])
+        for of in (of_tried, of_pool)
+    ]
+    return Mean(means[0], means[1], best.deviation, chosen)
 
 
 def _unit(scores: np.ndarray, logs: np.ndarray) -> float | None:
@@ -236,7 +320,8 @@ def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covarianc
 
     Its covariance is `covariance` times a square that is near scale².
     """
-    n, widths = len(of), np.diag(LINE_VARIANCES[: basis.shape[1]])
+    n, sources = len(of), basis.shape[1] - 1
+    widths = np.diag([LINE_VARIANCES[0], *[LINE_VARIANCES[1]] * sources])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected
     solved = cho_solve(factor, left)

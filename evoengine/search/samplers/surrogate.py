@@ -5,6 +5,9 @@ for any difference at all (Hamming), which lets neighbours differ where a landsc
 inactive ones against active, are one step from each other. The algebra is that of Rasmussen & Williams, Gaussian
 Processes for Machine Learning (2006), chapters 2 and 4.
 
+With `products` the products of pairs of ordered knobs count like further knobs. What a kernel's speed depends on are
+often products, as threads are of a block's sides, and two configurations may differ in two knobs and have the same one.
+
 Length scales, penalty and noise have normal priors on their logarithms, narrow ones: what a search has tried is little
 and no fair sample, and what it seems to say of them misleads. Only a knob of many values may have a length much unlike
 the others', for it alone can vary within its domain. All are drawn by elliptical slice sampling (Murray, Adams & MacKay
@@ -14,7 +17,9 @@ rows say of the pool is kept as a triangular solve, to which a trial adds one ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -31,18 +36,26 @@ ROW_GROWTH = 64
 """rows by which the memory of the solve grows"""
 MAX_POSITIONS = 512
 """of a knob; values of a larger one share positions, since a table of all pairs would not fit into memory"""
+MAX_PRODUCTS, PRODUCT_POSITIONS = 6, 32
+"""pairs of knobs whose product counts, those with most values first, and the number of positions of each product"""
+MIN_FACTOR_VALUES = 3
+"""of a knob that is a factor"""
+PRODUCT_WIDTH = 2.0
+"""how much wider the prior on a product's length scale is than that of a knob with two values"""
 
 
 class Surrogate:
     """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
 
-    def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator) -> None:
+    def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator, products: bool = False) -> None:
         self._rng = rng
+        self.products = tuple(find_products(knobs)) if products else ()
         self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
         self._values = [len(knobs[k].values) for k in self._columns]
-        self._distances = [_distances(knobs[k]) for k in self._columns]
+        self._distances = [_distances(knobs[k]) for k in self._columns] + [p.distances for p in self.products]
         self._starts = np.cumsum([0, *map(len, self._distances)])
-        lengths = [(LENGTH[0], LENGTH[1] * _prior_width(knobs[k])) for k in self._columns]
+        widths = [_prior_width(knobs[k]) for k in self._columns] + [PRODUCT_WIDTH] * len(self.products)
+        lengths = [(LENGTH[0], LENGTH[1] * width) for width in widths]
         self._mean, self._deviation = np.array([*lengths, HAMMING, NOISE]).T
         self._hyper = self._mean.copy()
         self._draws = FIRST_DRAWS
@@ -151,12 +164,55 @@ class Surrogate:
             positions = len(distance) - 1
             place = rows[:, column].astype(np.int64) * positions // values
             hot[np.arange(len(rows)), start + place % len(distance)] = 1
+        for product, start in zip(self.products, self._starts[len(self._columns) :], strict=False):
+            hot[np.arange(len(rows)), start + product.positions[rows[:, product.one], rows[:, product.other]]] = 1
         return hot
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Return the kernel between one-hot rows in single precision."""
         kernel: np.ndarray = np.exp(one @ self._log_kernel @ other.T)
         return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product of two knobs, as a further knob.
+
+    positions: [values + 1, values + 1] by the positions of both, the last for an inactive one, which -1 selects;
+    distances: [positions + 1, positions + 1], 1 from the least product to the largest in logarithms.
+    """
+
+    one: int
+    other: int
+    positions: np.ndarray
+    distances: np.ndarray
+
+
+def find_products(knobs: Sequence[Knob]) -> Iterator[Product]:
+    """Yield the products of pairs of ordered knobs of positive numbers."""
+    factors = [k for k, knob in enumerate(knobs) if _is_factor(knob)]
+    pairs = sorted(combinations(factors, 2), key=lambda pair: -len(knobs[pair[0]].values) * len(knobs[pair[1]].values))
+    for one, other in pairs[:MAX_PRODUCTS]:
+        first, second = (np.log2(np.array(knobs[k].values, float)) for k in (one, other))
+        logs = np.round(first[:, None] + second, 4)
+        levels, places = np.unique(logs, return_inverse=True)
+        if len(levels) > PRODUCT_POSITIONS:
+            places = np.minimum((logs - levels[0]) / np.ptp(levels) * PRODUCT_POSITIONS, PRODUCT_POSITIONS - 1)
+            levels = np.linspace(levels[0], levels[-1], PRODUCT_POSITIONS)
+        n = len(levels)
+        positions = np.full((len(first) + 1, len(second) + 1), n)
+        positions[:-1, :-1] = places.reshape(logs.shape).astype(int)
+        distances = 1.0 - np.eye(n + 1)
+        distances[:n, :n] = np.abs(levels[:, None] - levels) / np.ptp(levels)
+        yield Product(one, other, positions, distances)
+
+
+def _is_factor(knob: Knob) -> bool:
+    return (
+        knob.ordinal
+        and MIN_FACTOR_VALUES <= len(knob.values) <= MAX_POSITIONS
+        and all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in knob.values)
+    )
 
 
 def _prior_width(knob: Knob) -> float:
