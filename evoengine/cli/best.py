@@ -107,9 +107,7 @@ def best(
 
     if len(problems) > 1 or any(map(stands_for_several, problems)):
         alone = {"top": top, "trial": trial, "package": packaged, "pareto": pareto, "server": server}
-        for option, value in {**alone, "fused-moe": fused_moe, "kernel": kernel, "sign": sign, "as": form}.items():
-            if value not in (None, False):
-                raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+        _require_several(**alone, **{"fused-moe": fused_moe, "kernel": kernel, "sign": sign, "as": form})
         if folder:
             _export_table(folder, problems, gpu, kernels, db)
         _print_dispatch_table(problems, gpu, kernels, db, as_json)
@@ -151,6 +149,28 @@ def best(
             register_kernel(kernel)  # of a trial that was imported, whose run kept no definition
         _export_trial(trial, folder, db)
         return
+    _best_of_one(problem, gpu, kernel, top, folder, sign, pareto, db, as_json)
+
+
+def _require_several(**alone: object) -> None:
+    """Raise UsageError if an option that is about one problem is given."""
+    for option, value in alone.items():
+        if value not in (None, False):
+            raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+
+
+def _best_of_one(
+    problem: str | None,
+    gpu: str | None,
+    kernel: Path | None,
+    top: int | None,
+    folder: Path | None,
+    sign: Path | None,
+    pareto: bool,
+    db: str | None,
+    as_json: bool,
+) -> None:
+    """Show the ranking of one problem, exporting its best to `folder` where that is given."""
     from evoengine.tuning.best import best as find
 
     if folder:
