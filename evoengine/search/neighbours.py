@@ -12,7 +12,7 @@ from itertools import product
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
 from evoengine.ledger.store import Ledger
-from evoengine.records import Config, Kind, config_key
+from evoengine.records import PROPOSAL, Config, Kind, config_key
 from evoengine.search.identity import Setting
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior, Space
 from evoengine.workloads import parse_problem
@@ -123,7 +123,8 @@ def _read_sources(
     for problem, gpu in others:
         if len(prior.sources) == SOURCES:
             break
-        best = (c for c in ledger.best(problem, gpu, top=MOST) if c.ranked_by.kind is kind)
+        ranked = (c for c in ledger.best(problem, gpu, top=MOST) if c.ranked_by.kind is kind)
+        best = (c for c in ranked if c.operator != PROPOSAL)  # whose text is not its configuration's
         figures = match_figures(space, [(c.config, c.ranked_by.compared_us) for c in best])
         if len(figures.us) >= MIN_MEASURED:
             name = gpu if problem == here else f"{gpu} · {problem}"

@@ -19,7 +19,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger
 from evoengine.publish.dispatch import VERSION
-from evoengine.records import Candidate, Config, config_key
+from evoengine.records import PROPOSAL, Candidate, Config, config_key
 
 MOST_CHOICES = 50_000
 """choices that are all compared; of more, one kernel after the other is taken, and then exchanged while that helps"""
@@ -83,7 +83,8 @@ def find_table(ledger: Ledger, problems: Sequence[str], gpu: str, kernels: int |
     Only candidates that are ranked count: those that have passed the whole gate. Raises NothingFound where a problem
     has none, UsageError where so few kernels cannot serve all problems.
     """
-    ranked = {problem: ledger.best(problem, gpu, top=RANKS) for problem in problems}
+    # the text of a proposal is not its configuration's, which other problems would use
+    ranked = {p: [c for c in ledger.best(p, gpu, top=RANKS) if c.operator != PROPOSAL] for p in problems}
     missing = [problem for problem, found in ranked.items() if not found]
     if missing:
         raise NothingFound(

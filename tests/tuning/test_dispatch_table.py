@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from evoengine.errors import UsageError
+from evoengine.records import Kind
 from evoengine.tuning import dispatch_table
 from evoengine.tuning.dispatch_table import Timed, choose
 
@@ -72,3 +74,13 @@ def test_exchange_finds_what_comparing_all_choices_finds(monkeypatch):
 
 def mean(found, times):
     return math.fsum(math.log(one.us / best) for one, best in zip(found.values(), times.min(1), strict=True))
+
+
+def test_a_proposed_text_stands_for_no_configuration():
+    ranked = [SimpleNamespace(trial=n, operator=operator, config={"tile": 1}, ranked_by=FIGURE) for n, operator in OF]
+    ledger = SimpleNamespace(best=lambda problem, gpu, top: ranked, db=None)
+    assert dispatch_table.find_table(ledger, ["a"], "h100").served[0].candidate.trial == 2
+
+
+OF = ((1, "proposal"), (2, "sampler"))
+FIGURE = SimpleNamespace(kind=Kind.ESTIMATED, compared_us=3.0)
