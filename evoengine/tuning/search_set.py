@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import Candidate, Config, Outcome, Rejection, config_key
+from evoengine.records import PROPOSAL, Candidate, Config, Outcome, Rejection, config_key
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.evaluators import seed_for
 from evoengine.search.finishing import judge_once, record_verdicts
@@ -133,7 +133,8 @@ class SetSearch:
 
 def _timed(ledger: Ledger, problem: str, gpu: str) -> list[Timed]:
     """Return the problem's trials that no judge has refuted, fastest first, with one kind of figure."""
-    known = [t for t in ledger.trials(problem=problem, gpu=gpu, outcomes=RANKED) if t.measurement is not None]
+    trials = ledger.trials(problem=problem, gpu=gpu, outcomes=RANKED)
+    known = [t for t in trials if t.measurement is not None and t.operator != PROPOSAL]
     ordered = sorted(((t.measurement, t) for t in known if t.measurement), key=lambda pair: pair[0].rank_key)
     kind = ordered[0][0].kind if ordered else None
     return [Timed(t.trial, t.config, m.compared_us) for m, t in ordered if m.kind is kind]

@@ -73,7 +73,7 @@ class Profiler:
         }  # fmt: skip
         for number in self._named(session):
             name, root = self._sessions[number]
-            Path(f"{name}.hatchet").write_text(json.dumps([root.as_json(), {"CUDA": {"0": here}}]))
+            Path(f"{name}.hatchet").write_text(json.dumps([root.as_json(), {"CUDA": {"0": here}}]), "utf-8")
         self.deactivate(session)
 
     def _named(self, session: int | None) -> set[int]:

@@ -91,6 +91,8 @@ CALLS = {
     "export": [["run.json"]],
     "search": [["--problem", HOSTILE], ["--gpu", HOSTILE], ["--device", HOSTILE]],
     "verify": [["--config", HOSTILE]],
+    "propose": [["--with", "true", "--kernel", HOSTILE], ["--with", "true", "--problem", HOSTILE]],
+    "mcp": [["--kernel", HOSTILE]],
     "import": [[HOSTILE]],
     "new": [["--from", HOSTILE, "kernel"]],
     "problems": [[HOSTILE]],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import evoengine
+from evoengine import workloads
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
@@ -163,7 +164,10 @@ def proposing(tmp_path_factory):
     (own / "problem.json").write_text(json.dumps(PROBLEM))
     (own / "space.toml").write_text(SPACE)
     (own / "scale.cu").write_text(TEXT)
+    before = dict(workloads._registered)
     first = propose(recorded(own), gpu="h100", kernel=own, db=place / "a.db")
+    workloads._registered.clear()  # tests/conftest.py cleans up behind a test, not behind a module's fixture
+    workloads._registered.update(before)
     with open_ledger(str(place / "a.db"), create=False) as ledger:
         parent = ledger.candidate(first.best[0].trial, with_cubin=True)
         with Proposals(ledger, kernel_of(ledger, parent)) as run:
