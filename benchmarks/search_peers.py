@@ -5,7 +5,7 @@
 Needs kernel_tuner (its constraint-aware strategies begin with 1.5), smac, or both, and not evoengine itself, whose
 environment need not hold them. Counting is as there: a configuration costs one trial, a failed one too, a repeated one
 none. Kernel Tuner is given the recorded configurations as its restrictions. SMAC knows of no restrictions here: one
-that is not recorded is told the slowest time, without a trial.
+that is not recorded gets the slowest time and counts as no trial.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 Evaluate = Callable[[tuple[Any, ...]], float | None]
 FAILED_FACTOR = 10.0
-"""times the slowest time: what a peer is told of a failed configuration where it takes numbers alone"""
+"""times the slowest time: the value of a failed configuration for a peer that takes numbers alone"""
 MOST_PROPOSALS = 40
 """proposals per trial after which a run ends early"""
 

@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("--seeds, --budget and --jobs must be at least 1")
         spaces, samplers = find_spaces(options.spaces), list(dict.fromkeys(options.samplers))
         for path in spaces:
-            recorded(path)  # a file at fault is told before hours of searches, not after
+            recorded(path)  # a faulty file is reported before hours of searches, not after
         for out in (options.json, options.plot, options.runs):
             if out and not out.parent.is_dir():
                 raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")

@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         boards = find_boards(options.spaces, options.kernels)
         for board in boards:
-            space_of(board)  # a file at fault is told before hours of searches, not after
+            space_of(board)  # a faulty file is reported before hours of searches, not after
         kernels = [board.kernel for board in boards]
         if not options.trap and len(set(kernels)) == len(kernels):
             raise UsageError("no kernel has two boards; give folders with KERNEL_BOARD.json.gz of several")

@@ -53,7 +53,7 @@ def require_proposable(text: object) -> str:
 
 
 class Kernel(NamedTuple):
-    """What proposals are judged by: `identity` is that of a kernel that somebody brought."""
+    """Target and space that proposals are judged by; `identity` is that of a kernel that somebody brought."""
 
     target: Target
     space: SearchSpace

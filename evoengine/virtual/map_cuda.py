@@ -142,7 +142,7 @@ class Products:
         return self._result
 
     def _is_elsewhere(self) -> bool:
-        """Whether the program has the last result, or has changed it."""
+        """Return whether the program has the last result, or has changed it."""
         result = self._result
         assert result is not None  # there is a key
         mine = sys.getrefcount(result) <= OWN_NAMES and references(result.untyped_storage()) <= OWN_REFERENCES

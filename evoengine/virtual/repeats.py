@@ -25,12 +25,12 @@ class Waiting:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the program still has a tensor in what the launch writes."""
+        """Return whether the program still has a tensor in what the launch writes."""
         return any(references(storage) > OWN_REFERENCES for storage in self.written)
 
 
 class Repeats:
-    """What launches write, by what they are, and the one that waits."""
+    """Keep what launches write, by what they are, and the one that waits."""
 
     def __init__(self) -> None:
         self._written: dict[object, frozenset[str]] = {}
