@@ -18,6 +18,7 @@ from evoengine.paths import package_folder
 
 MARK = "// Proposed text: evoengine runs it in a jail.\n#line 1\n"
 """beginning of a text that a proposer wrote; with the text it goes into ledgers, exports and records"""
+_LIMITS = ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/ld.so.cache")
 _REMEDY = "install bubblewrap (apt install bubblewrap), and allow it user namespaces"
 
@@ -37,8 +38,7 @@ def jailed(command: Sequence[str], readable: Iterable[Path] = (), writable: Iter
     paths = [*_pairs("--ro-bind-try", _SYSTEM), *_pairs("--ro-bind", others), *_pairs("--bind", writable)]
     own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     environment = ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LC_ALL", "C"]
-    limits = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    return ["bwrap", *limits, *environment, *own, *paths, "--chdir", "/tmp", "--", *command]
+    return ["bwrap", *_LIMITS, *environment, *own, *paths, "--chdir", "/tmp", "--", *command]
 
 
 def jailed_python(arguments: Sequence[str], readable: Iterable[Path] = ()) -> list[str]:
@@ -52,9 +52,20 @@ def proposer(command: Sequence[str], folder: Path) -> list[str]:
 
     It reaches the network and reads all files. It writes into `folder` only, and sees no process but its own.
     """
-    limits = ["--unshare-all", "--share-net", "--die-with-parent", "--new-session"]
     paths = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--bind", *(str(folder),) * 2]
-    return ["bwrap", *limits, *paths, "--setenv", "TMPDIR", str(folder), "--chdir", os.getcwd(), "--", *command]
+    return [
+        "bwrap",
+        *_LIMITS,
+        "--share-net",
+        *paths,
+        "--setenv",
+        "TMPDIR",
+        str(folder),
+        "--chdir",
+        os.getcwd(),
+        "--",
+        *command,
+    ]
 
 
 def end_of(code: int) -> int:

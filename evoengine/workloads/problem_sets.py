@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evoengine.errors import UsageError
+from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads import parse_problem, workloads
 
 
@@ -39,9 +40,9 @@ def _sets() -> dict[str, tuple[str, ...]]:
 def _lines(file: Path) -> list[str]:
     """Return the problems of a file, one a line; what follows a # is a remark."""
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        lines = read_limited_text(file).splitlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"the file of problems {file} cannot be read: {why}") from error
     found = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
     if not found:

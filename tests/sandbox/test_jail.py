@@ -146,7 +146,8 @@ def test_without_bubblewrap_nothing_of_a_proposal_is_run(monkeypatch, tmp_path):
 def test_a_proposer_writes_only_into_its_own_folder(tmp_path):
     own = tmp_path / "own"
     own.mkdir()
-    tries = f'echo a > {tmp_path}/elsewhere; echo b > "$TMPDIR/mine"; cat {__file__} > /dev/null && echo read; ls /proc'
+    remount = f"mount -o remount,rw,bind / ; echo a > {tmp_path}/elsewhere"
+    tries = f'{remount}; echo b > "$TMPDIR/mine"; cat {__file__} > /dev/null && echo read; ls /proc'
     done = subprocess.run(jail.proposer(["/bin/sh", "-c", tries], own), capture_output=True, text=True, check=False)
     assert "Read-only file system" in done.stderr and not (tmp_path / "elsewhere").exists()
     assert (own / "mine").read_text() == "b\n" and "read" in done.stdout

@@ -47,6 +47,7 @@ def test_a_file_that_holds_no_problems_of_one_workload_is_refused(tmp_path, text
         (("best", "--problem", SMALL, "--kernels", "2"), "--kernels is for several problems"),
         (("search", "--problem", SMALL, "--problem", WIDE, "--resume"), "--resume is for a search of one problem"),
         (("search", "--problem", SMALL, "--problem", WIDE, "--minutes", "1"), "--minutes is for a search of one"),
+        (("search", "--problem", "@/dev/zero"), "/dev/zero cannot be read: it is no regular file"),
         (("search", "--problem", "@nowhere.txt"), "nowhere.txt cannot be read: No such file or directory"),
         (("best", "--problem", SMALL, "--problem", WIDE, "--top", "3"), "--top is about one problem"),
     ],
