@@ -174,8 +174,9 @@ def _explain(db: str | None, trial: int) -> dict[str, Any]:
 
 def _propose(db: str | None, parent: int, text: str) -> dict[str, Any]:
     from evoengine.ledger.store import open_ledger
-    from evoengine.tuning.proposals import Proposals, descendant, judged_json, kernel_of
+    from evoengine.tuning.proposals import Proposals, descendant, judged_json, kernel_of, require_proposable
 
+    require_proposable(text)
     with open_ledger(db, create=False) as ledger:
         descends = descendant(ledger, parent)
         with Proposals(ledger, kernel_of(ledger, descends)) as run:

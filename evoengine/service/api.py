@@ -42,7 +42,7 @@ from evoengine.service.requests import CandidateRequest, JobRequest, RetuneReque
 from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe
-from evoengine.tuning.proposals import Proposals, descendant, kernel_of
+from evoengine.tuning.proposals import Proposals, descendant, kernel_of, require_proposable
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
 from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
@@ -319,10 +319,11 @@ def propose(request: Request, body: CandidateRequest, _: Proposer) -> Response:
     """
     if why := why_no_jail():
         raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, f"this server takes no proposals: {why}")
+    text = require_proposable(body.text)
     with open_ledger(state_of(request).ledger.url, create=False) as ledger:
         parent = descendant(ledger, body.parent)
         with Proposals(ledger, kernel_of(ledger, parent)) as run:
-            return answer(proposal_json(run.propose(parent, body.text)))
+            return answer(proposal_json(run.propose(parent, text)))
 
 
 @results_router.get("/fused_moe", response_model=views.FusedMoeFilesView, dependencies=RESULTS_TURN)

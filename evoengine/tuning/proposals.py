@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from typing_extensions import TypedDict
 
-from evoengine.errors import UsageError
+from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import PROPOSAL, Binary, Candidate, CaseResult, Config, Outcome, Profile, Rejection, Source
@@ -31,7 +32,7 @@ from evoengine.stages.render import MOST_BYTES, render
 from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 from evoengine.text import command_line
 from evoengine.tuning.boards import custom_definition
-from evoengine.tuning.setup import Echo, begin_build, recording_failure, require_compilers, silent
+from evoengine.tuning.setup import Echo, begin_build, require_compilers, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import is_triton
 
@@ -99,10 +100,14 @@ class Proposals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """End the run, with the error that ended it if there was one."""
         self._workers.close()
         self._judge.close()
-        if kind is None or not issubclass(kind, Exception):
-            self._ledger.finish_run(self.run, "interrupted" if kind else "all proposals judged")
+        if kind is None:
+            self._ledger.finish_run(self.run, "all proposals judged")
+            return
+        with suppress(EvoengineError):  # the ledger itself may have failed
+            self._ledger.finish_run(self.run, f"stopped: {error}" if issubclass(kind, Exception) else "interrupted")
 
     def start(self, config: Config, templates: Path) -> Candidate:
         """Judge the kernel's own text for a configuration; proposals may descend from it."""
@@ -126,14 +131,13 @@ class Proposals:
 
     def _evaluate(self, config: Config, source: Source, parents: tuple[int, ...], operator: str) -> Candidate:
         problem, gpu = str(self._target.problem), self._target.gpu.key
-        with recording_failure(self._ledger, self.run):
-            trial = self._ledger.add_candidate(self.run, problem, gpu, config, parents, operator, source)
-            first = self._known.setdefault(source.sha256, trial)
-            if first != trial:
-                self._ledger.finish(trial, Outcome.DUPLICATE, f"has the same text as trial {first}", None, None)
-            else:
-                self._judge_source(Rendered(trial, config, source))
-            return self._ledger.candidate(trial, with_cubin=True)
+        trial = self._ledger.add_candidate(self.run, problem, gpu, config, parents, operator, source)
+        first = self._known.setdefault(source.sha256, trial)
+        if first != trial:
+            self._ledger.finish(trial, Outcome.DUPLICATE, f"has the same text as trial {first}", None, None)
+        else:
+            self._judge_source(Rendered(trial, config, source))
+        return self._ledger.candidate(trial, with_cubin=True)
 
     def _judge_source(self, rendered: Rendered) -> None:
         found = self._pipeline.screen_launch(rendered) or self._compile(rendered)

@@ -39,6 +39,7 @@ def test_a_text_is_judged_and_kept_with_its_parent(served, searched, ledger):
     assert (found["outcome"], found["parents"], found["text"]) == ("estimated", [parent.trial], right)
     assert found["predicted_us"] == pytest.approx(parent.measurement.compared_us)
     kept = ledger.candidate(found["trial"])
+    assert ledger.runs()[-1].status == "all proposals judged"
     assert kept.source.launch == parent.source.launch and kept.operator == "proposal"
 
     wrong = client.propose(parent.trial, right.replace("rsqrtf", "sqrtf"))
@@ -49,7 +50,7 @@ def test_a_text_is_judged_and_kept_with_its_parent(served, searched, ledger):
 
 @needs_jail
 def test_what_cannot_be_judged_is_a_sentence(served, searched, ledger):
-    before, http = ledger.count(), served().http
+    before, http = (ledger.count(), len(ledger.runs())), served().http
     for body, status, sentence in (
         ({"parent": 99, "text": "x"}, 422, "there is no trial 99"),
         ({"parent": searched[1], "text": ""}, 422, "text"),
@@ -60,7 +61,7 @@ def test_what_cannot_be_judged_is_a_sentence(served, searched, ledger):
         answer = http.post("/v1/candidates", json=body)
         assert answer.status_code == status
         assert re.search(sentence, answer.json()["detail"]), answer.json()
-    assert ledger.count() == before
+    assert (ledger.count(), len(ledger.runs())) == before
 
 
 def test_a_server_without_a_jail_takes_none(served, searched, monkeypatch):

@@ -270,6 +270,7 @@ def test_what_was_judged_before_a_program_failed_is_kept(folder, tmp_path):
         propose(recorded(folder, {"text": "not CUDA"}, "a", "b", "c"), gpu="h100", kernel=folder, db=tmp_path / "k.db")
     with open_ledger(str(tmp_path / "k.db"), create=False) as ledger:
         (run,) = ledger.runs()
+        assert run.status.startswith("stopped: the program gave 3 answers in a row")
         assert [t.outcome for t in ledger.trials(run=run.id)] == [Outcome.ESTIMATED, Outcome.UNCOMPILABLE]
 
 
