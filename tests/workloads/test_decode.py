@@ -40,7 +40,7 @@ FAULTS = [
     ("place in a page taken for a power of two", ONE, QUERIES, "key % PAGE", "(key & 7)"),
     ("slots of the tile before", ONE, PAGED, "        find(i + 1);", "        find(i);"),
     ("cache of another KV head", TWO, PAGED, "long long own = work.kv_head * HEAD_DIM;", "long long own = 0;"),
-    ("head off by one in its group", ONE, PAGED, "heads + head + i % group", "heads + head + (i + 1) % group"),
+    ("head off by one in its group", ONE, PAGED, "q + work.row_index(row) *", "q + work.row_index(min(row + 1, work.rows - 1)) *"),
     ("queries and heads exchanged in a tile", ONE, QUERIES, "seq_q + i / group) * heads + head + i % group", "seq_q + i % seq_q) * heads + head + i / seq_q"),
     ("rows of the second tile are the first's", ONE, "decode:b1,h19,kv1,s300,d64,bf16,page16", "int i = first_row + row;", "int i = row;"),
     ("tile read before it has landed", ONE, PAGED, "copy_async_wait<STAGES - 2>();", "copy_async_wait<STAGES - 1>();"),
