@@ -227,7 +227,7 @@ def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torc
     """
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
-    return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
+    return _pointing(q, k, (last + row % 2).clamp(0, k.shape[2] - 1)), normalize(k, dim=-1), v
 
 
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

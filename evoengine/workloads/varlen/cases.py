@@ -24,7 +24,7 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.varlen.problem import VarlenProblem
 
-MANY = 40
+MANY = 36
 """sequences, more than the lanes of a warp look at together"""
 GUARD = 3
 """rows or pages of the pool that belong to no sequence, in every case"""
@@ -84,8 +84,9 @@ def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[Varlen
     yield Case("one long among short", at([3, 2 * m + 5, 1, 7]), "one-hot rows")
     yield Case("heads and groups", at([17, 5], [33, 19], 2 * group, 2))
     yield Case("heads grouped otherwise", at([5, 11], [19, 11], 2 * other, 2))
-    yield Case("many sequences", at([i * 7 % 5 for i in range(MANY)], [i * 5 % 7 for i in range(MANY)]), "one-hot rows")
-    yield Case("many of one row", at([1] * MANY, [2 + i % 3 for i in range(MANY)]))
+    some = range(1, MANY)
+    many = at([m + 1, *(1 + i * 7 % 5 for i in some)], [n, *(i * 5 % 7 for i in some)])
+    yield Case("many sequences", many, "one-hot rows")
     yield Case("more queries than keys", at([m + 9, 4], [5, 2]))
     yield Case("pipeline wraps", at([2, m - 3], [n, (2 * stages + 2) * n - 1]))
     yield Case("remainders", at([m + own_m, 2], [n + own_n, 3]), "constant columns")
@@ -100,7 +101,9 @@ def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[Varlen
         lens = [rows - short for short in range(4)]
         yield Case("first row short of a tile", at(lens, [q + n - 1 - s for s, q in enumerate(lens)]), "diagonal")
     if problem.page:
-        yield Case("shared pages", at([2, m, 3], [2 * n + 1, 3 * n + problem.page + 2, 2 * problem.page]), "shared pages")
+        yield Case(
+            "shared pages", at([2, m, 3], [2 * n + 1, 3 * n + problem.page + 2, 2 * problem.page]), "shared pages"
+        )
 
 
 def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenProblem]]:
@@ -119,10 +122,7 @@ def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenP
 
 
 def own_lengths(problem: VarlenProblem, config: Config) -> VarlenProblem | None:
-    """Return all sequences of the problem over one head, the longer ones cut; None where they take too long all the same.
-
-    Lengths above twice a tile's end as they do behind twice a tile.
-    """
+    """Return all sequences of the problem over one head, long ones cut; None where they take too long all the same."""
     tile = 2 * max(int(config.get("tile_m", 64)), int(config.get("tile_n", 64)))
     for most in (max(*problem.lens, *problem.kv_lens), 8 * tile, 2 * tile, tile // 2, 8, 1):
         lens, keys = (tuple(_cut(length, most) for length in own) for own in (problem.lens, problem.kv_lens))

@@ -16,6 +16,8 @@ from evoengine.workloads.problem_text import LARGEST, read_size
 EXAMPLE = "varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048"
 MOST_HEADS = 65_535
 """heads are a size of the grid along y, of which CUDA has so many"""
+MOST_ROW = 1 << 23
+"""elements of a row of all heads, of which kernels count a tile's in int32"""
 MOST_SEQUENCES = 65_536
 TILE_ROWS = (64, 128, 192)
 """rows of a tile, for which a space may ask how many tiles there are"""
@@ -33,10 +35,10 @@ class VarlenProblem:
     """Attention forward of each sequence by itself: O = softmax(Q Kᵀ / √head_dim) V.
 
     Q and O are [total_q, heads, head_dim], the rows of sequence s from cu_q[s] to cu_q[s + 1]. K and V are [pool,
-    kv_heads, head_dim], packed likewise by cu_kv, or with pages [pool, page, kv_heads, head_dim]: key i of sequence s is
-    row i % page of page table[s, i // page]. With `causal`, query i of a sequence sees keys up to i + kv_len - q_len:
-    its queries are the last rows. A query that sees no key has zeros for output. `order` lists the sequences, those with
-    most queries first.
+    kv_heads, head_dim], packed likewise by cu_kv, or with pages [pool, page, kv_heads, head_dim]: key i of sequence s
+    is row i % page of page table[s, i // page]. With `causal`, query i of a sequence sees keys up to i + kv_len -
+    q_len: its queries are the last rows. A query that sees no key has zeros for output. `order` lists the sequences,
+    those with most queries first.
     """
 
     heads: int
@@ -194,7 +196,7 @@ def _lengths(value: str, name: str, text: str) -> Iterator[int]:
             )
         count = read_size(match[1] or "1")
         found += count
-        if not 1 <= count or found > MOST_SEQUENCES:
+        if not count or found > MOST_SEQUENCES:
             raise UsageError(
                 f"the problem {text!r} has {name} of {found} sequences; they must be from 1 to {MOST_SEQUENCES}"
             )
@@ -211,6 +213,8 @@ def _why_not(sizes: dict[str, int], lists: dict[str, tuple[int, ...]]) -> str | 
         return f"{heads} heads over {kv_heads} kv heads; heads must be a multiple of kv heads"
     if sizes["head_dim"] not in HEAD_DIMS:
         return f"head_dim is {sizes['head_dim']}; the templates cover {', '.join(map(str, HEAD_DIMS))}"
+    if heads * sizes["head_dim"] > MOST_ROW:
+        return f"a row of all heads has {heads * sizes['head_dim']} elements; it may have {MOST_ROW}"
     for name in ("page", "pool"):
         if not 1 <= sizes.get(name, 1) <= LARGEST:
             return f"{name} is {sizes[name]}; it must be from 1 to {LARGEST}"

@@ -1,7 +1,7 @@
 """Tensors of attention over packed sequences: inputs drawn from a seed, the float64 reference, SDPA as the baseline.
 
-Shapes as in `VarlenProblem`. Whatever no sequence owns holds NaN: rows behind the last sequence's keys, and the slots of
-pages behind a sequence's end. Entries of the table behind a sequence's end name no page of the pool.
+Shapes as in `VarlenProblem`. Whatever no sequence owns holds NaN: rows behind the last sequence's keys, and the slots
+of pages behind a sequence's end. Entries of the table behind a sequence's end name no page of the pool.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def pool_shape(problem: VarlenProblem) -> tuple[int, ...]:
 def draw_table(problem: VarlenProblem, seed: int, shared: bool = False) -> np.ndarray:
     """Return the pages of each sequence, int32 [sequences, table_width], in an order drawn from all of the pool.
 
-    There are none where K and V are packed. With `shared`, each sequence begins with the same pages as the longest one, as far as both fill them.
+    There are none where K and V are packed. With `shared`, each sequence begins with the same pages as the longest one,
+    as far as both fill them.
     """
     p = problem
     if not p.page:
@@ -149,7 +150,8 @@ def draw_table(problem: VarlenProblem, seed: int, shared: bool = False) -> np.nd
 def index_tensors(problem: VarlenProblem, table: np.ndarray) -> dict[str, np.ndarray]:
     """Return the int32 inputs by name: cumulative lengths, order and, with pages, the table."""
     cumulative = {
-        name: np.cumsum((0, *lens), dtype=np.int32) for name, lens in (("cu_q", problem.lens), ("cu_kv", problem.kv_lens))
+        name: np.cumsum((0, *lens), dtype=np.int32)
+        for name, lens in (("cu_q", problem.lens), ("cu_kv", problem.kv_lens))
     }
     found = cumulative | {"order": np.array(problem.order, np.int32)}
     return found | {"table": table} if problem.page else found
@@ -231,5 +233,3 @@ def _sample(problem: VarlenProblem, inputs: Inputs, sequence: int, rows: range) 
     place = slice(first + rows.start, first + rows.stop)
     part = {"q": inputs["q"][place]} | {name: _flat(inputs[name])[slots] for name in "kv"}
     return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][place]})
-
-

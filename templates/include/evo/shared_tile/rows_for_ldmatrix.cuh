@@ -16,3 +16,9 @@ __device__ __forceinline__ void load_rows(T* to, const Rows& rows, int count) {
             copy_async<16>(to + (row * Tile::ROW_CHUNKS + c) * 8, from + c * 8, exists ? 16 : 0);
     }
 }
+
+// Rows that lie a stride apart.
+template <class Tile, int ROWS, int THREADS>
+__device__ __forceinline__ void load_rows(T* to, const PackedRows& rows, int count) {
+    Tile::template copy<THREADS, true>(to, rows.first, rows.stride, count, 8 * Tile::CHUNKS);
+}
