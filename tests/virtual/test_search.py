@@ -26,8 +26,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import load_space, space_from_text
 from evoengine.stages.gate import CannotJudge
 from evoengine.tuning.exporting import export_trial
-from evoengine.workloads.triton_kernel import TritonProblem, is_triton, read_last_line
-from evoengine.workloads.triton_space import proposed_space
+from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed_space, read_last_line
 from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -152,7 +151,7 @@ import triton.language as tl
 
 def kill_with_128(arguments):
     if arguments["BLOCK"] == 128:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def at_most_256(configs, arguments, **others):
@@ -184,7 +183,7 @@ def test_a_configuration_that_kills_its_process_and_one_that_is_pruned_cost_them
     found, _ = searched(tmp_path, "twice", "twice_of", tmp_path / "kills.py", trials=3, space=space)
     assert [one.config["BLOCK"] for one in found.best] == [64]
     (killed,) = trials(tmp_path, outcomes=(Outcome.CRASHED,))
-    assert killed.config["BLOCK"] == 128 and "SIGKILL" in killed.reason and killed.evidence["deaths"]
+    assert killed.config["BLOCK"] == 128 and "SIGSEGV" in killed.reason and killed.evidence["deaths"]
     (pruned,) = trials(tmp_path, outcomes=(Outcome.UNCOMPILABLE,))
     assert pruned.config["BLOCK"] == 512 and "early_config_prune leaves it out" in pruned.reason
 
