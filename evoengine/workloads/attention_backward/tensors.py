@@ -79,17 +79,17 @@ class BackwardTensors(Tensors[BackwardProblem]):
 
     def baseline(self, name: str, problem: BackwardProblem, inputs: Inputs) -> Callable[[], object]:
         """Return a call of SDPA's backward by that backend; its forward runs once, before."""
-        backend, leaves = SDPBackend.__members__[name], [inputs[n].detach().requires_grad_() for n in "qkv"]
+        q, k, v = (inputs[n].detach().requires_grad_() for n in "qkv")
         square = problem.seq_q == problem.seq_k
-        mask = _seen(problem, leaves[0].device) if problem.causal and not square else None
+        mask = _seen(problem, q.device) if problem.causal and not square else None
         grouped = problem.kv_heads != problem.heads
-        with sdpa_kernel([backend]), torch.enable_grad():
+        with sdpa_kernel([SDPBackend.__members__[name]]), torch.enable_grad():
             out = scaled_dot_product_attention(
-                *leaves, attn_mask=mask, is_causal=problem.causal and square, enable_gqa=grouped
+                q, k, v, attn_mask=mask, is_causal=problem.causal and square, enable_gqa=grouped
             )
 
         def call() -> object:
-            return torch.autograd.grad(out, leaves, inputs["dout"], retain_graph=True)
+            return torch.autograd.grad(out, (q, k, v), inputs["dout"], retain_graph=True)
 
         return call
 
@@ -143,7 +143,7 @@ def _gradients(
     dv, dk = round_weight(weights).transpose(-1, -2) @ x["dout"], ds.transpose(-1, -2) @ x["q"] * scale
 
     def summed(of_heads: torch.Tensor) -> torch.Tensor:
-        return of_heads.unflatten(1, (p.kv_heads, group)).sum(2)
+        return of_heads.reshape(p.batch, p.kv_heads, group, *of_heads.shape[2:]).sum(2)
 
     return {"dq": ds @ k * scale, "dk": summed(dk), "dv": summed(dv)}
 

@@ -38,7 +38,7 @@ class AttentionBackward(Workload[BackwardProblem]):
     grammar = f"b…,h…,s…,d…,{'|'.join(DTYPES)}[,causal][,kv…]; sq…,sk… for unlike lengths"
     example = EXAMPLE
     compile_time = ("head_dim", "dtype", "causal", "element_bytes")
-    # FlashAttention's tests allow gradients three times the error of their own dtype; a row by itself needs a spacing more.
+    # FlashAttention's tests allow gradients three times the error of their own dtype; single rows need a spacing more.
     tolerance = Tolerance(own=3.0, roundings=2.0)
     baseline_label = "SDPA"
 
