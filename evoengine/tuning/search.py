@@ -415,8 +415,8 @@ def _setting(
 
 def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
-    if sampler in samplers.SINGLE_OBJECTIVE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE_OBJECTIVE)
+    if samplers.SAMPLERS[sampler].single_objective:
+        able = ", ".join(name for name, declared in samplers.SAMPLERS.items() if not declared.single_objective)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 
