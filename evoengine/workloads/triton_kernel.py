@@ -25,6 +25,7 @@ from evoengine.sandbox.jail import MARK
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
+from evoengine.workloads.served_kernel import served_data
 
 LARGEST_SIZE = 2**31 - 1
 LARGEST_SMALL = 300
@@ -55,14 +56,20 @@ def sizes_text(sizes: Mapping[str, int], between: str = " ") -> str:
     return between.join(f"{name}={value}" for name, value in sizes.items())
 
 
-def read_host(target: str, call: str, reference: str | None) -> Host:
+def read_host(target: str, call: str | None, reference: str | None) -> Host:
     """Return the file and functions that FILE::KERNEL and the two options name; nothing is executed.
 
-    Raises UsageError where `target` is of another form, and where the file is no text of Python.
+    Raises UsageError where `target` is of another form, where no function is named that launches the kernel, and where
+    the file is no text of Python.
     """
     file, separator, kernel = target.partition("::")
     if not separator or not kernel:
         raise UsageError(f"--triton takes FILE::KERNEL, and {target!r} names no kernel")
+    call = call or next(iter(served_data(kernel)), None)
+    if call is None:
+        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+    if reference is not None and call in served_data(kernel):
+        raise UsageError(f"--reference is not for {kernel} with --call {call}, whose reference is evoengine's")
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}; --triton takes FILE::KERNEL")
