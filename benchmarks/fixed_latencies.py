@@ -2,11 +2,12 @@
 
     python benchmarks/fixed_latencies.py [--binaries 500] [--seed 1] [--gpu NAME …] [--cubins DIR …] [--write]
 
-Draws configurations of all shipped spaces for sm_75 to sm_120, or for the named GPUs, and compiles them here; DIRs hold
-cubins of others, such as FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the stall counts
-behind it keep the next from reading too early, so that the least sum of stalls over many binaries is the latency, or
-above it. A figure is kept where ptxas left as few clocks at least OFTEN times: otherwise none may be the least. --write puts them into
-evoengine/sass/core/fixed_latencies.inc, in place of those of the architectures that were looked at.
+Draws configurations of all shipped spaces for sm_75 to sm_120, or for the named GPUs, and compiles them here; DIRs
+hold cubins of others, such as FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the
+stall counts behind it keep the next from reading too early, so that the least sum of stalls over many binaries is the
+latency, or above it. A figure is kept where ptxas left as few clocks at least OFTEN times: otherwise none may be the
+least. --write puts them into evoengine/sass/core/fixed_latencies.inc, in place of those of the architectures that
+were looked at.
 """
 
 from __future__ import annotations
