@@ -18,6 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from evoengine.ledger.read import Trial
+from evoengine.ledger.runs import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, sampler_values
 from evoengine.records import Config, Outcome, Value, config_key
@@ -275,7 +276,10 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
         if trial.outcome and trial.outcome.judged and trial.outcome is not Outcome.DUPLICATE and sha256:
             first_with.setdefault(sha256, trial.trial)
     for trial in known:
-        if trial.trial in kills:
+        if kills.get(trial.trial, 0) > RETRIES:
+            values[trial.trial] = None  # known without a result, so that the sampler does not propose it again
+            trials.append(PastTrial(trial.trial, trial.config, None, trial.parents, trial.operator))
+        elif trial.trial in kills:
             retries[config_key(trial.config)] = _retry(trial, kills[trial.trial])
         if trial.outcome is None or not trial.outcome.judged:
             continue
