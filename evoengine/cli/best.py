@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     "--fused-moe",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the best configuration of every gemm on --gpu as E=1,N=…,device_name=….json for the fused MoE kernel "
-    "of vLLM and SGLang. The files suggest tile sizes; they hold no time of that kernel.",
+    help="Write the best configurations of vLLM's and SGLang's fused MoE and block-FP8 kernels on --gpu, found by "
+    "search --triton, as the files that they read (docs/virtual-gpu.md). Each passes the gate first.",
 )
 @kernel_option
 @db_option
