@@ -22,6 +22,7 @@ PROBLEMS = {
     "attention": "attention:b1,h2,s160,d64,fp16",
     "gemm": "gemm:m256,n256,k256,fp16",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
+    "rowwise": "rowwise:softmax,rows40,hidden512,bf16",
     "convolution": "convolution:w96,h64,fw5,fh5",
 }
 FAST = {("b200", "rms_norm", "warp"), ("rtx5090", "convolution", "direct")}
