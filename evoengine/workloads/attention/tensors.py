@@ -50,7 +50,7 @@ class AttentionTensors(Tensors[AttentionProblem]):
         q = normal(problem.heads, problem.seq_q, problem.head_dim)
         k = normal(problem.kv_heads, problem.seq_k, problem.head_dim)
         v = normal(problem.kv_heads, problem.seq_k, problem.head_dim_v)
-        q, k, v = _SHAPED[case.draw](q, k, v, generator)
+        q, k, v = SHAPES[case.draw](q, k, v, generator)
         if case.draw == "one-hot rows" and problem.dtype == "bf16":
             v = v * BEYOND_HALF
         dtype = TORCH_DTYPES[problem.dtype]
@@ -227,7 +227,7 @@ def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torc
     """
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
-    return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
+    return _pointing(q, k, (last + row % 2).clamp(0, k.shape[2] - 1)), normalize(k, dim=-1), v
 
 
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -301,7 +301,7 @@ def _falling_rows(rows: int, generator: torch.Generator) -> list[int]:
     return [row for row in drawn if row < rows]
 
 
-_SHAPED: dict[str, Shape] = {
+SHAPES: dict[str, Shape] = {
     "normal": _normal,
     "permuted": _normal,
     "extreme logits": _extreme_logits,

@@ -1,0 +1,229 @@
+"""The lengths, heads, dtype, mask and layout of one attention forward pass over packed sequences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from evoengine.devices.base import DTYPE_BYTES
+from evoengine.errors import UsageError
+from evoengine.records import Value
+from evoengine.workloads.attention.problem import DTYPES, HEAD_DIMS
+from evoengine.workloads.problem_text import LARGEST, read_size
+
+EXAMPLE = "varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048"
+MOST_HEADS = 65_535
+"""heads are a size of the grid along y, of which CUDA has so many"""
+MOST_ROW = 1 << 23
+"""elements of a row of all heads, of which kernels count a tile's in int32"""
+MOST_SEQUENCES = 65_536
+TILE_ROWS = (64, 128, 192)
+"""rows of a tile, for which a space may ask how many tiles there are"""
+
+_NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "pool": "pool"}
+_LISTS = {"lens": "lens", "kvlens": "kv_lens"}
+_PART = re.compile(r"(h|kv|d|page|pool)(\d+)\Z")
+_LIST = re.compile(r"(lens|kvlens)=(.*)\Z")
+_RUN = re.compile(r"(?:(\d+)x)?(\d+)\Z")
+_KNOWN = "h, kv, d, page or pool with a number, lens=… or kvlens=…, fp16, bf16, or causal"
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenProblem:
+    """Attention forward of each sequence by itself: O = softmax(Q Kᵀ / √head_dim) V.
+
+    Q and O are [total_q, heads, head_dim], the rows of sequence s from cu_q[s] to cu_q[s + 1]. K and V are [pool,
+    kv_heads, head_dim], packed likewise by cu_kv, or with pages [pool, page, kv_heads, head_dim]: key i of sequence s
+    is row i % page of page table[s, i // page]. With `causal`, query i of a sequence sees keys up to i + kv_len -
+    q_len: its queries are the last rows. A query that sees no key has zeros for output. `order` lists the sequences,
+    those with most queries first.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    lens: tuple[int, ...]
+    """queries of each sequence"""
+    kv_lens: tuple[int, ...]
+    causal: bool = False
+    page: int = 0
+    """rows of a page of K and V; 0 where they are packed"""
+    pool: int = field(default=0)
+    """rows of K and V, or pages; 0 for as many as the sequences need"""
+
+    def __post_init__(self) -> None:
+        if not self.pool:
+            object.__setattr__(self, "pool", self.needed)
+
+    def __str__(self) -> str:
+        parts = [f"h{self.heads}"]
+        parts += [] if self.kv_heads == self.heads else [f"kv{self.kv_heads}"]
+        parts += [f"d{self.head_dim}", self.dtype]
+        parts += ["causal"] if self.causal else []
+        parts.append(f"lens={_written(self.lens)}")
+        parts += [] if self.kv_lens == self.lens else [f"kvlens={_written(self.kv_lens)}"]
+        parts += [f"page{self.page}"] if self.page else []
+        parts += [f"pool{self.pool}"] if self.pool != self.needed else []
+        return f"varlen:{','.join(parts)}"
+
+    @property
+    def sequences(self) -> int:
+        return len(self.lens)
+
+    @property
+    def total_q(self) -> int:
+        return sum(self.lens)
+
+    @property
+    def total_kv(self) -> int:
+        return sum(self.kv_lens)
+
+    @property
+    def needed(self) -> int:
+        """Return the rows of K and V that the sequences have, or the pages that they need, at least one."""
+        return max(1, sum(self.pages_of(s) for s in range(self.sequences)) if self.page else self.total_kv)
+
+    @property
+    def table_width(self) -> int:
+        """Return the pages of the longest sequence, at least one; for problems with pages."""
+        return max(1, *(self.pages_of(s) for s in range(self.sequences)))
+
+    def pages_of(self, sequence: int) -> int:
+        return -(-self.kv_lens[sequence] // self.page)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Return the sequences, those with most queries first, and of as many those with most keys."""
+        return tuple(sorted(range(self.sequences), key=lambda s: (-self.lens[s], -self.kv_lens[s])))
+
+    def row_tiles(self, rows: int) -> int:
+        """Return the number of tiles of so many rows of all sequences, of one head."""
+        return sum(-(-length // rows) for length in self.lens)
+
+    @property
+    def scores(self) -> float:
+        """Return the scores of one head that are not masked, counted by area: half of a square's under a mask."""
+        return sum(_area(q, k) if self.causal else q * k for q, k in zip(self.lens, self.kv_lens, strict=True))
+
+    def variables(self) -> dict[str, Value]:
+        """Return the names that a space's expressions and templates may use, with their values."""
+        return {
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim,
+            "dtype": self.dtype,
+            "element_bytes": DTYPE_BYTES[self.dtype],
+            "causal": self.causal,
+            "page": self.page,
+            "sequences": self.sequences,
+            "total_q": self.total_q,
+            "total_kv": self.total_kv,
+            "mean_keys": max(1, round(self.scores / max(1, self.total_q))),
+            **{f"row_tiles_{rows}": self.row_tiles(rows) for rows in TILE_ROWS},
+        }
+
+
+def _area(q: int, k: int) -> float:
+    return q * k - q * q / 2 if k >= q else k * k / 2
+
+
+def _written(lens: Sequence[int]) -> str:
+    runs = [(length, len(list(run))) for length, run in groupby(lens)]
+    return "+".join(str(length) if count == 1 else f"{count}x{length}" for length, count in runs)
+
+
+def parse_problem(text: str) -> VarlenProblem:
+    """Parse `h32[,kv8],d128,bf16[,causal],lens=512+37+16x2048[,kvlens=…][,page16][,pool…]`.
+
+    `16x2048` are 16 sequences of that length. Raises UsageError naming the part that is wrong and what would be right.
+    """
+    sizes: dict[str, int] = {}
+    lists: dict[str, tuple[int, ...]] = {}
+    words: dict[str, str] = {}
+    for part in text.removeprefix("varlen:").split(","):
+        name, value = _field(part.strip(), text)
+        if name in {*sizes, *lists, *words}:
+            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {EXAMPLE}")
+        if isinstance(value, int):
+            sizes[name] = value
+        elif isinstance(value, tuple):
+            lists[name] = value
+        else:
+            words[name] = value
+    missing = [n for n in ("heads", "head_dim", "dtype", "lens") if n not in {*sizes, *lists, *words}]
+    if missing:
+        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    if why := _why_not(sizes, lists):
+        raise UsageError(f"the problem {text!r} cannot be: {why}")
+    problem = VarlenProblem(
+        sizes["heads"], sizes.get("kv_heads", sizes["heads"]), sizes["head_dim"], words["dtype"], lists["lens"],
+        lists.get("kv_lens", lists["lens"]), "causal" in words, sizes.get("page", 0), sizes.get("pool", 0),
+    )  # fmt: skip # in the order of the fields
+    if problem.pool < problem.needed:
+        unit = f"pages of {problem.page}" if problem.page else "rows"
+        raise UsageError(
+            f"the problem {text!r} has a pool of {problem.pool} {unit}, and its sequences need {problem.needed}: "
+            "leave pool out, or make it larger"
+        )
+    return problem
+
+
+def _field(part: str, text: str) -> tuple[str, int | str | tuple[int, ...]]:
+    if part in DTYPES:
+        return "dtype", part
+    if part == "causal":
+        return "causal", part
+    if match := _LIST.match(part):
+        return _LISTS[match[1]], tuple(_lengths(match[2], match[1], text))
+    if match := _PART.match(part):
+        return _NUMBERS[match[1]], read_size(match[2])
+    raise UsageError(f"the problem {text!r} has a part {part!r} that is not {_KNOWN}; write it like {EXAMPLE}")
+
+
+def _lengths(value: str, name: str, text: str) -> Iterator[int]:
+    """Yield the lengths of `512+37+16x2048`."""
+    found = 0
+    for part in value.split("+"):
+        match = _RUN.match(part.strip())
+        if not match:
+            raise UsageError(
+                f"the problem {text!r} has {name}={value}, of which {part!r} is no length: write numbers from 0 on "
+                "with + between them, and 16x2048 for 16 sequences of 2048"
+            )
+        count = read_size(match[1] or "1")
+        found += count
+        if not count or found > MOST_SEQUENCES:
+            raise UsageError(
+                f"the problem {text!r} has {name} of {found} sequences; they must be from 1 to {MOST_SEQUENCES}"
+            )
+        yield from [read_size(match[2])] * count
+
+
+def _why_not(sizes: dict[str, int], lists: dict[str, tuple[int, ...]]) -> str | None:
+    """Return the rule that the parts of a problem break, with what would be right."""
+    heads, kv_heads = sizes["heads"], sizes.get("kv_heads", sizes["heads"])
+    for name, size in (("heads", heads), ("kv_heads", kv_heads)):
+        if not 1 <= size <= MOST_HEADS:
+            return f"{name} is {size}; it must be from 1 to {MOST_HEADS}"
+    if heads % kv_heads:
+        return f"{heads} heads over {kv_heads} kv heads; heads must be a multiple of kv heads"
+    if sizes["head_dim"] not in HEAD_DIMS:
+        return f"head_dim is {sizes['head_dim']}; the templates cover {', '.join(map(str, HEAD_DIMS))}"
+    if heads * sizes["head_dim"] > MOST_ROW:
+        return f"a row of all heads has {heads * sizes['head_dim']} elements; it may have {MOST_ROW}"
+    for name in ("page", "pool"):
+        if not 1 <= sizes.get(name, 1) <= LARGEST:
+            return f"{name} is {sizes[name]}; it must be from 1 to {LARGEST}"
+    lens, kv_lens = lists["lens"], lists.get("kv_lens", lists["lens"])
+    if len(lens) != len(kv_lens):
+        return f"lens has {len(lens)} sequences and kvlens {len(kv_lens)}; each sequence has one of either"
+    for name, own in (("lens", lens), ("kvlens", kv_lens)):
+        if sum(own) > LARGEST:
+            return f"{name} add up to {sum(own)} rows; they must be at most {LARGEST}, as cumulative lengths are int32"
+    if not sum(lens):
+        return "no sequence has a query; at least one of lens must be 1 or more"
+    return None

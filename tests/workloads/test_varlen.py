@@ -1,0 +1,201 @@
+"""Attention over packed and paged sequences: kernels are right on the emulator, broken ones are not, bad problems are
+refused, and figures count the sequences' own lengths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from evoengine.devices.base import VisitKind
+from evoengine.errors import UsageError
+from evoengine.stages.gate import emulator
+from evoengine.stages.verify import make_arguments, make_round
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+from evoengine.workloads.coverage import visits_by_block
+from evoengine.workloads.varlen.tensors import NO_PAGE
+from tests.support.exhaustive import more, representatives
+
+PACKED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37"
+FULL = "varlen:h4,kv2,d64,fp16,lens=100+0+37,kvlens=130+5+37"
+PAGED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37,page16"
+SINGLES = "varlen:h2,d32,fp16,lens=70+1,kvlens=90+1,page1"
+LARGE_PAGES = "varlen:h2,d64,fp16,causal,lens=70+1,kvlens=90+1,page48"
+SMALL = {"tile_m": 64, "tile_n": 32}
+FIND = "place -= __shfl_sync(0xffffffffu, upto, 31);"
+
+FAULTS = [
+    # name, problem, text of the good kernel, text of the broken one
+    ("tail not masked", PACKED, "if (work.masked(tile))", "if (false)"),
+    ("tail mask one key too far", FULL, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
+    ("keys of another sequence", PACKED, "k = batch.k + (long long)kv_begin", "k = batch.k + (long long)q_begin"),
+    ("values of another sequence", PACKED, "v = batch.v + (long long)kv_begin", "v = batch.v + (long long)q_begin"),
+    ("a sequence's end one key too far", PACKED, "batch.cu_kv[s + 1] - kv_begin", "batch.cu_kv[s + 1] - kv_begin + 1"),
+    ("a sequence's end one key too near", FULL, "batch.cu_kv[s + 1] - kv_begin", "max(0, batch.cu_kv[s + 1] - kv_begin - 1)"),
+    ("a sequence's begin one row too far", PACKED, "q_begin = batch.cu_q[s]", "q_begin = batch.cu_q[s] + 1"),
+    ("mask aligned to the upper left", PACKED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
+    ("stored past the sequence's end", PACKED, "if (row >= work.rows) break;", "if (row > work.rows) break;"),
+    ("a sequence's last rows not stored", PACKED, "if (row >= work.rows) break;", "if (row >= work.rows - 1) break;"),
+    ("last tile of rows lost", PACKED, "+ TILE_M - 1) / TILE_M", ") / TILE_M"),
+    ("last tile of keys lost", FULL, "(max(keys, 0) + TILE_N - 1) / TILE_N", "max(keys, 0) / TILE_N"),
+    ("a key behind the end loaded", PAGED, "exists = first + row < count;", "exists = first + row <= count;"),
+    ("order of the sequences not looked up", PACKED, "return {order[place % (j + 1)]", "return {place % (j + 1)"),
+    ("tiles counted of unsorted sequences", FULL, "int s = order[j];", "int s = j;"),
+    ("sequences behind the 32nd lost", PACKED, FIND, "break;"),
+    ("sequences behind the 32nd counted from 0", PACKED, FIND, ""),
+    ("blocks behind the last tile at work", PACKED, "if (found.sequence < 0) return;", ""),
+    ("rows that see no key not cleared", PACKED, "if (visible(first_row + out.row(half), 0) > 0) continue;", "continue;"),
+    ("rows of no key left unwritten", PACKED, "work.clear_o(THREADS);", ""),
+    ("wrong kv head of a group", PACKED, "kv_head = head / (batch.heads / batch.kv_heads);", "kv_head = head % batch.kv_heads;"),
+    ("rows of one head taken for all heads'", FULL, "kv_stride = batch.kv_heads * HEAD_DIM;", "kv_stride = HEAD_DIM;"),
+    ("pages taken in order", PAGED, "(long long)table[key / PAGE] * PAGE", "(long long)(key / PAGE) * PAGE"),
+    ("one page for a whole tile", PAGED, "table[key / PAGE]", "table[before / PAGE]"),
+    ("page of the key before", PAGED, "table[key / PAGE]", "table[max(key - 1, 0) / PAGE]"),
+    ("table of the sequence before", PAGED, "(long long)s * batch.table_width", "(long long)max(s - 1, 0) * batch.table_width"),
+    ("table as wide as the sequence's own pages", PAGED, "* batch.table_width;", "* ((seq_k + PAGE - 1) / PAGE);"),
+    ("slot in the page by its tile", LARGE_PAGES, "key % PAGE)", "key % TILE_N)"),
+    ("a page's slots in reverse", PAGED, "+ key % PAGE", "+ PAGE - 1 - key % PAGE"),
+]  # fmt: skip
+PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
+FAST = ("mask aligned to the upper left", "sequences behind the 32nd lost", "one page for a whole tile")
+"""one of lengths, of the order and of pages; the others run with `make test-all`"""
+
+
+@pytest.mark.parametrize(("problem", "old", "new"), representatives(PLANTED, *FAST))
+def test_a_planted_fault_is_caught(kernel_gate, problem, old, new):
+    gate = kernel_gate(problem)
+    assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+@pytest.mark.parametrize("problem", [PAGED, *more([PACKED, FULL, SINGLES, LARGE_PAGES])])
+def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem):
+    gate = kernel_gate(problem)
+    config = gate.configuration(SMALL)
+    verdict = gate.judge(config, beside=[Case("the problem itself", gate.problem, config=config)])
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
+EACH = 40
+DRAWN = [
+    "varlen:h2,kv1,d64,fp16,lens=77+130+1,kvlens=203+130+9",
+    "varlen:h4,kv2,d128,bf16,causal,lens=101+0+40,page16",
+    "varlen:h3,kv1,d96,fp16,causal,lens=45+5,kvlens=131+64,page64",
+    "varlen:h2,d256,bf16,causal,lens=83+200",
+    "varlen:h2,d32,bf16,causal,lens=139+50+50,kvlens=139+20+70,page5",
+    "varlen:h5,kv1,d192,fp16,lens=3x9,page1",
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(EACH))
+def test_a_valid_configuration_passes(kernel_gate, number):
+    gate = kernel_gate(DRAWN[number % len(DRAWN)])
+    config = gate.draw(1, seed=number)[0]
+    verdict = gate.judge(config, seed=number, beside=[Case("the problem itself", gate.problem, config=config)])
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
+
+
+@pytest.mark.parametrize("schedule", ["none", *more(["longest_first"])])
+def test_tiles_of_rows_begin_with_those_that_see_most_keys(kernel_gate, schedule):
+    gate = kernel_gate("varlen:h14,kv1,d32,fp16,causal,lens=40+200+70+0+130")
+    config = gate.configuration(SMALL | {"schedule": schedule, "v_wait": "with_k", "q_in": "shared"})
+    workload, source = gate.target.workload, gate.source(config)
+    drawn = workload.tensors().draw(Case("", gate.problem, config=config), 3)
+    arguments = make_arguments(workload.parameters(gate.problem, config), drawn.inputs)
+    done = emulator(source, "sm_90a").run([make_round(workload, source.launch, arguments)], 3)
+    steps = visits_by_block(done.visits, VisitKind.COPY_WAIT, range(config["warps"]))
+    sorted_heads = schedule == "longest_first"
+    assert source.launch.grid == ((14, 10, 1) if sorted_heads else (10, 14, 1))
+    of_a_head = [steps[place * 14 if sorted_heads else place] for place in range(10)]
+    assert of_a_head == [7, 6, 5, 4, 4, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("h4,kv4,d64,fp16,lens=3+3+3+5", "varlen:h4,d64,fp16,lens=3x3+5"),
+        ("varlen:lens=2x7+0,kvlens=9+7+1,causal,bf16,d128,kv1,h8,page16,pool9", "varlen:h8,kv1,d128,bf16,causal,lens=2x7+0,kvlens=9+7+1,page16,pool9"),
+        ("varlen:h1,d32,fp16,lens=5,page4,pool2", "varlen:h1,d32,fp16,lens=5,page4"),
+    ],
+)  # fmt: skip
+def test_a_problem_is_written_as_it_is_read(given, written):
+    problem = parse_problem(given if given.startswith("varlen") else f"varlen:{given}")[1]
+    assert str(problem) == written
+    assert parse_problem(written)[1] == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("h4,d64,fp16,lens=3+-5", "of which '-5' is no length: write numbers from 0 on"),
+        ("h4,d64,fp16,lens=", "of which '' is no length"),
+        ("h4,d64,fp16,lens=3+5,kvlens=8", "lens has 2 sequences and kvlens 1; each sequence has one of either"),
+        ("h4,d64,fp16,lens=0+0", "no sequence has a query"),
+        ("h4,d64,fp16,lens=2147483647+1", "add up to 2147483648 rows"),
+        ("h4,d64,fp16,lens=3,page0", "page is 0; it must be from 1 to"),
+        ("h4,d64,fp16,lens=3,page-16", "has a part 'page-16' that is not h, kv, d, page or pool with a number"),
+        ("h4,d64,fp16,lens=40,page16,pool2", "a pool of 2 pages of 16, and its sequences need 3"),
+        ("h4,d64,fp16,lens=40,pool39", "a pool of 39 rows, and its sequences need 40"),
+        ("h4,d64,fp16,lens=40,alibi", "has a part 'alibi' that is not h, kv, d, page or pool with a number, lens=…"),
+        ("h4,kv3,d64,fp16,lens=40", "4 heads over 3 kv heads"),
+        ("h4,d60,fp16,lens=40", "head_dim is 60; the templates cover 32,"),
+        ("h65535,d256,fp16,lens=40", "a row of all heads has 16776960 elements; it may have 8388608"),
+        ("h4,d64,lens=40", "does not give dtype"),
+        ("h4,d64,fp16,fp16,lens=40", "gives dtype twice"),
+        ("h4,d64,fp16,lens=70000x1", "has lens of 70000 sequences; they must be from 1 to 65536"),
+    ],
+)
+def test_a_bad_problem_is_refused_by_what_is_wrong(text, says):
+    with pytest.raises(UsageError) as refused:
+        parse_problem(f"varlen:{text}")
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_figures_count_the_lengths_themselves():
+    workload, square = parse_problem("varlen:h2,kv1,d64,fp16,causal,lens=100+50")
+    padded, equal = parse_problem("attention:b2,h2,kv1,s100,d64,fp16,causal")
+    assert workload.flops(square) == 4 * 2 * 64 * (100 * 100 + 50 * 50) / 2
+    assert workload.flops(parse_problem("varlen:h2,kv1,d64,fp16,causal,lens=2x100")[1]) == padded.flops(equal)
+    chunk = parse_problem("varlen:h2,kv1,d64,fp16,causal,lens=10+4,kvlens=100+2")[1]
+    assert workload.flops(chunk) == 4 * 2 * 64 * (10 * 100 - 50 + 2)
+    assert workload.min_dram_bytes(square) == 2 * 2 * 64 * (2 * 150 + 150)
+
+
+@pytest.mark.parametrize("problem", [PACKED, FULL, PAGED])
+def test_the_reference_is_sdpa_of_each_sequence(problem):
+    workload, p = parse_problem(problem)
+    drawn = workload.tensors().draw(Case("", p), 3).inputs
+    found = workload.tensors().reference(p, drawn)["o"]
+    q, k, v = (drawn[name].double() for name in "qkv")
+    if p.page:
+        k, v = (pool[drawn["table"][2, :3].long()].flatten(0, 1)[:37] for pool in (k, v))
+    else:
+        k, v = k[135:172], v[135:172]
+    expected = scaled_dot_product_attention(
+        q[None, 100:].transpose(1, 2),
+        k[None].transpose(1, 2),
+        v[None].transpose(1, 2),
+        is_causal=p.causal,
+        enable_gqa=True,
+    )[0].transpose(0, 1)
+    assert torch.allclose(found[100:], expected) and found.shape == (137, 4, 64)
+
+
+def test_a_query_that_sees_no_key_has_zeros_and_slots_of_no_sequence_hold_nan():
+    workload, p = parse_problem("varlen:h1,d32,fp16,causal,lens=5+2,kvlens=3+0,page2,pool4")
+    drawn = workload.tensors().draw(Case("", p), 3).inputs
+    found = workload.tensors().reference(p, drawn)["o"]
+    assert not found[[0, 1, 5, 6]].any() and found[2:5].any()
+    assert int(drawn["k"].isnan().all(-1).sum()) == 4 * 2 - 3
+    assert drawn["table"].tolist()[1] == [NO_PAGE, NO_PAGE]
+
+
+def test_shared_pages_are_those_of_the_longest_sequence():
+    workload, p = parse_problem("varlen:h1,d32,fp16,lens=9+20+1,page4")
+    table = workload.tensors().draw(Case("", p, "shared pages"), 3).inputs["table"]
+    assert table[0, :2].tolist() == table[1, :2].tolist() and table[0, 2] not in table[1]
+    assert not math.isnan(float(workload.tensors().draw(Case("", p), 3).inputs["q"].float().sum()))
