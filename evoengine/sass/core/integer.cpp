@@ -200,14 +200,17 @@ Step lea(Context& c, const Instruction& i) {
   } else {
     for (int l = 0; l < LANES; ++l) v[l] = i.c == 2 ? u64(i64(i32(x[l]))) : x[l];
   }
-  if (value.negate)
+  // The carry of a difference is set where nothing is borrowed, of x - 0 too: hence the complement and one more.
+  const bool difference = value.negate && !i.c;
+  if (value.negate && !difference)
     for (int l = 0; l < LANES; ++l) v[l] = 0 - v[l];
   const u32 carry = i.b ? predicate(c, i.operands[last + 1]) : 0;
   const int down = i.c ? 32 : 0;
   const u32 flip = other.negate || other.invert ? ALL : 0;
   Wide sum;
   for (int l = 0; l < LANES; ++l)
-    sum[l] = u64(u32(v[l] << shift >> down)) + (y[l] ^ flip) + other.negate + (carry >> l & 1);
+    sum[l] = u64(u32(v[l] << shift >> down) ^ (difference ? ALL : 0)) + difference + (y[l] ^ flip) + other.negate +
+             (carry >> l & 1);
   each(out, [&](int l) { return u32(sum[l]); });
   if (i.a > 1) write_predicate(c, i.operands[1], bits([&](int l) { return sum[l] >> 32 != 0; }));
   write(c, i.operands[0], out);
