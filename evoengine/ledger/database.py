@@ -373,6 +373,10 @@ def _check_file(url: URL, create: bool) -> bool:
     Raises UsageError where it cannot be kept there, with `create`.
     """
     path = Path(url.database or "")
+    if closed := next((folder for folder in reversed(path.parents) if not _may_enter(folder)), None):
+        raise UsageError(
+            f"the folder {closed} may not be entered; change its permissions, or name another file with --db"
+        )
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
     if not path.parent.is_dir() and not _is_default(url):
@@ -399,6 +403,10 @@ def _check_file(url: URL, create: bool) -> bool:
             raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
         return False
     return True
+
+
+def _may_enter(folder: Path) -> bool:
+    return os.access(folder, os.X_OK) or not os.path.isdir(folder)
 
 
 def _look_into_file(path: Path) -> Contents:

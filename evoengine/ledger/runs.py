@@ -289,36 +289,36 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
 # ── what was in flight in a killed search ─────────────────────────────────────────────────────────────────────────────
 
 
-RETRIES = 2
-"""how often a candidate is tried again, alone, that was in flight when its search was killed: it may be what kills
-it"""
+RETRIES = 4
+"""how often a candidate is tried again, alone, that was in flight when its search was killed. Kernels run in other
+processes, so whatever killed the search is no verdict on them; but what takes down the machine is not tried for ever"""
 WHY_KILLED = "was under way when the process of its search was killed"
 WHY_INTERRUPTED = "was under way when its search was ended"
-WHY_CRASHED = f"its search was killed {RETRIES + 1} times while it was under way"
 
 
 def end_unfinished(session: Session, run: int, *, killed: bool) -> None:
-    """End what is in flight in a run that is over. What was killed too often ends as crashed."""
+    """End what is in flight in a run that is over."""
     for row in session.scalars(select(CandidateRow).where(CandidateRow.run_id == run, CandidateRow.outcome.is_(None))):
-        outcome, reason = Outcome.INTERRUPTED, WHY_INTERRUPTED
-        if killed and (before := kills(session, row)) >= RETRIES:
-            outcome, reason = Outcome.CRASHED, WHY_CRASHED
-            row.evidence = {DEATHS: [{"how": "its search was killed", "alone": n > 0} for n in range(before + 1)]}
-        elif killed:
-            outcome, reason = Outcome.KILLED, WHY_KILLED
-        row.outcome, row.reason, row.finished_at = str(outcome), reason, datetime.now(UTC)
+        row.outcome, row.reason = str(Outcome.INTERRUPTED), WHY_INTERRUPTED
+        if killed:
+            row.outcome, row.reason = str(Outcome.KILLED), WHY_KILLED
+            if (before := kills(session, row)) >= RETRIES:
+                row.reason = f"{WHY_KILLED}, for the {before + 1}th time: it is not tried again"
+        row.finished_at = datetime.now(UTC)
 
 
 _ONE_DEATH = ("the worker process died (%", "the worker process ended without an answer%", "its worker was lost %")
 """how the reasons begin that evoengine up to 0.1.0 gave where one worker had died, whoever had killed it"""
+_KILLED_THRICE = "its search was killed 3 times while it was under way"
+"""the reason that evoengine up to 0.1.0 gave where a search was killed, whoever had killed it"""
 
 
 def of_one_death(session: Session) -> list[CandidateRow]:
-    """Trials that one death, or the end of their search, was made a verdict on: without the evidence for it."""
-    one = or_(*(CandidateRow.reason.like(begins) for begins in _ONE_DEATH), CandidateRow.reason == WHY_CRASHED)
+    """Trials that one death, or the end of their search, was made a verdict on."""
+    one = or_(*(CandidateRow.reason.like(begins) for begins in _ONE_DEATH), CandidateRow.reason == _KILLED_THRICE)
     judged = CandidateRow.outcome.in_([str(Outcome.CRASHED), str(Outcome.UNCOMPILABLE)])
     rows = session.scalars(select(CandidateRow).where(judged, one).order_by(CandidateRow.id))
-    return [row for row in rows if DEATHS not in (row.evidence or {})]
+    return [row for row in rows if row.reason == _KILLED_THRICE or DEATHS not in (row.evidence or {})]
 
 
 def take_back(row: CandidateRow) -> None:
@@ -326,10 +326,9 @@ def take_back(row: CandidateRow) -> None:
 
     The trial is tried again when its run goes on.
     """
-    if row.reason == WHY_CRASHED:
-        row.evidence = {DEATHS: [{"how": "its search was killed", "alone": False}] * (RETRIES + 1)}
-    else:
-        row.outcome, row.reason = str(Outcome.KILLED), f"{row.reason}: it did not die twice with nothing beside it"
+    if row.reason != _KILLED_THRICE:
+        row.reason = f"{row.reason}: it did not die twice with nothing beside it"
+    row.outcome = str(Outcome.KILLED)
 
 
 def kills(session: Session, row: CandidateRow) -> int:
@@ -346,7 +345,7 @@ def kills(session: Session, row: CandidateRow) -> int:
 
 
 def left_over(session: Session, run: int) -> dict[int, int]:
-    """Trials of a run that are to be tried again → how often each was killed."""
+    """Return the trials of a run that were cut short and not tried again, and how often each was killed."""
     retry = aliased(CandidateRow)
     unjudged = [str(o) for o in Outcome if not o.judged]
     again = select(retry.id).where(retry.run_id == run, retry.retry_of == CandidateRow.id)

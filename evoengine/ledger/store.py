@@ -413,9 +413,9 @@ class Ledger:
 
     @patient
     def left_over(self, run: int) -> dict[int, int]:
-        """Return the trials of a run that were in flight when it was killed or ended.
+        """Return the trials of a run that were in flight when it was killed or ended, and how often each was killed.
 
-        Left out are those that were tried again; each has how often it was killed.
+        Left out are those that were tried again.
         """
         with self.database.reading() as session:
             return left_over(session, run)

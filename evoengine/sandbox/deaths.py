@@ -2,11 +2,13 @@
 
 Anything may end a process: an administrator, earlyoom, a cgroup, the death of its keeper. So a task whose worker died
 without reaching a limit runs again, and from then on with no other task of this process beside it. A task whose worker
-died twice alone is the cause itself.
+died twice alone is the cause itself, unless it died by a signal that only another process sends (SENT): those deaths
+are no verdict however many there are, and bounded only so that the search goes on.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +19,15 @@ from evoengine.records import DEATHS, Outcome, Rejection
 
 EXCLUSIVE_DEATHS = 2
 """deaths with no other task running that make a verdict"""
+MOST_DEATHS = 6
+"""after which a task ends without a verdict"""
+STOPPED = "stopped by a signal"
+SENT = frozenset(
+    {*(number.name for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)), STOPPED}
+)
+"""ways to die that a kernel cannot bring about by what it computes. SIGKILL by the OOM killer is not among the deaths:
+it ends the search (workers.py), and no limit of a worker is enforced by SIGKILL without its keeper reporting the limit
+"""
 
 Answer = TypeVar("Answer")
 
@@ -35,6 +46,11 @@ class Death:
     """processes that the kernel's OOM killer ended meanwhile, on the machine or in the process's own cgroup"""
     counts: bool = True
     """False where the machine is at fault: the task runs again as if nothing had happened"""
+
+    @property
+    def own(self) -> bool:
+        """Return whether the task may have caused it."""
+        return self.how not in SENT
 
 
 class TaskLock:
@@ -82,9 +98,10 @@ TASK_LOCK = TaskLock()
 def retry_deaths(
     attempt: Callable[[AbstractContextManager[None]], Answer | Rejection | Death],
 ) -> Answer | Rejection:
-    """Return the task's answer, or a Rejection once its worker has died EXCLUSIVE_DEATHS times while running alone.
+    """Return the task's answer, or a Rejection once its worker has died too often.
 
-    The Rejection is `crashed`. `attempt` runs the task once while it holds the lock that it is given.
+    The Rejection is `crashed` after EXCLUSIVE_DEATHS deaths of its own while running alone, and `killed`, which is no
+    verdict, after MOST_DEATHS in all. `attempt` runs the task once while it holds the lock that it is given.
     """
     deaths: list[tuple[Death, bool]] = []
     while True:
@@ -94,17 +111,18 @@ def retry_deaths(
             return answer
         if answer.counts:
             deaths.append((answer, alone))
-        if len(deaths) == 1 + EXCLUSIVE_DEATHS:
-            return _verdict(deaths)
+        if sum(alone and death.own for death, alone in deaths) == EXCLUSIVE_DEATHS:
+            said = f"the task's worker died {len(deaths)} times, {EXCLUSIVE_DEATHS} of them with nothing beside it"
+            return _end(Outcome.CRASHED, deaths, said)
+        if len(deaths) == MOST_DEATHS:
+            said = f"the task's worker died {len(deaths)} times, by signals that other processes send: no verdict"
+            return _end(Outcome.KILLED, deaths, said)
 
 
-def _verdict(deaths: list[tuple[Death, bool]]) -> Rejection:
+def _end(outcome: Outcome, deaths: list[tuple[Death, bool]], said: str) -> Rejection:
     evidence = [
         {name: value for name, value in asdict(death).items() if name not in ("reason", "counts")} | {"alone": alone}
         for death, alone in deaths
     ]
     last, _ = deaths[-1]
-    reason = (
-        f"{last.reason}; the task's worker died {len(deaths)} times, {EXCLUSIVE_DEATHS} of them with nothing beside it"
-    )
-    return Rejection(Outcome.CRASHED, reason, evidence={DEATHS: evidence})
+    return Rejection(outcome, f"{last.reason}; {said}", evidence={DEATHS: evidence})

@@ -77,6 +77,7 @@ def init_worker(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
     The fork server has an older environment.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Pebble's handler makes an exit code of it
     folder = {"TMPDIR": os.environ["TMPDIR"]}
     tempfile.tempdir = None
     os.environ.clear()

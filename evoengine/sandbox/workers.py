@@ -28,7 +28,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.sandbox.deaths import Death, retry_deaths
+from evoengine.sandbox.deaths import STOPPED, Death, retry_deaths
 from evoengine.sandbox.kept import KeptContext, start_tracker
 from evoengine.sandbox.kept_process import Held
 from evoengine.sandbox.machine import how_ended, oom_kills, why_unfit
@@ -109,11 +109,11 @@ class Workers(ABC):
     ) -> Future[Answer | Rejection]:
         """Return a future of the function's answer, an instance of `returns`, or of a Rejection.
 
-        A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one that
-        exceeds another limit, or returns another type, ends as `on_crash`. If its process dies, the task is retried,
-        and ends as `crashed` when `retry_deaths` decides so. Faults of the machine or of the usage are raised, because
-        they would fail every candidate. After a Rejection, `retry` may return other arguments to try at once. `seconds`
-        overrides the time limit.
+        A task that exceeds its time ends as `hung`, or as `on_crash` if that states the meaning of a hang; one
+        that exceeds another limit, or returns another type, ends as `on_crash`. If its process dies, the task
+        is retried, and ends as `crashed` or `killed` when `retry_deaths` decides so. Faults of the machine or
+        of the usage are raised, because they would fail every candidate. After a Rejection, `retry` may return
+        other arguments to try at once. `seconds` overrides the time limit.
         """
         task = Task(function, on_crash, returns, self._limits.seconds if seconds is None else seconds)
         try:
@@ -254,7 +254,7 @@ class _Worker:
         """
         late = f"no end after {seconds:g} s"
         if self._processes.stopped:
-            return Failure(f"{late}, and the worker process was stopped", late=True, death="stopped by a signal")
+            return Failure(f"{late}, and the worker process was stopped", late=True, death=STOPPED)
         return Failure(late, late=True, limit=f"{seconds:g} s")
 
     def _output_tail(self) -> str:

@@ -146,8 +146,11 @@ def judge_all_checks(
 def record_verdicts(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
     """Record what the judges found, and return the outcome that the candidate has then.
 
-    A candidate that they refute, or cannot judge, leaves the ranking.
+    A candidate that they refute, or cannot judge, leaves the ranking; one whose judge others killed stays as it was.
     """
+    if isinstance(result, Rejection) and not result.outcome.judged:
+        assert candidate.outcome is not None  # it has a prediction
+        return candidate.outcome
     if isinstance(result, Rejection):
         ledger.finish(candidate.trial, result.outcome, result.reason, candidate.occupancy, candidate.device)
         return result.outcome

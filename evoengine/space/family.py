@@ -94,7 +94,7 @@ class Family:
             limits.append(
                 (rule.shared.text, shared, rule.shared, f"a block has {shared} bytes of shared memory at most")
             )
-        parsed = [(Expression.parse(f"{text} <= {limit}", e.where), why) for text, limit, e, why in limits]
+        parsed = [(Expression.parse(f"({text}) <= {limit}", e.where), why) for text, limit, e, why in limits]
         return [Constraint(expr, None, why) for expr, why in parsed if expr.names]
 
     def scope(self, config: Config, variables: Mapping[str, Value] | None = None) -> Scope:

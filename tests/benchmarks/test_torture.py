@@ -100,7 +100,7 @@ FAULTS = {
     "tried again 0 times": lambda ledger, folder: change(
         ledger, CandidateRow, {"outcome": "estimated", "retry_of": None}, outcome="killed"
     ),
-    "crashed that was not killed": lambda ledger, folder: change(
+    "without just one figure": lambda ledger, folder: change(
         ledger, CandidateRow, {"outcome": "estimated"}, outcome="crashed"
     ),
     "evaluated 2 times": lambda ledger, folder: (folder / "log").write_text((folder / "log").read_text() * 2),

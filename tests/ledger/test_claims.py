@@ -158,17 +158,17 @@ def test_how_a_trial_ended_whose_worker_died_is_taken_over_by_nobody(ledger):
     assert add(ledger, start_run(ledger))[1] == Claim(trial, True)  # a limit says something of the kernel
 
 
-def test_nor_is_that_of_one_that_was_under_way_when_its_search_was_killed_three_times(ledger, monkeypatch):
-    monkeypatch.setattr(runs, "LOOK_AGAIN_SECONDS", 0.0)
-    again = None
-    for _ in range(3):
-        run = start_run(ledger)
-        again, _ = ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), again, KEY, False)
-        ledger.database._fences.clear()
-        stand_still(ledger.place, run)
-        ledger.look_for_killed()
-    assert ledger.candidate(again).outcome is Outcome.CRASHED
-    assert [death["alone"] for death in ledger.candidate(again).evidence["deaths"]] == [False, True, True]
+def test_what_three_kills_of_its_search_condemned_is_taken_back_and_evaluated_again(ledger):
+    """As evoengine up to 0.1.0 wrote it."""
+    condemned, _ = add(ledger, start_run(ledger))
+    reason = "its search was killed 3 times while it was under way"
+    deaths = [{"how": "its search was killed", "alone": n > 0} for n in range(3)]
+    ledger.finish(condemned, Outcome.CRASHED, reason, None, None, evidence={"deaths": deaths})
+    (fault,) = find_faults(ledger, lambda stage: None)
+    assert fault.what == f"trial {condemned}: rejected because one process died, whoever had ended it"
+    mend(ledger, lambda line: None)
+    assert find_faults(ledger, lambda stage: None) == []
+    assert (ledger.candidate(condemned).outcome, ledger.candidate(condemned).reason) == (Outcome.KILLED, reason)
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(trial, False)
 

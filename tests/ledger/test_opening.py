@@ -294,23 +294,42 @@ def open_unprivileged(path: Path) -> str:
     return unprivileged(_say_what_opening_says, path)[0]
 
 
-def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
+@pytest.fixture
+def public():
+    """Return a folder that others may read, not below tmp_path: pytest closes its parents whenever it starts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         folder.chmod(0o755)
-    folder, file = tmp_path / "closed", new_file("closed.db")
+        yield folder
+        for each in folder.glob("**/"):
+            each.chmod(0o755)
+
+
+def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, public):
+    folder, file, secret = public / "closed", public / "closed.db", public / "secret.db"
     folder.mkdir(mode=0o555)
-    file.chmod(0o444)
-    secret = new_file("secret.db")
-    secret.chmod(0o000)
-    open_ledger(str(tmp_path / "imports.db"), create=True).close()
-    before = picture(tmp_path)
+    for path, mode in ((file, 0o444), (secret, 0o000)):
+        shutil.copyfile(new_file("empty.db"), path)
+        path.chmod(mode)
+    open_ledger(str(public / "imports.db"), create=True).close()
+    before = picture(public)
     assert "is read-only; name a file in one that can be written" in open_unprivileged(folder / "x.db")
     assert "may not be read and written" in open_unprivileged(file)
     assert "may not be read" in open_unprivileged(secret)
     assert "there is no folder" in open_unprivileged(folder / "below" / "x.db")
-    assert picture(tmp_path) == before
+    assert picture(public) == before
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "none.db", "below/none.db"])
+def test_a_folder_that_may_not_be_entered_is_named(new_file, public, name):
+    open_ledger(str(public / "imports.db"), create=True).close()
+    (public / "closed" / "in").mkdir(parents=True)
+    shutil.copyfile(new_file("empty.db"), public / "closed" / "in" / "ledger.db")
+    (public / "closed").chmod(0o700 if os.geteuid() == 0 else 0o000)
+    said = open_unprivileged(public / "closed" / "in" / name)
+    assert said.startswith(
+        f"the folder {public / 'closed'} may not be entered; change its permissions, or name another"
+    )
 
 
 def _say_what_reading_says(path: str, pipe: Connection) -> None:
@@ -324,19 +343,14 @@ def _say_what_reading_says(path: str, pipe: Connection) -> None:
 
 
 @pytest.fixture
-def archived(new_file, tmp_path):
+def archived(new_file, public):
     """A ledger with one candidate in a folder of its own."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        folder.chmod(0o755)
-    folder = tmp_path / "archive"
+    folder = public / "archive"
     folder.mkdir()
-    path = new_file("ledger.db").rename(folder / "ledger.db")
+    path = Path(shutil.copyfile(new_file("ledger.db"), folder / "ledger.db"))
     with open_ledger(str(path), create=False) as ledger:
         add_ranked(ledger, start_run(ledger), a_figure(1.0))
-    yield path
-    folder.chmod(0o755)
+    return path
 
 
 @pytest.mark.parametrize(("file", "folder"), [(0o444, 0o755), (0o444, 0o555), (0o644, 0o555)])

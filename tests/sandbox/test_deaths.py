@@ -18,7 +18,7 @@ from evoengine.errors import MachineError
 from evoengine.records import Launch, Outcome
 from evoengine.sandbox import kept_process
 from evoengine.sandbox import workers as pools
-from evoengine.sandbox.deaths import EXCLUSIVE_DEATHS, TaskLock
+from evoengine.sandbox.deaths import EXCLUSIVE_DEATHS, MOST_DEATHS, Death, TaskLock, retry_deaths
 from evoengine.sandbox.kept_process import KeptProcess
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import WorkerPool
@@ -64,7 +64,7 @@ def die_soon(folder: Path) -> int:
     note, start = begin(folder), time.monotonic_ns()
     time.sleep(0.05)
     note.write_text(f"{start} {time.monotonic_ns()}")
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSEGV)
     return 0
 
 
@@ -120,12 +120,48 @@ def test_the_second_and_third_attempt_run_alone_and_then_it_is_the_tasks_doing(p
     assert [thread.result() for thread in busy] == [None, None]
     assert rejection.outcome is Outcome.CRASHED
     assert rejection.reason == (
-        "the worker process died (SIGKILL); the task's worker died 3 times, 2 of them with nothing beside it"
+        "the worker process died (SIGSEGV); the task's worker died 3 times, 2 of them with nothing beside it"
     )
     deaths = rejection.evidence["deaths"]
     assert [(d["how"], d["alone"], d["oom_kills"]) for d in deaths] == [
-        ("SIGKILL", False, 0), ("SIGKILL", True, 0), ("SIGKILL", True, 0),
+        ("SIGSEGV", False, 0), ("SIGSEGV", True, 0), ("SIGSEGV", True, 0),
     ]  # fmt: skip
+
+
+def wait_until_killed_often_enough(folder: Path, enough: int) -> int:
+    """Ends at that attempt, before which somebody kills it."""
+    begin(folder)
+    while len(attempts(folder)) < enough:
+        time.sleep(0.01)
+    return 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, *more([signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])])
+@pytest.mark.parametrize("kills", [MOST_DEATHS - 1, *more([MOST_DEATHS])])
+def test_signals_that_only_others_send_are_no_verdict_however_often_they_come(pool, tmp_path, number, kills):
+    task = submit(pool, wait_until_killed_often_enough, tmp_path, kills + 1)
+    for nth in range(kills):
+        wait_for(lambda nth=nth: len(attempts(tmp_path)) == nth + 1)
+        os.kill(int(attempts(tmp_path)[-1].stem), number)
+    if kills < MOST_DEATHS:
+        assert task.result() == 7
+        return
+    rejection = task.result()
+    assert rejection.outcome is Outcome.KILLED and not rejection.outcome.judged
+    assert rejection.reason.endswith("died 6 times, by signals that other processes send: no verdict")
+    assert [death["alone"] for death in rejection.evidence["deaths"]] == [False, *[True] * 5]
+
+
+def test_deaths_by_others_between_do_not_acquit_a_task_that_dies_by_itself_twice():
+    ways = iter(("SIGSEGV", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGSEGV"))
+
+    def attempt(lock):
+        with lock:
+            return Death(next(ways), "the worker process died", 0.1)
+
+    rejection = retry_deaths(attempt)
+    assert rejection.outcome is Outcome.CRASHED
+    assert len(rejection.evidence["deaths"]) == 5
 
 
 def test_a_task_that_wants_to_run_alone_waits_for_running_tasks_and_precedes_later_ones():

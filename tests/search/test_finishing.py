@@ -9,12 +9,12 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
-from evoengine.records import EMULATOR, EXECUTOR, GATE_VERSION, Kind, Outcome, Verdict
+from evoengine.records import EMULATOR, EXECUTOR, GATE_VERSION, Kind, Outcome, Rejection, Verdict
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.search import finishing
 from evoengine.search.evaluators import CpuEvaluator
-from evoengine.search.finishing import Finisher, is_judged, is_whole, judge_export
+from evoengine.search.finishing import Finisher, is_judged, is_whole, judge_export, record_verdicts
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from tests.support.kernel_gate import attention_space, attention_target
@@ -100,6 +100,16 @@ def test_what_would_be_shown_is_judged_until_the_ranking_stands(ledger, space, w
     assert told == [(t, Outcome.UNFINISHED, o) for t, o in zip((scaled, crashing, good), outcomes, strict=False)]
     assert is_whole(ledger.verdicts(good)) and not is_whole(ledger.verdicts(behind))
     assert [c.correct for c in found] == [False, False, True, None]
+
+
+def test_a_candidate_whose_judge_is_killed_by_others_stays_as_it_was(ledger, space):
+    """Unlike one that takes its judge's process down."""
+    run = started(ledger, space)
+    ends = {Outcome.KILLED: Outcome.UNFINISHED, Outcome.CRASHED: Outcome.CRASHED}
+    for how, after in ends.items():
+        trial = add(ledger, run, space, 90.0)
+        assert record_verdicts(ledger, ledger.candidate(trial), Rejection(how, "the worker process died")) is after
+        assert ledger.candidate(trial).outcome is after
 
 
 def test_short_cases_that_passed_are_not_run_again(ledger, space, workers):

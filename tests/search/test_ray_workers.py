@@ -126,7 +126,7 @@ def test_whatever_a_candidate_does_to_its_worker_the_actor_stays():
         actor = actor_of(run(pool, os.getpid))
         for fault in faulty_device.FAULTS:
             rejection = run(pool, faulty_device.run_fault, fault)
-            assert rejection.outcome is (Outcome.HUNG if fault in faulty_device.HANG else Outcome.CRASHED), fault
+            assert rejection.outcome is faulty_device.end_of(fault), fault
             assert actor_of(run(pool, os.getpid)) == actor
     assert not [line for line in said if "lost" in line or "taken out" in line]
 

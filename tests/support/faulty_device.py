@@ -111,6 +111,13 @@ def fault_of(number: int) -> tuple[str, str] | None:
     return KINDS[turn] if turn < len(KINDS) else QUICK[turn % len(QUICK)]
 
 
+def end_of(fault: str) -> Outcome:
+    """What a task ends as that does this whenever it runs, where a crash means `crashed`."""
+    if fault == "kill":  # a signal that only others send
+        return Outcome.KILLED
+    return Outcome.HUNG if fault in HANG else Outcome.CRASHED
+
+
 def expected(number: int) -> Outcome:
     match fault_of(number):
         case None:
@@ -118,7 +125,7 @@ def expected(number: int) -> Outcome:
         case "compile", fault:
             return Outcome.CRASHED if fault in DIE else Outcome.UNCOMPILABLE
         case _, fault:
-            return Outcome.HUNG if fault in HANG else Outcome.CRASHED
+            return end_of(fault)
 
 
 def number_in(source) -> int:

@@ -407,6 +407,7 @@ PROBLEMS = (
     ("gemm:m512,n512,k512,bf16", "a100"),
     ("rms_norm:rows4096,hidden4096,bf16", "h100"),
     ("convolution:w4096,h4096,fw17,fh17", "a100"),
+    ("decode:b32,h32,kv8,s8192,d128,bf16,page16", "h100"),
 )
 
 

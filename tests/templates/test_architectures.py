@@ -20,6 +20,7 @@ BOARDS = ("a100", "a10", "l4", "h100", "b200", "rtx5090")
 """one of each architecture from sm_80 on"""
 PROBLEMS = {
     "attention": "attention:b1,h2,s160,d64,fp16",
+    "attention-backward": "attention-backward:b1,h2,s160,d64,fp16",
     "gemm": "gemm:m256,n256,k256,fp16",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
     "convolution": "convolution:w96,h64,fw5,fh5",

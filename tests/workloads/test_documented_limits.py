@@ -20,6 +20,7 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.
 LARGEST = 2_147_483_647
 SIZES = {
     "attention": "attention:b{b},h{h},sq{sq},sk{sk},d64,fp16",
+    "attention-backward": "attention-backward:b{b},h{h},sq{sq},sk{sk},d64,fp16",
     "gemm": "gemm:m{m},n{n},k{k},fp16",
     "rms_norm": "rms_norm:rows{rows},hidden{hidden},bf16",
     "convolution": "convolution:w{w},h{h},fw{fw},fh{fh}",

@@ -1,0 +1,138 @@
+"""The gate's cases for decode attention: lengths and pages set against a configuration's tiles and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evoengine.records import Config
+from evoengine.workloads.base import Case
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.decode.problem import DecodeProblem
+
+MOST_WORK = 100_000_000
+"""rows times keys times head_dim of a case, which takes some seconds"""
+MANY_ROWS = 33
+"""enough for sums over the errors of all rows, in the case where those are independent"""
+LENGTHS = (
+    "of no key",
+    "of a single key",
+    "of fewer keys than queries",
+    "that end with a step",
+    "a key behind a step",
+    "a key short of a step",
+    "of as many keys as may be",
+)
+"""kinds of lengths that the cases of a configuration have"""
+PAGES = ("two sequences share a page", "the last of the pool", "one that no sequence has")
+FIRST_KEY = "the first key that a query sees takes all weight"
+VALUES = (
+    "a late key that takes all weight",
+    FIRST_KEY,
+    "the last key that a query sees takes all weight",
+    "the first key that a query does not see would take all weight",
+    "a maximum that rises along the keys",
+    "logits beyond a half",
+)
+BEFORE_WINDOW = "the last key before the window would take all weight"
+
+
+def step_keys(config: Config) -> int:
+    """Return the keys that a block goes through in a step; 64 where the configuration does not say."""
+    return int(config.get("warps", 4)) * int(config.get("tile_n", 16))
+
+
+def gate_cases(problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
+    """Return the gate's cases for a configuration: problems that share the compile-time part of `problem`."""
+    found = [*_short_cases(problem, config), *_long_cases(problem, config)]
+    return tuple(replace(case, config=config, whole=problem) for case in found)
+
+
+def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[DecodeProblem]]:
+    """Yield cases that every candidate meets.
+
+    Sequences have from no key to enough that buffers are filled three times in each split, in one batch; keys end with
+    a step, one before and one behind. Pages are drawn in any order, shared, and the pool's last. Queries are several,
+    heads grouped as the problem's and otherwise.
+    """
+    step, splits = step_keys(config), int(config.get("splits", 1))
+    round_trip = (2 * int(config.get("stages", 2)) + 1) * step
+    tile_m, group = int(config.get("tile_m", 16)), problem.group
+    one = replace(problem, batch=1, heads=group, kv_heads=1)
+    two = replace(one, heads=2 * group, kv_heads=2)
+    other = 3 if group != 3 else 5
+    many = max(3, -(-MANY_ROWS // (2 * group * problem.seq_q)))
+
+    def at(keys: int, batch: int = 1, base: DecodeProblem = one, seq_q: int = problem.seq_q) -> DecodeProblem:
+        return replace(base, batch=batch, seq_q=seq_q, seq_k=max(keys, seq_q))
+
+    yield Case("one key", at(1, seq_q=1))
+    yield Case("unequal lengths", at(2 * step + 1, 9, two, max(2, problem.seq_q)), "unequal")
+    yield Case("a long sequence among short ones", at(round_trip - 1, many, two), "one long")
+    yield Case("shared pages", at(2 * step - 1, 3), "shared")
+    yield Case("every split", at(splits * step + 1), "climbing")
+    yield Case("pointing", at(round_trip + 3, 2, two), "pointing")
+    yield Case("several queries", at(step + 5, 2, replace(one, heads=2 * other, kv_heads=2), seq_q=5), "last keys")
+    if problem.window:
+        yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
+    rows = tile_m + 3
+    yield Case("rows of several tiles", at(step + 2, base=replace(one, heads=rows), seq_q=1), "logits")
+
+
+def _long_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[DecodeProblem]]:
+    """Yield cases of candidates that may rank: the problem's own lengths, heads and batch."""
+    one = replace(problem, batch=1, heads=problem.group, kv_heads=1)
+    keys = affordable_keys(problem)
+    part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
+    yield Case("own keys", replace(one, seq_k=keys), long=True, part=part)
+    few = max(problem.seq_q, 17)
+    if problem.batch * problem.heads * problem.seq_q * few * problem.head_dim <= MOST_WORK:
+        yield Case("own heads and batch", replace(problem, seq_k=few), "unequal", long=True)
+
+
+def affordable_keys(problem: DecodeProblem) -> int:
+    """Return the problem's own number of keys, or the most that a case can go through."""
+    return min(problem.seq_k, MOST_WORK // (max(16, problem.group * problem.seq_q) * problem.head_dim))
+
+
+# Cells of a configuration, and those that a case visits.
+
+
+def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
+    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    if not {"tile_n", "warps"} <= config.keys():
+        return frozenset()
+    found = {
+        *(Cell("lengths", what) for what in LENGTHS),
+        # a slope leaves nothing of a key that lies far before its query
+        *(Cell("values", what) for what in VALUES if not (problem.alibi and what == FIRST_KEY)),
+        Cell("heads", "as the problem's are grouped"),
+        Cell("heads", "grouped by another number, which is no power of two"),
+        Cell("heads", "rows of several tiles"),
+        Cell("queries", "several"),
+        Cell("extents", "keys"),
+    }
+    if problem.window:
+        found.add(Cell("values", BEFORE_WINDOW))
+    if problem.page:
+        found |= {Cell("pages", what) for what in PAGES}
+    return frozenset(found)
+
+
+def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
+    """Return the cells that a case visits by its sizes. What it drew is none of this."""
+    whole, p, config = case.whole, case.problem, case.config
+    if whole is None or not {"tile_n", "warps"} <= config.keys():
+        return frozenset()
+    found = set[Cell]()
+    if p.group == whole.group and p.kv_heads > 1:
+        found.add(Cell("heads", "as the problem's are grouped"))
+    if p.group != whole.group and p.group & (p.group - 1) and p.kv_heads > 1:
+        found.add(Cell("heads", "grouped by another number, which is no power of two"))
+    if p.group * p.seq_q > int(config.get("tile_m", 16)):
+        found.add(Cell("heads", "rows of several tiles"))
+    if p.seq_q > 1 and p.batch > 1:
+        found.add(Cell("queries", "several"))
+    if p.seq_k == affordable_keys(whole):
+        found.add(Cell("extents", "keys"))
+    return frozenset(found)

@@ -1,0 +1,73 @@
+"""State what decode attention costs and how its kernels are launched.
+
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES, Parameter
+from evoengine.records import Config, Launch
+from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.decode.cases import cells, gate_cases, visited
+from evoengine.workloads.decode.problem import DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
+
+
+class Decode(Workload[DecodeProblem]):
+    name = "decode"
+    grammar = f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,page…][,window…][,softcap…][,alibi][,sinks]"
+    example = EXAMPLE
+    compile_time = ("head_dim", "dtype", "element_bytes", "page", "window", "softcap", "alibi", "sinks")
+    baseline_label = "SDPA"
+
+    def parse(self, text: str) -> DecodeProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: DecodeProblem) -> float:
+        """Return 4·B·H·Sq·S·D, as of attention without a mask, where S are the keys within the window."""
+        p = problem
+        return 4.0 * p.batch * p.heads * p.seq_q * p.keys * p.head_dim
+
+    def min_dram_bytes(self, problem: DecodeProblem) -> float:
+        """Return the bytes of the keys and values of all sequences read once, of q, o, the table and the lengths."""
+        p = problem
+        cache = 2 * p.batch * p.keys * p.kv_heads * p.head_dim
+        queries = 2 * p.batch * p.seq_q * p.heads * p.head_dim
+        return float(DTYPE_BYTES[p.dtype] * (cache + queries) + 4 * p.batch * (p.table_width + 1))
+
+    def cases(self, problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
+        return gate_cases(problem, config)
+
+    def cells(self, problem: DecodeProblem, config: Config) -> frozenset[Cell]:
+        return cells(problem, config)
+
+    def visited(self, case: Case[DecodeProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(case)
+
+    def parameters(self, problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
+        return parameters(problem, config)
+
+    def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
+        return ("partial", "states", "o", "heads") if entry == "combine" else None
+
+    def indices(self, problem: DecodeProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
+        """Return full lengths, and a table of all pages in a drawn order."""
+        lengths = np.full(problem.batch, problem.seq_k, np.int32)
+        table = np.random.default_rng(seed).permutation(problem.pages).astype(np.int32)
+        return {"lengths": lengths.view(np.uint8)} | ({"block_table": table.view(np.uint8)} if problem.page else {})
+
+    def index_bounds(self, problem: DecodeProblem) -> tuple[IndexBound, ...]:
+        """Return those of lengths, and of the pages that a sequence of its length has."""
+        lengths = IndexBound("lengths", problem.seq_k)
+        if not problem.page:
+            return (lengths,)
+        return lengths, IndexBound("block_table", problem.pages - 1, "lengths", problem.page)
+
+    def tensors(self) -> Tensors[DecodeProblem]:
+        from evoengine.workloads.decode.tensors import DecodeTensors
+
+        return DecodeTensors()

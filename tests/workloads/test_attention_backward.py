@@ -1,0 +1,238 @@
+"""The backward kernels are right, broken ones are not, and the reference is what autograd computes in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+
+from evoengine.devices.base import ScratchParameter
+from evoengine.errors import UsageError
+from evoengine.records import CompiledCandidate, Kind
+from evoengine.search.evaluators import gate_plan, make_plans
+from evoengine.stages.compile import compile_source
+from evoengine.stages.predict import predict_figure
+from evoengine.stages.verify import bounds
+from evoengine.workloads import parse_problem
+from evoengine.workloads.attention_backward.problem import PREPARE, TAKEN, BackwardProblem
+from evoengine.workloads.attention_backward.tensors import forward
+from evoengine.workloads.base import Case
+from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate, execute
+
+FULL = "attention-backward:b1,h2,s200,d64,fp16"
+CAUSAL = "attention-backward:b1,h4,sq90,sk150,d64,bf16,causal,kv2"
+ATOMIC = {"family": "mma", "tile_m": 32, "tile_n": 64, "warps": 4, "stages": 2, "dq": "atomic", "layout": "swizzle", "min_blocks": 1}  # fmt: skip
+PASS = {**ATOMIC, "dq": "second_pass"}
+SCALAR = {"family": "scalar", "tile_m": 16, "tile_n": 16, "warps": 8}
+
+# ── what the kernels compute ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def judged(gate: KernelGate, config, old: str = "", new: str = "", seed: int = 7):
+    """Return the executor's verdict on a configuration's kernels with the text `new` in place of `old`."""
+    source = gate.doctored(config, old, new) if old else gate.source(config)
+    binary = compile_source(source, gate.target.gpu.arch)
+    return execute(gate.target.workload, source, binary, make_plans(gate.space, gate.target, config), seed)
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [(CAUSAL, ATOMIC), *more([(FULL, ATOMIC), (FULL, PASS), (CAUSAL, PASS), (FULL, SCALAR), (CAUSAL, SCALAR)])],
+)
+def test_both_judges_call_the_kernels_right(kernel_gate, problem, config):
+    gate = kernel_gate(problem)
+    assert gate.space.why_invalid(config) is None
+    verdict = judged(gate, config)
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage.missing == ()
+    verdict = gate.judge(config)
+    assert verdict.correct, verdict.reason
+
+
+PROBLEMS = [
+    "attention-backward:b1,h2,sq77,sk203,d64,fp16",
+    "attention-backward:b2,h4,s101,d64,bf16,causal,kv2",
+    "attention-backward:b1,h6,sq45,sk131,d128,fp16,causal,kv2",
+    "attention-backward:b1,h2,sq119,sk67,d128,bf16,causal",
+    "attention-backward:b1,h2,s1,d64,bf16",
+]
+
+
+@pytest.mark.parametrize("number", [1, *more(n for n in range(100) if n != 1)])
+def test_a_valid_configuration_passes(kernel_gate, number):
+    gate = kernel_gate(PROBLEMS[number % len(PROBLEMS)])
+    config = gate.draw(100, seed=number)[number]
+    verdict = judged(gate, config, seed=number)
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
+
+
+FAULTS = [
+    # name, configuration, problem, text of the good kernels, text of the broken ones
+    ("scale left out of dK", ATOMIC, FULL, "store(sum_k, scale,", "store(sum_k, 1.0f,"),
+    ("scale left out of dQ", ATOMIC, FULL, "+ e * 32] * scale", "+ e * 32]"),
+    ("scale left out of the logits", ATOMIC, FULL, "scale * LOG2_E", "LOG2_E"),
+    ("dP without delta", ATOMIC, FULL, "(ds[i].d[j] - less.x)", "ds[i].d[j]"),
+    ("delta of another row", ATOMIC, FULL, "of_rows + TILE_M + p[0].column(e)", "of_rows + TILE_M"),
+    ("LSE in base 2", ATOMIC, FULL, "-LOG2_E * top.x", "-top.x"),
+    ("dK and dV exchanged", ATOMIC, FULL, "store(sum_k, scale, tiles.owned[0], dk + own", "store(sum_k, scale, tiles.owned[0], dv + own"),
+    ("dQ added up without atomics", ATOMIC, FULL, "atomicAdd(sums + place_of(turn) + e * 32, part[0].d[e])", "sums[place_of(turn) + e * 32] += part[0].d[e]"),
+    ("sums of dQ not zeroed", ATOMIC, FULL, "write_four(zeros + i, make_float4(0, 0, 0, 0));", ";"),
+    ("half of the sums of dQ zeroed", ATOMIC, FULL, "i < TILE_M * HEAD_DIM; i += THREADS * 4", "i < TILE_M * HEAD_DIM / 2; i += THREADS * 4"),
+    ("barrier between dS and its readers dropped", ATOMIC, FULL, "        __syncthreads();\n        const long long head", "        const long long head"),
+    ("barrier before K's place is reused dropped", ATOMIC, FULL, "    __syncthreads();\n    store(sum_k", "    store(sum_k"),
+    ("a step's tile read before it is there", ATOMIC, FULL, "pipeline_wait<STAGES - 2>();", "__syncthreads();"),
+    ("a buffer filled while it is read", ATOMIC, FULL, "request(step + STAGES - 1);", "request(step + STAGES);"),
+    ("last tile of queries left out", ATOMIC, FULL, "turns = query_tiles - first_tile", "turns = query_tiles - first_tile - (query_tiles > 1)"),
+    ("keys behind the last not masked", ATOMIC, FULL, "first_key + TILE_N > seq_k ||", ""),
+    ("mask aligned to the upper left", ATOMIC, CAUSAL, "key - diagonal - row : 0", "key - row : 0"),
+    ("mask one query too late", ATOMIC, CAUSAL, "key - diagonal - row : 0", "key - diagonal - row + 1 : 0"),
+    ("mask one query too early", ATOMIC, CAUSAL, "key - diagonal - row : 0", "key - diagonal - row - 1 : 0"),
+    ("tiles of queries skipped that see a key", ATOMIC, CAUSAL, "max(0, first_key - diagonal) / TILE_M", "min(query_tiles - 1, (max(0, first_key - diagonal) + TILE_M - 1) / TILE_M)"),
+    ("first head of a group alone", ATOMIC, CAUSAL, "steps = group * turns", "steps = turns"),
+    ("same head for all of a group", ATOMIC, CAUSAL, "(kv_head * group + step / turns) * seq_q", "(kv_head * group) * seq_q"),
+    ("delta of half of the columns", ATOMIC, FULL, "for (int w = 0; w < 4; ++w) {", "for (int w = 0; w < 2; ++w) {"),
+    ("a row of dK too many", ATOMIC, FULL, "if (row >= rows) break;", "if (row > rows) break;"),
+    ("dQ of the pass masked one key too late", PASS, CAUSAL, "row + diagonal + 1) : seq_k) - step", "row + diagonal + 2) : seq_k) - step"),
+    ("dQ of the pass without its last keys", PASS, FULL, "steps = (keys + TILE_M - 1) / TILE_M", "steps = (keys + TILE_M - 2) / TILE_M"),
+    ("KV head of another query head", PASS, CAUSAL, "kv_head = head / (heads / kv_heads);", "kv_head = head % kv_heads;"),
+    ("P where dS belongs", SCALAR, FULL, "sum_k[r].add(p * (gradient.dot(value[r]) - less), query)", "sum_k[r].add(p, query)"),
+    ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
+]  # fmt: skip
+FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late")
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
+)
+def test_a_planted_fault_is_caught(kernel_gate, config, problem, old, new):
+    verdict = judged(kernel_gate(problem), config, old, new)
+    assert verdict.outcome is not None and verdict.reason, "the fault escaped"
+
+
+# ── the reference, and the tolerance ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("draw", ["normal", "large logits", "one-hot rows", "diagonal"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_is_autograds_gradient_in_float64(draw, causal):
+    """Of lengths that leave eight rows without a key under a mask."""
+    workload, problem = parse_problem("attention-backward:b2,h6,kv2,sq37,sk29,d64,fp16")
+    problem = replace(problem, causal=causal)
+    tensors = workload.tensors()
+    inputs = {name: x.double() for name, x in tensors.draw(Case("", problem, draw), 3).inputs.items()}
+    leaves = {name: inputs[name].clone().requires_grad_() for name in "qkv"}
+    o, lse = forward(problem, {**inputs, **leaves})
+    wanted = torch.autograd.grad(o, list(leaves.values()), inputs["dout"])
+    found = tensors.reference(problem, {**inputs, "o": o.detach(), "lse": lse.detach()})
+    assert (lse.isinf().sum() > 0) == causal
+    for name, gradient in zip(("dq", "dk", "dv"), wanted, strict=True):
+        assert float((found[name] - gradient).abs().max()) < 1e-12
+
+
+def test_rows_without_a_key_have_no_gradient():
+    workload, problem = parse_problem("attention-backward:b1,h1,sq9,sk4,d64,fp16,causal")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("", problem), 1).inputs
+    assert inputs["lse"][0, 0, :5].eq(-math.inf).all() and inputs["o"][0, 0, :5].eq(0).all()
+    assert tensors.reference(problem, inputs)["dq"][0, 0, :5].eq(0).all()
+
+
+@pytest.mark.parametrize("text", ["attention-backward:b1,h4,kv2,sq300,sk200,d64,fp16", *more([CAUSAL])])
+def test_the_best_kernel_is_within_the_tolerance(text):
+    """P and dS rounded, and the gradients: all that a kernel must round."""
+    workload, problem = parse_problem(text)
+    tensors = workload.tensors()
+    for seed, draw in enumerate(("normal", "large logits", "one-hot rows", "diagonal") * 3):
+        case = Case("", problem, draw if draw != "normal" or problem.seq_k > problem.seq_q else "ordinary")
+        drawn = tensors.draw(case, seed)
+        best, exact = tensors.rounded_once(problem, drawn.inputs), tensors.reference(problem, drawn.inputs)
+        errors = {name: best[name].double() - exact[name] for name in best}
+        for bound in chain.from_iterable(bounds(workload, case, drawn, best, errors, exact).values()):
+            assert bound.error <= bound.allowed, f"{draw}: {bound}"
+
+
+def test_samples_are_heads_of_the_whole_problem():
+    workload, problem = parse_problem("attention-backward:b2,h6,kv2,sq9,sk14,d64,fp16")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("", problem), 1).inputs
+    whole = tensors.reference(problem, inputs)
+    samples = tensors.samples(problem, inputs, 1)
+    assert len(samples) == 2
+    for sample in samples:
+        part = sample.take(whole)
+        for name, gradient in tensors.reference(sample.problem, sample.inputs).items():
+            assert torch.allclose(part[name], gradient)
+
+
+# ── problems, figures, parameters ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_problem_is_read_back_as_it_is_written():
+    for text in (*PROBLEMS, FULL, CAUSAL):
+        assert str(parse_problem(text)[1]) == text
+    assert parse_problem("attention-backward:d64,causal,bf16,h4,b1,s8,kv2")[1] == BackwardProblem(1, 4, 2, 8, 8, 64, "bf16", True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("b1,h2,s8,d96,fp16", "head_dim 96; the templates cover 64 and 128"),
+        ("b1,h3,kv2,s8,d64,fp16", "heads must be a multiple of kv heads"),
+        ("b1,h2,s8,sq4,d64,fp16", "gives both s… and sq…/sk…"),
+        ("b1,h2,sq8,d64,fp16", "does not give seq_k"),
+        ("b1,h2,d64,fp16", "does not give seq_q"),
+        ("b1,h2,s8,d64", "does not give dtype"),
+        ("b1,h2,s8,d64,fp16,window128", "a part 'window128' that is not b, h, kv, s, sq, sk, d with a number"),
+        ("b70000,h2,s8,d64,fp16", "batch 70000; it must be from 1 to 65535"),
+        ("b1,h0,s8,d64,fp16", "heads 0; it must be from 1"),
+    ],
+)
+def test_a_wrong_problem_gets_a_sentence(text, said):
+    with pytest.raises(UsageError, match="^[^\n]*$") as error:
+        parse_problem(f"attention-backward:{text}")
+    assert said in str(error.value)
+
+
+def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():
+    for mask in ("", ",causal"):
+        backward, problem = parse_problem(f"attention-backward:b2,h8,s512,d128,bf16{mask}")
+        forwards, own = parse_problem(f"attention:b2,h8,s512,d128,bf16{mask}")
+        assert backward.flops(problem) == 2.5 * forwards.flops(own)
+
+
+def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken():
+    workload, problem = parse_problem(FULL)
+    names = {p.name for p in workload.parameters(problem, ATOMIC)}
+    assert workload.entry == PREPARE and set().union(*TAKEN.values()) == names
+    (sums,) = (p for p in workload.parameters(problem, ATOMIC) if p.name == "dq_sum")
+    assert isinstance(sums, ScratchParameter) and sums.shape == (1, 2, 7, 32 * 64)
+    (none,) = (p for p in workload.parameters(problem, PASS) if p.name == "dq_sum")
+    assert none.shape == (1,)
+
+
+@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, SCALAR])])
+def test_the_time_is_predicted_from_all_three_kernels(kernel_gate, config):
+    gate = kernel_gate(FULL)
+    source = gate.source(config)
+    binary = compile_source(source, gate.target.gpu.arch)
+    found = predict_figure(gate.target, CompiledCandidate(0, source, binary, config), {})
+    assert found.by_model and found.figure.kind is Kind.ESTIMATED
+    assert [entry for entry, _ in source.launch.kernels(source.entry)] == list(TAKEN)
+
+
+@pytest.mark.parametrize("problem", [CAUSAL, *more(PROBLEMS)])
+def test_cases_keep_what_is_compiled_in(kernel_gate, problem):
+    gate = kernel_gate(problem)
+    for config in (ATOMIC, SCALAR):
+        for case, _ in gate_plan(gate.space, gate.target, config):
+            own, whole = case.problem, gate.problem
+            assert (own.head_dim, own.dtype, own.causal) == (whole.head_dim, whole.dtype, whole.causal)
+
+
+def test_the_second_pass_gives_the_same_bits_each_time_and_says_so(kernel_gate):
+    assert "atomicAdd" not in kernel_gate(FULL).source(PASS).text
+    assert "atomicAdd" in kernel_gate(FULL).source(ATOMIC).text

@@ -1,0 +1,239 @@
+"""The decode kernels are right in the executor and the emulator, broken ones are not; problems, figures and cells."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evoengine.errors import UsageError
+from evoengine.records import CompiledCandidate
+from evoengine.search.evaluators import make_plans
+from evoengine.stages.compile import compile_source
+from evoengine.stages.gate import executor, judge_whole
+from evoengine.stages.predict import predict_binary
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+from evoengine.workloads.decode.tensors import OUTSIDE
+from tests.support.exhaustive import more, representatives
+
+PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000,d64,fp16"
+QUERIES = "decode:b2,h12,kv2,s777,sq5,d128,bf16,page7"
+WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
+CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
+ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
+LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
+TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
+
+FAULTS = [
+    # name, configuration, problem, text of the good kernel, text of the broken one
+    ("mask lost at the length", ONE, PAGED, "first + TILE_N > work.seen", "false"),
+    ("mask one key too late", ONE, PLAIN, "if (s.column(i) >= visible)", "if (s.column(i) > visible)"),
+    ("mask of the last query for all", ONE, QUERIES, "length - seq_q + 1 + (first_row + row) / group", "length"),
+    ("mask of a query too early", TWO, QUERIES, "length - seq_q + 1 +", "length - seq_q +"),
+    ("keys behind the length read", ONE, PLAIN, "k, lane(), work.length - first, offset_of", "k, lane(), TILE_N, offset_of"),
+    ("values behind the length read", LAST, PAGED, "v, lane(), work.length - first, offset_of", "v, lane(), TILE_N, offset_of"),
+    ("entries behind the last page followed", ONE, PAGED, "&& key < work.length ? cache", "? cache"),
+    ("page of the key before", TWO, PAGED, "pages[key / PAGE] * PAGE", "pages[max(0, key - 1) / PAGE] * PAGE"),
+    ("pages in order", ONE, PAGED, "pages[key / PAGE] * PAGE", "(pages[0] + key / PAGE) * PAGE"),
+    ("table of the first sequence for all", LAST, PAGED, "block_table + (long long)work.sequence * slots", "block_table"),
+    ("place in a page taken for a power of two", ONE, QUERIES, "key % PAGE", "(key & 7)"),
+    ("slots of the tile before", ONE, PAGED, "        find(i + 1);", "        find(i);"),
+    ("cache of another KV head", TWO, PAGED, "long long own = work.kv_head * HEAD_DIM;", "long long own = 0;"),
+    ("head off by one in its group", ONE, PAGED, "q + work.row_index(row) *", "q + work.row_index(min(row + 1, work.rows - 1)) *"),
+    ("queries and heads exchanged in a tile", ONE, QUERIES, "seq_q + i / group) * heads + head + i % group", "seq_q + i % seq_q) * heads + head + i / seq_q"),
+    ("rows of the second tile are the first's", ONE, "decode:b1,h19,kv1,s300,d64,bf16,page16", "int i = first_row + row;", "int i = row;"),
+    ("tile read before it has landed", ONE, PAGED, "copy_async_wait<STAGES - 2>();", "copy_async_wait<STAGES - 1>();"),
+    ("buffer filled while it is read", ONE, PAGED, "        request(i + STAGES - 1);\n    }", "        request(i + STAGES);\n    }"),
+    ("warps merge before they are done", LAST, PAGED, "__syncthreads();  // no copy", "// no copy"),
+    ("merge reads what is not written yet", ONE, PAGED, "    __syncthreads();\n#pragma unroll 2", "#pragma unroll 2"),
+    ("outputs of earlier tiles not rescaled", ONE, PAGED, "    out.scale_rows(rescale);\n", ""),
+    ("stale maximum", ONE, PAGED, "row_max = top;\n        row_sum *= factor", "row_sum *= factor"),
+    ("warps merged without their maxima", ONE, PAGED, "exp2_approx(state.x - top) : 0.0f;\n            float4", "1.0f : 0.0f;\n            float4"),
+    ("last warp left out", ONE, PAGED, "for (int w = 0; w < WARPS; ++w) {", "for (int w = 0; w < WARPS - 1; ++w) {"),
+    ("splits combined without their maxima", TWO, PAGED, "exp2_approx(state.x - top) : 0.0f;\n    float sum", "1.0f : 0.0f;\n    float sum"),
+    ("last split left out", TWO, PAGED, "split < SPLITS; ++split", "split < SPLITS - 1; ++split"),
+    ("steps lost where splits do not divide them", LAST, PLAIN, "int((blockIdx.x + 1) * (long long)all / SPLITS) - first_step", "all / SPLITS"),
+    ("a split without keys is not told", TWO, PAGED, "if (column == 0) states[place]", "if (column == 0 && sum > 0.0f) states[place]"),
+    ("count of splits never set back", LAST, PAGED, "if (*ticket == SPLITS - 1) *arrived = 0;", ""),
+    ("last but one block combines", LAST, PAGED, "return *ticket == SPLITS - 1;", "return *ticket == SPLITS - 2;"),
+    ("parts not made visible", LAST, PAGED, "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {"),
+    ("sums in a half", TWO, PLAIN, "float2(top, sum);", "float2(top, __half2float(__float2half(sum)));"),
+    ("window a key too wide", ONE, WINDOW, "key < visible - WINDOW", "key < visible - WINDOW - 1"),
+    ("window a key too narrow", ONE, WINDOW, "key < visible - WINDOW", "key <= visible - WINDOW"),
+    ("window of the first row for the last too", ONE, WINDOW, " || first < work.unseen", ""),
+    ("a step too many left out before the window", TWO, WINDOW, "max(0, seen - WINDOW) / (WARPS * TILE_N)", "(max(0, seen - WINDOW) + WARPS * TILE_N - 1) / (WARPS * TILE_N)"),
+    ("cap of twice the height", ONE, CAPPED, "x = 30.0f - __fdividef(60.0f, exp2_approx(x * (2.0f * LOG2_E / 30.0f)) + 1.0f);", "x = 60.0f - __fdividef(120.0f, exp2_approx(x * (2.0f * LOG2_E / 60.0f)) + 1.0f);"),
+    ("no cap", ONE, CAPPED, "x = 30.0f - __fdividef(60.0f, exp2_approx(x * (2.0f * LOG2_E / 30.0f)) + 1.0f);", ""),
+    ("slope of the first head for all", ONE, CAPPED, "slopes[work.head_of(", "slopes[work.head + 0 * work.head_of("),
+    ("distance from the last query for all", TWO, CAPPED, "int position = work.visible(first_row + s.row(s.half(i))) - 1;", "int position = work.length - 1;"),
+    ("sink in every split", TWO, CAPPED, "if (blockIdx.x == 0) {\n            float sink", "{\n            float sink"),
+    ("sink of another head", ONE, CAPPED, "sinks[work.head_of(row)]", "sinks[work.head]"),
+    ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
+]  # fmt: skip
+FAST = (
+    "mask lost at the length",
+    "pages in order",
+    "buffer filled while it is read",
+    "last split left out",
+    "count of splits never set back",
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
+)
+def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, **wanted}
+    if wanted["family"] == "two_kernels":
+        config["combine_warps"] = 4
+    config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
+    assert gate.space.why_invalid(config) is None
+    assert gate.refutes(config, old, new), "the fault escaped"
+
+
+DRAWN_FROM = (
+    PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0, 1, *more(range(2, 30))])
+def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_gate, number):
+    gate = kernel_gate(DRAWN_FROM[number % len(DRAWN_FROM)])
+    config = gate.draw(30, seed=5)[number]
+    source = gate.source(config)
+    verdict = gate.judge(config, source, seed=number)
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
+    assert verdict.coverage.missing == ()
+    binary = compile_source(source, gate.target.gpu.arch)
+    candidate = CompiledCandidate(0, source, binary, config)
+    verdict = judge_whole(
+        executor(candidate), gate.target.workload, make_plans(gate.space, gate.target, config), number
+    )
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
+
+
+# --- problems
+
+
+@pytest.mark.parametrize("text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED])
+def test_a_problem_is_read_as_it_is_written(text):
+    workload, problem = parse_problem(text)
+    assert str(problem) == text and workload.parse(str(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("decode:b1,h4,s64,d64,fp16,page0", "pages of 0 keys; give the page at least one, or leave it out"),
+        ("decode:b1,h4,s64,d64,fp16,page-4", "part 'page-4' that is not b, h, kv, sq, s, d, page, window, softcap with a number"),
+        ("decode:b1,h4,kv3,s64,d64,fp16", "4 heads over 3 kv heads; heads must be a multiple of kv heads"),
+        ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256"),
+        ("decode:b1,h4,s64,sq17,d64,fp16", "seq_q 17; it must be from 1 to 16"),
+        ("decode:b1,h4,s3,sq4,d64,fp16", "4 queries of each sequence and 3 keys"),
+        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or alibi or sinks"),
+        ("decode:b60000,h4,s65536,d64,fp16", "a cache of 3,932,160,000 keys; kernels number them by int32"),
+    ],
+)  # fmt: skip
+def test_a_problem_that_cannot_be_is_refused_in_a_sentence(text, message):
+    with pytest.raises(UsageError) as refused:
+        parse_problem(text)
+    assert message in str(refused.value)
+
+
+def test_splits_beyond_the_steps_are_no_configurations(kernel_gate):
+    space = kernel_gate("decode:b1,h4,s64,d64,fp16").space
+    config = {"family": "two_kernels", "tile_m": 16, "tile_n": 32, "warps": 1, "stages": 2, "layout": "swizzle"}
+    config |= {"splits": 3, "combine_warps": 4, "min_blocks": 1}
+    assert space.why_invalid(config) == "splits beyond the steps of the longest sequence have no key"
+    assert space.why_invalid({**config, "splits": 2}) is None
+
+
+# --- what is drawn, and what is expected
+
+
+def drawn(problem, draw="unequal", seed=3):
+    workload, problem = parse_problem(problem)
+    return workload.tensors(), problem, workload.tensors().draw(Case("any", problem, draw), seed).inputs
+
+
+@pytest.mark.parametrize("draw", ["unequal", "one long", "shared", "pointing"])
+def test_whatever_is_no_key_of_a_sequence_is_nan(draw):
+    _, problem, inputs = drawn("decode:b9,h4,kv2,s130,sq2,d64,fp16,page16", draw)
+    lengths, table = inputs["lengths"], inputs["block_table"]
+    finite = ~inputs["k"].isnan().any(-1).any(-1)
+    for page in range(problem.pages):
+        used = [
+            int(n) - 16 * j
+            for n, row in zip(lengths, table, strict=True)
+            for j in range(9)
+            if row[j] == page and n > 16 * j
+        ]
+        assert int(finite[page].sum()) == min(16, max(used, default=0))
+    behind = torch.arange(9) * 16 >= lengths[:, None]
+    assert (table[behind] == OUTSIDE).all() and (table[~behind] < problem.pages).all()
+
+
+@pytest.mark.parametrize("problem", [QUERIES, "decode:b3,h4,kv2,s50,sq4,d64,fp16"])
+def test_the_reference_is_attention_over_each_sequence_s_own_keys(problem):
+    tensors, problem, inputs = drawn(problem)
+    found = tensors.reference(problem, inputs)["o"]
+    caches = {name: inputs[name].view(-1, problem.kv_heads, problem.head_dim).double() for name in "kv"}
+    for b, length in enumerate(inputs["lengths"].tolist()):
+        for i in range(problem.seq_q):
+            seen = max(0, length - problem.seq_q + i + 1)
+            slots = [
+                int(inputs["block_table"][b, j // problem.page]) * problem.page + j % problem.page
+                if problem.page
+                else b * problem.seq_k + j
+                for j in range(seen)
+            ]
+            for head in (0, problem.heads - 1):
+                k, v = (caches[name][slots, head // problem.group] for name in "kv")
+                weights = torch.softmax(k @ inputs["q"][b, i, head].double() / math.sqrt(problem.head_dim), 0)
+                assert torch.allclose(found[b, i, head], weights @ v)
+
+
+def test_the_baseline_is_sdpa_on_the_gathered_cache():
+    tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,sq3,d64,fp16,page16", "normal")
+    found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
+    assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
+
+
+def test_a_prediction_has_full_lengths_and_every_page_once():
+    workload, problem = parse_problem(PAGED)
+    made = {name: data.view(np.int32) for name, data in workload.indices(problem, {}, 0).items()}
+    assert (made["lengths"] == 1000).all() and sorted(made["block_table"]) == [*range(problem.pages)]
+
+
+# --- figures
+
+
+def test_figures_count_each_key_and_value_once():
+    workload, problem = parse_problem("decode:b32,h32,kv8,s8192,d128,bf16,page16")
+    assert workload.flops(problem) == 4 * 32 * 32 * 8192 * 128
+    cache, queries, table = 2 * 32 * 8192 * 8 * 128, 2 * 32 * 32 * 128, 32 * (512 + 1)
+    assert workload.min_dram_bytes(problem) == 2 * (cache + queries) + 4 * table
+
+
+COPY_GBS = 2760
+"""of a large copy on an H100 (chips.toml: dram_turn_cost)"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "config", "share"),
+    [
+        (32, {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
+        *more([(4, {"family": "two_kernels", "splits": 4}, 0.7), (1, {"family": "last_block", "splits": 16}, 0.69)]),
+    ],
+)  # fmt: skip
+def test_starts_reach_the_memory_s_rate(kernel_gate, batch, config, share):
+    gate = kernel_gate(f"decode:b{batch},h32,kv8,s8192,d128,bf16,page16")
+    config = gate.start(config)
+    source = gate.source(config)
+    candidate = CompiledCandidate(0, source, compile_source(source, gate.target.gpu.arch), config)
+    found = predict_binary(gate.target, candidate)
+    assert gate.target.min_dram_bytes / found.time_us / 1e3 > share * COPY_GBS
