@@ -45,7 +45,7 @@ def test_every_family_has_a_start_on_every_gpu(problem):
     least = 80 if problem.startswith("varlen") else 75
     for gpu in (gpu for gpu in known_gpus().values() if gpu.capability >= least):
         space = load_space(asset("search_spaces") / f"{workload.name}.toml", own, gpu)
-        assert {c["family"] for c in space.starts} == set(space.families), gpu.key
+        assert {c["family"] for c in space.starts} == set(space.families) - space.empty_families.keys(), gpu.key
 
 
 def test_a_launch_that_disagrees_with_the_template_about_shared_memory_does_not_compile(kernel_gate):
