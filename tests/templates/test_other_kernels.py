@@ -18,6 +18,8 @@ PROBLEMS = [
     "rms_norm:rows4096,hidden4096,bf16",
     "rms_norm:rows4096,hidden5120,fp16",
     "rms_norm:rows4096,hidden4096,fp32",
+    "rowwise:rope,rows8192,hidden4096,d128,bf16",
+    "rowwise:silu_mul,rows8192,hidden14336,bf16",
     "convolution:w4096,h4096,fw17,fh17",
 ]
 SEQUENCES = ["varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048", "varlen:h32,kv8,d64,fp16,lens=512+37+2048,page16"]
@@ -32,7 +34,8 @@ CASES += more((problem, arch, ALL) for problem in PROBLEMS for arch in ("sm_80",
 @pytest.mark.parametrize(("problem", "arch", "most"), CASES)
 def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arch, most):
     gate = kernel_gate(problem)
-    by_family = {f: [c for c in gate.space.starts if c["family"] == f][:most] for f in gate.space.families}
+    families = set(gate.space.families) - gate.space.empty_families.keys()
+    by_family = {f: [c for c in gate.space.starts if c["family"] == f][:most] for f in families}
     assert all(by_family.values())
     for config in chain(*by_family.values()):
         binary = compile_source(gate.source(config), arch)
