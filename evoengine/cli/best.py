@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +27,7 @@ from evoengine.hints import hint
 
 if TYPE_CHECKING:
     from evoengine.tuning.best import Best
+    from evoengine.tuning.dispatch_table import Table as DispatchTable
 
 
 @click.command()
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--package",
-    "packaged",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Write the best kernel as a package to this new folder; --as says which.",
@@ -65,31 +67,14 @@ if TYPE_CHECKING:
     "--fused-moe",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the best configuration of every gemm on --gpu as E=1,N=…,device_name=….json for the fused MoE kernel "
-    "of vLLM and SGLang. The files suggest tile sizes; they hold no time of that kernel.",
+    help="Write the best configurations of vLLM's and SGLang's fused MoE and block-FP8 kernels on --gpu, found by "
+    "search --triton, as the files that they read (docs/virtual-gpu.md). Each passes the gate first.",
 )
 @kernel_option
 @db_option
 @server_option
 @json_option
-def best(
-    gpu: str | None,
-    problems: tuple[str, ...],
-    kernels: int | None,
-    kernel: Path | None,
-    top: int | None,
-    folder: Path | None,
-    trial: int | None,
-    sign: Path | None,
-    packaged: Path | None,
-    form: str | None,
-    name: str | None,
-    pareto: bool,
-    fused_moe: Path | None,
-    db: str | None,
-    server: str | None,
-    as_json: bool,
-) -> None:
+def best(**options: Any) -> None:
     """Show the best kernels found, or export the best one or a trial.
 
     Only comparable figures are ranked together: one GPU, one kind (measured takes precedence over recorded, and
@@ -105,126 +90,74 @@ def best(
     """
     from evoengine.workloads.problem_sets import stands_for_several
 
-    if len(problems) > 1 or any(map(stands_for_several, problems)):
-        alone = {"top": top, "trial": trial, "package": packaged, "pareto": pareto, "server": server}
-        _require_several(**alone, **{"fused-moe": fused_moe, "kernel": kernel, "sign": sign, "as": form})
-        if folder:
-            _export_table(folder, problems, gpu, kernels, db)
-        _print_dispatch_table(problems, gpu, kernels, db, as_json)
-        return
-    if kernels is not None:
+    asked = _Asked(**options)
+    if len(asked.problems) > 1 or any(map(stands_for_several, asked.problems)):
+        _show_dispatch_table(asked)
+    elif asked.kernels is not None:
         raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
-    problem = _stored(problems[0]) if problems else None
-    if server:
-        from evoengine.cli import remote
-
-        refuse_beside(
-            server, kernel=kernel, trial=trial, sign=sign, package=packaged, pareto=pareto, fused_moe=fused_moe, db=db
+    elif asked.server:
+        _ask_server(asked, asked.server)
+    elif asked.fused_moe:
+        _write_fused_moe(asked, asked.fused_moe)
+    elif asked.sign and (not asked.folder or asked.trial):
+        raise UsageError(
+            f"--sign goes with --export, as in {hint('best', export='out/', sign=asked.sign, db=asked.db)}"
         )
-        remote.best(server, gpu, problem, top, folder, as_json)
-        return
-    if fused_moe is not None:
-        if gpu is None or problem or top or folder or trial or pareto or as_json:
-            example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
-            raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
-        _write_fused_moe(fused_moe, gpu, db)
-        return
-    if sign and (not folder or trial):
-        raise UsageError(f"--sign goes with --export, as in {hint('best', export='out/', sign=sign, db=db)}")
-    if packaged or form or name:
-        if not packaged or not form or folder or trial or top or pareto or as_json:
-            example = hint("best", package="out/", **{"as": form or "wheel"}, db=db)
-            raise UsageError(f"--package, --as and --name go with --problem, --gpu and --kernel alone, as in {example}")
-        _write_package(packaged, form, problem, gpu, name, kernel, db)
-        return
-    if trial is not None:
-        if folder is None or gpu or problem or top or pareto or as_json:
-            raise UsageError(
-                f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
-                f"{hint('show', trial, db=db)} shows it"
-            )
-        if kernel:
-            from evoengine.tuning.setup import register_kernel
-
-            register_kernel(kernel)  # of a trial that was imported, whose run kept no definition
-        _export_trial(trial, folder, db)
-        return
-    _best_of_one(problem, gpu, kernel, top, folder, sign, pareto, db, as_json)
-
-
-def _require_several(**alone: object) -> None:
-    """Raise UsageError if an option that is about one problem is given."""
-    for option, value in alone.items():
-        if value not in (None, False):
-            raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
-
-
-def _best_of_one(
-    problem: str | None,
-    gpu: str | None,
-    kernel: Path | None,
-    top: int | None,
-    folder: Path | None,
-    sign: Path | None,
-    pareto: bool,
-    db: str | None,
-    as_json: bool,
-) -> None:
-    """Show the ranking of one problem, exporting its best to `folder` where that is given."""
-    from evoengine.tuning.best import best as find
-
-    if folder:
-        from evoengine.publish.folder import require_writable
-
-        require_writable(folder)
-    if sign:
-        from evoengine.publish.record import require_key
-
-        require_key(sign)
-    found = find(problem, gpu, kernel=kernel, top=top or 10, pareto=pareto, db=db)
-    say_which(db)
-    if folder:
-        _export_best(found, folder, pareto, kernel, sign, db)
-    if as_json:
-        _print_json(found, as_list=bool(top or pareto))
+    elif asked.package or asked.form or asked.name:
+        _write_package(asked)
+    elif asked.trial is not None:
+        _export_trial(asked, asked.trial)
     else:
-        _print_table(found)
+        _show_ranking(asked)
 
 
-def _stored(problem: str) -> str:
-    from evoengine.workloads import stored_problem
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The command's options."""
 
-    return stored_problem(problem)
+    gpu: str | None
+    problems: tuple[str, ...]
+    kernels: int | None
+    kernel: Path | None
+    top: int | None
+    folder: Path | None
+    """of --export"""
+    trial: int | None
+    sign: Path | None
+    package: Path | None
+    form: str | None
+    """of --as"""
+    name: str | None
+    pareto: bool
+    fused_moe: Path | None
+    db: str | None
+    server: str | None
+    as_json: bool
+
+    @property
+    def problem(self) -> str | None:
+        """Return the only problem, as the ledger spells it. Raises UsageError if there is no such problem."""
+        from evoengine.workloads import stored_problem
+
+        return stored_problem(self.problems[0]) if self.problems else None
 
 
-def _export_table(
-    folder: Path, problems: tuple[str, ...], gpu: str | None, kernels: int | None, db: str | None
-) -> None:
-    from evoengine.cli.output import say
-    from evoengine.cli.progress import LiveProgress
-    from evoengine.tuning.exporting import export_table
-    from evoengine.workloads.problem_sets import expand
-
-    with LiveProgress() as live:
-        written = export_table(
-            folder, expand(problems), gpu, kernels=kernels, db=db, echo=live.say, on_stage=live.stage
-        )
-    say(f"wrote {written[0]} and {len(written) - 1} files of its exports")
-
-
-def _print_dispatch_table(
-    problems: tuple[str, ...], gpu: str | None, kernels: int | None, db: str | None, as_json: bool
-) -> None:
+def _show_dispatch_table(asked: _Asked) -> None:
+    """Show the table of several problems, after its export where that is asked for."""
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.dispatch_table import find_table
     from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
     from evoengine.workloads.problem_sets import expand
 
-    asked = expand(problems)
-    with reading(db) as ledger:
-        on, _ = ledger.targets.last(gpu, asked[0])
-        found = find_table(ledger, asked, on, kernels)
-    if as_json:
+    _require_several(asked)
+    problems = expand(asked.problems)
+    if asked.folder:
+        found = _export_table(asked, asked.folder, problems)
+    else:
+        with reading(asked.db) as ledger:
+            on, _ = ledger.targets.last(asked.gpu, problems[0])
+            found = find_table(ledger, problems, on, asked.kernels)
+    if asked.as_json:
         print_json(table_json(found))
         return
     stdout.print(problems_table(found))
@@ -232,9 +165,67 @@ def _print_dispatch_table(
     say(verdict(found))
 
 
-def _export_best(
-    found: Best, folder: Path, pareto: bool, kernel: Path | None, sign: Path | None, db: str | None
-) -> None:
+def _require_several(asked: _Asked) -> None:
+    """Raise UsageError if an option that is about one problem is given."""
+    named = {"as": asked.form, "fused-moe": asked.fused_moe}
+    alone = ("top", "trial", "package", "pareto", "server", "kernel", "sign")
+    for option, value in ({name: getattr(asked, name) for name in alone} | named).items():
+        if value not in (None, False):
+            raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+
+
+def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> DispatchTable:
+    from evoengine.cli.output import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import export_table
+
+    with LiveProgress() as live:
+        found, written = export_table(
+            folder, problems, asked.gpu, kernels=asked.kernels, db=asked.db, echo=live.say, on_stage=live.stage
+        )
+    say(f"wrote {written[0]} and {len(written) - 1} files of its exports")
+    return found
+
+
+def _ask_server(asked: _Asked, server: str) -> None:
+    from evoengine.cli import remote
+
+    refuse_beside(
+        server,
+        kernel=asked.kernel,
+        trial=asked.trial,
+        sign=asked.sign,
+        package=asked.package,
+        pareto=asked.pareto,
+        fused_moe=asked.fused_moe,
+        db=asked.db,
+    )
+    remote.best(server, asked.gpu, asked.problem, asked.top, asked.folder, asked.as_json)
+
+
+def _show_ranking(asked: _Asked) -> None:
+    """Show the ranking of one problem, after the export of its best where that is asked for."""
+    from evoengine.tuning.best import best as find
+
+    if asked.folder:
+        from evoengine.publish.folder import require_writable
+
+        require_writable(asked.folder)
+    if asked.sign:
+        from evoengine.publish.record import require_key
+
+        require_key(asked.sign)
+    found = find(asked.problem, asked.gpu, kernel=asked.kernel, top=asked.top or 10, pareto=asked.pareto, db=asked.db)
+    say_which(asked.db)
+    if asked.folder:
+        _export_best(asked, asked.folder, found)
+    if asked.as_json:
+        _print_json(found, as_list=bool(asked.top or asked.pareto))
+    else:
+        _print_table(found)
+
+
+def _export_best(asked: _Asked, folder: Path, found: Best) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
@@ -244,10 +235,10 @@ def _export_best(
             folder,
             found.problem,
             found.gpu,
-            kernel=kernel,
-            pareto=pareto,
-            sign=sign,
-            db=db,
+            kernel=asked.kernel,
+            pareto=asked.pareto,
+            sign=asked.sign,
+            db=asked.db,
             echo=live.say,
             on_stage=live.stage,
         )
@@ -255,18 +246,28 @@ def _export_best(
         say(f"wrote {path}")
 
 
-def _write_package(
-    folder: Path, form: str, problem: str | None, gpu: str | None, name: str | None, kernel: Path | None, db: str | None
-) -> None:
+def _write_package(asked: _Asked) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import package
 
+    beside = asked.folder or asked.trial or asked.top or asked.pareto or asked.as_json
+    if not asked.package or not asked.form or beside:
+        example = hint("best", package="out/", **{"as": asked.form or "wheel"}, db=asked.db)
+        raise UsageError(f"--package, --as and --name go with --problem, --gpu and --kernel alone, as in {example}")
     with LiveProgress() as live:
         written = package(
-            folder, form, problem, gpu, name=name, kernel=kernel, db=db, echo=live.say, on_stage=live.stage
+            asked.package,
+            asked.form,
+            asked.problem,
+            asked.gpu,
+            name=asked.name,
+            kernel=asked.kernel,
+            db=asked.db,
+            echo=live.say,
+            on_stage=live.stage,
         )
-    say_which(db)
+    say_which(asked.db)
     for path in written:
         say(f"wrote {path}")
 
@@ -302,24 +303,39 @@ def _print_table(found: Best) -> None:
         say(str(apart))
 
 
-def _export_trial(trial: int, folder: Path, db: str | None) -> None:
+def _export_trial(asked: _Asked, trial: int) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export_trial
 
+    db = asked.db
+    if asked.folder is None or asked.gpu or asked.problems or asked.top or asked.pareto or asked.as_json:
+        raise UsageError(
+            f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
+            f"{hint('show', trial, db=db)} shows it"
+        )
+    if asked.kernel:
+        from evoengine.tuning.setup import register_kernel
+
+        register_kernel(asked.kernel)  # of a trial that was imported, whose run kept no definition
     with LiveProgress() as live:
-        written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
+        written = export_trial(asked.folder, trial, db=db, echo=live.say, on_stage=live.stage)
     say_which(db)
     for path in written:
         say(f"wrote {path}")
 
 
-def _write_fused_moe(folder: Path, gpu: str, db: str | None) -> None:
+def _write_fused_moe(asked: _Asked, folder: Path) -> None:
     from evoengine.cli.output import say
     from evoengine.gpu import find_gpu
     from evoengine.tuning.fused_moe import write_fused_moe
 
-    written, left_out = write_fused_moe(folder, find_gpu(gpu), db)
+    db = asked.db
+    beside = asked.problems or asked.top or asked.folder or asked.trial or asked.pareto or asked.as_json
+    if asked.gpu is None or beside:
+        example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
+        raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
+    written, left_out = write_fused_moe(folder, find_gpu(asked.gpu), db)
     say_which(db)
     for sentence in left_out:
         say(f"left out: {sentence}")

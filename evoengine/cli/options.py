@@ -257,7 +257,7 @@ call_option = click.option(
     "--call",
     metavar="FUNCTION",
     help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
-    "sizes, with defaults.",
+    "sizes, with defaults. Of vLLM's and SGLang's kernels the data: bf16, fp8_w8a8 or fp8_w8a8_block.",
 )
 reference_option = click.option(
     "--reference",

@@ -216,19 +216,21 @@ def _several(
     """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
     if not problems and kernels is None:
         return ()  # without imports that would delay the executor's build
-    from evoengine.workloads.problem_sets import expand, stands_for_several
+    from evoengine.workloads.problem_sets import expand, expanded, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
         if kernels is not None:
             raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
         return ()
     others = {"server": server, "job": job, "write-space": write_space, "detach": detach}
-    others |= {name: options[name] for name in ("kernel", "triton", "cluster", "resume", "minutes")}
+    others |= {name: options[name] for name in ("kernel", "cluster", "resume", "minutes")}
     others |= {"device recorded:": options["device"].startswith(RECORDED), "objective": options["objective"]}
     others["gpu"] = len(gpus) > 1
     for name, value in others.items():
         if value is not None and value is not False:  # --resume alone is 0
             raise UsageError(f"--{name} is for a search of one problem; leave it out, or give one --problem")
+    if options["triton"] is not None:  # its sizes are known once its file was executed
+        return tuple(expanded(problems))
     return expand(problems)
 
 

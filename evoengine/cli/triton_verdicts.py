@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from evoengine.cli.output import print_json, say, stdout
-from evoengine.errors import UsageError
 from evoengine.sass.predict import Prediction
 from evoengine.text import number
 from evoengine.views.tables import Column, Table
@@ -24,21 +23,21 @@ def verify_triton(
     from evoengine.tuning.boards import choose_gpu
     from evoengine.tuning.verify_triton import verify_triton as gate
     from evoengine.views.triton_kernels import as_answer
+    from evoengine.workloads.served_kernel import is_served
     from evoengine.workloads.triton_kernel import read_host
 
-    if call is None:
-        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+    host = read_host(target, call, reference)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     on = choose_gpu(gpu, None).gpu
     key = on.key
     with LiveProgress() as live:
-        found = gate(read_host(target, call, reference), on, seed, exact, live.stage)
+        found = gate(host, on, seed, exact, live.stage)
     correct = not any(verdict.wrong for verdict in found)
     if as_json:
         print_json(as_answer(target, key, seed, found))
         return 0 if correct else 1
     stdout.print(table(found, key))
-    for line in remarks(found, reference is not None):
+    for line in remarks(found, is_served(host) or reference is not None):
         say(line)
     if exact:
         for line in algebra(found):

@@ -186,19 +186,12 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
     Raises UsageError if nothing can be imported.
     """
     sizes = kernel_sizes(kernel)
-    axes, shapes = sizes.axes, sizes.shapes
-    for name in sizes.in_text & kernel.knobs.keys():
-        kernel.knobs = {knob: values for knob, values in kernel.knobs.items() if knob != name}
+    axes = sizes.axes
+    kernel.knobs = {knob: values for knob, values in kernel.knobs.items() if knob not in sizes.in_text}
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
     grid = [_grid(kernel, axes, names, i) for i in range(3)]
     block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
-    own = reference is None or isinstance(reference, KernelText)
-    kept = {a.name for a in kernel.arguments if a.output and (own or a.inout)}
-    inputs = {
-        a.name: _item(a, shapes) for a in kernel.arguments if (not a.output or a.name in kept) and a.name not in axes
-    }
-    outputs = {a.name: _item(a, shapes) for a in kernel.arguments if a.output and a.name not in kept}
     text = extern_c(kernel.text, kernel.entry)
     start = first_configuration(kernel.knobs, rules, axes)
     given: Any = reference
@@ -210,10 +203,21 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
         given = _own_reference(text, kernel, start, sizes, block, grid)
     elif isinstance(reference, KernelText):
         given = _naive_reference(reference, kernel, axes, names)
-    draws = {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}
+    problem = _problem(kernel, sizes, given, is_own=reference is None or isinstance(reference, KernelText))
+    space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared, [start] if start else ())
+    return NewFolder(problem, space, text, is_template=False, remarks=tuple(kernel.remarks))
+
+
+def _problem(kernel: TunedKernel, sizes: Sizes, reference: Any, *, is_own: bool) -> dict[str, Any]:
+    """Return problem.json.
+
+    With a reference that is a kernel (`is_own`) every output is updated in place; with any other, those that the kernel
+    reads.
+    """
+    axes, shapes = sizes.axes, sizes.shapes
+    kept = {a.name for a in kernel.arguments if a.output and (is_own or a.inout)}
+    inputs = [a for a in kernel.arguments if (not a.output or a.name in kept) and a.name not in axes]
     free = [name for name in axes if name not in sizes.tied]
-    small = {name: _affordable(axes[name]) if name in sizes.in_text else axes[name] for name in free}
-    own_sizes = {name: axes[name] for name in free}
     problem = {
         "name": kernel.name,
         "entry": kernel.entry,
@@ -221,27 +225,34 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
             name: {"type": "expr", "expression": sizes.tied[name]} if name in sizes.tied else {"type": "var"}
             for name in axes
         },
-        "inputs": inputs,
+        "inputs": {a.name: _item(a, shapes) for a in inputs},
         "inout": sorted(kept),
-        "outputs": outputs,
+        "outputs": {a.name: _item(a, shapes) for a in kernel.arguments if a.output and a.name not in kept},
         "parameters": [a.name for a in kernel.arguments if a.is_parameter],
         "constants": dict(kernel.constants),
         "compile_time": [name for name in free if name in sizes.in_text],
-        "reference": given,
-        "workloads": [
-            {"axes": chosen, "inputs": draws} for chosen in ([small, own_sizes] if small != own_sizes else [own_sizes])
-        ],
+        "reference": reference,
+        "workloads": _workloads(kernel, sizes, free, {a.name: _draw(a) for a in inputs}),
     }
-    if small != own_sizes:
-        named = ", ".join(f"{name}={own_sizes[name]}" for name in free)
-        kernel.remarks.append(
-            f"its own size as the example: the text holds it, and the gate runs the whole problem; tune {named} by "
-            "--problem"
-        )
     if not kept:
         del problem["inout"]
-    space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared, [start] if start else ())
-    return NewFolder(problem, space, text, is_template=False, remarks=tuple(kernel.remarks))
+    return problem
+
+
+def _workloads(
+    kernel: TunedKernel, sizes: Sizes, free: Sequence[str], draws: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the kernel's own size as the example, and before it a smaller one that the gate can afford."""
+    own = {name: sizes.axes[name] for name in free}
+    small = {name: _affordable(size) if name in sizes.in_text else size for name, size in own.items()}
+    if small == own:
+        return [{"axes": own, "inputs": draws}]
+    named = ", ".join(f"{name}={size}" for name, size in own.items())
+    kernel.remarks.append(
+        f"its own size as the example: the text holds it, and the gate runs the whole problem; tune {named} by "
+        "--problem"
+    )
+    return [{"axes": each, "inputs": draws} for each in (small, own)]
 
 
 def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]:

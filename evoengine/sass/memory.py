@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,54 +36,17 @@ def traffic_of(
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
     wave = max(1, min(at_once, grid.clusters))
-    surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
-    first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
-    blocks = [grid.block(first + n) for n in range(surveyed)]
-    limit = int(min(SURVEYED // surveyed, work.mean + 1))
-    found = survey(program, launch, blocks, limit, WHOLE)
-    t = found.touched
-    sizes = np.array(launch.allocation_bytes, float)
-    begun = max(1.0, float(found.counts["instructions"].mean()))
-    asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
-    # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
-    beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
-    loaders = _loaders(t, surveyed, wave)
-    sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
-    kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
-    beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
-    kept = np.minimum(kept, beside)
-    written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / surveyed) / _at_least(stored * wave)
-    written = np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
-
+    seen = _survey(program, launch, grid, work, wave)
+    t, sizes, waves = seen.touched, seen.sizes, grid.clusters / wave
     in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
-    if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
-        unseen = float(sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
-        written = np.full(sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
-
-    longest = min(work.mean, WHOLE)  # what the one that is run longer executes
-    of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
-
-    def found_again(
-        share: np.ndarray, instructions: float, part: float = 1.0, sweeps: bool = False
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a wave's loads and stores [allocations] while each block executes `instructions` instructions.
-
-        The third result is the probability that they are still in the L2 after `part` of it, or, with `sweeps`, after
-        as many waves as load all of the allocation once.
-        """
-        loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
-        through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
-        # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
-        between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
-        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.full(sizes.shape, part)
-        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
-
-    _, _, hit = found_again(kept, longest)
+    kept, beside, loaders = seen.shares_loaded()
+    written = seen.shares_written(in_all)
+    _, _, hit = seen.found_again(kept, written, chip, seen.longest)
     share = hit * kept + (1 - hit) * beside
-    loads, stores, hit = found_again(share, work.mean, sweeps=True)
+    loads, stores, hit = seen.found_again(share, written, chip, work.mean, sweeps=True)
     # what a block loads after it stored there: half of all that it touches lies between, if it does both once
-    _, _, found_stored = found_again(share, work.mean, part=0.5)
-    again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
+    _, _, found_stored = seen.found_again(share, written, chip, work.mean, part=0.5)
+    again = _loaded_again(loads, stores, sizes, waves, hit, chip.l2_kept_bytes, cold)
     together = t["loaded_together"] / _at_least(t["loaded"])
     found = t["whole_found"] / _at_least(t["whole_found"] + t["whole_loaded"])
     from_dram = found * (1 - found_stored) + (1 - found) * share * again
@@ -93,8 +57,86 @@ def traffic_of(
         stays = stored_bytes + np.minimum(loads * grid.clusters / wave, sizes).sum() <= chip.l2_kept_bytes
     if stays:  # what is stored is in the L2 at the end
         written, stored_bytes = np.zeros_like(written), 0.0
+    sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
     columns = zip(from_dram, written, together, sharers, strict=True)
     return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Surveyed:
+    """What some of a wave's clusters touch. Arrays have one element for each allocation."""
+
+    wave: int
+    """clusters that run together"""
+    surveyed: int
+    """clusters that were surveyed"""
+    touched: Mapping[str, np.ndarray]
+    """as `survey` returns it"""
+    sizes: np.ndarray
+    """bytes of the allocations"""
+    longest: float
+    """instructions of the cluster that was surveyed beyond its beginning"""
+    stored_by_one: np.ndarray
+    """bytes that it stores"""
+
+    def shares_loaded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return two shares of what a wave asks for, and the number of clusters that load what one loads.
+
+        The first share is what its clusters load together if the L2 keeps it for them, the second if they only go on
+        side by side.
+        """
+        t, wave = self.touched, self.wave
+        asked = SECTOR * t["loaded"] / self.surveyed
+        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / self.surveyed) / _at_least(asked * wave)
+        loaders = _loaders(t, self.surveyed, wave)
+        kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
+        beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
+        return np.minimum(kept, beside), beside, loaders
+
+    def shares_written(self, in_all: float) -> np.ndarray:
+        """Return the share of the stored bytes that are stored for the first time; `in_all` bytes are stored."""
+        t, wave = self.touched, self.wave
+        stored = SECTOR * t["stored"] / self.surveyed
+        if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
+            unseen = float(self.sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
+            return np.full(self.sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
+        written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / self.surveyed) / _at_least(stored * wave)
+        return np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
+
+    def found_again(
+        self,
+        share: np.ndarray,
+        written: np.ndarray,
+        chip: Chip,
+        instructions: float,
+        part: float = 1.0,
+        sweeps: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a wave's loads and stores in bytes while each cluster executes `instructions` instructions.
+
+        `share` and `written` are the shares that count. The third result is the probability that they are still in the
+        L2 after `part` of it, or, with `sweeps`, after as many waves as load all of the allocation once.
+        """
+        t, sizes = self.touched, self.sizes
+        each = (share * (SECTOR * t["whole_loaded"]), written * self.stored_by_one)
+        loads, stores = (bytes_of_one * self.wave * instructions / self.longest for bytes_of_one in each)
+        through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
+        # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
+        between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
+        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.full(sizes.shape, part)
+        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
+
+
+def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int) -> _Surveyed:
+    surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
+    first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
+    blocks = [grid.block(first + n) for n in range(surveyed)]
+    limit = int(min(SURVEYED // surveyed, work.mean + 1))
+    found = survey(program, launch, blocks, limit, WHOLE)
+    begun = max(1.0, float(found.counts["instructions"].mean()))
+    longest = min(work.mean, WHOLE)
+    stored_by_one = SECTOR * found.touched["stored"] / surveyed * longest / begun
+    return _Surveyed(wave, surveyed, found.touched, np.array(launch.allocation_bytes, float), longest, stored_by_one)
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
@@ -161,7 +203,7 @@ def _loaded_again(
     loaded: np.ndarray, stored: np.ndarray, sizes: np.ndarray, waves: float, hit: np.ndarray, capacity: float,
     cold: bool,
 ) -> np.ndarray:  # fmt: skip
-    """Share of what waves load that the DRAM must give, of each allocation: 1 where each wave loads it anew."""
+    """Share of what waves load that the DRAM must give, of each allocation: 1 where each wave loads it again."""
     of_all = loaded * waves
     once = np.minimum(of_all, sizes)
     if _fits(loaded, stored, sizes, waves, capacity):

@@ -28,7 +28,7 @@ from evoengine.search.neighbours import OtherSearches, known_figures, neighbouri
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.progress import Failures, Progress
 from evoengine.search.proposer import Proposal, Proposer, run_past
-from evoengine.search.samplers import PRIOR_GUIDED
+from evoengine.search.samplers import SAMPLERS
 from evoengine.search.samplers.prior import Prior
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
@@ -99,7 +99,7 @@ class Coordinator:
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
         self._finisher = self._make_finisher()
         self._lead = Lead()
-        guiding = self._prior if s.sampler in PRIOR_GUIDED else None
+        guiding = self._prior if SAMPLERS[s.sampler].prior_guided else None
         self._lookahead = None if guiding is None else Lookahead(s, guiding, self._compilers)
 
     def _make_finisher(self) -> Finisher:

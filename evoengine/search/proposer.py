@@ -7,23 +7,20 @@ projected into the ledger's file (`evoengine.ledger.optuna.study`).
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import optuna
-from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from evoengine.ledger.read import Trial
 from evoengine.ledger.runs import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, sampler_values
 from evoengine.records import Config, Outcome, Value, config_key
-from evoengine.search.samplers.evolution import EvolutionSampler
-from evoengine.search.samplers.prior import Prior, Space, StartedSpace
+from evoengine.search.samplers import SAMPLERS
+from evoengine.search.samplers.prior import Prior, StartedSpace
 from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
@@ -78,12 +75,12 @@ class Proposer:
         self.space = space
         self.invalid = 0
         self.repeated = 0
-        self._ordinal = sampler in ORDINAL
+        self._ordinal = SAMPLERS[sampler].ordinal
         # the values of a rejected trial, worse than all others, make the sampler leave the region; FAIL teaches nothing
         self._penalty = tuple(o.penalty for o in objectives)
         directions = [o.direction for o in objectives]
         self._study = optuna.create_study(
-            directions=directions, sampler=MAKERS[sampler](_seed(seed, past), space, prior)
+            directions=directions, sampler=SAMPLERS[sampler].make(_seed(seed, past), space, prior)
         )
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
@@ -213,23 +210,6 @@ class Proposer:
 def _seed(seed: int, past: Sequence[PastTrial]) -> int:
     """Return a seed that depends on the past, so that a continued run does not repeat its first draws."""
     return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed
-
-
-# The samplers by name: evoengine's own and Optuna's.
-
-# grouped TPE, for conditional knobs, and CMA-ES with margin, for integers, are marked experimental
-warnings.filterwarnings("ignore", category=ExperimentalWarning, module="optuna")
-
-MAKERS: dict[str, Callable[[int, Space, Prior | None], BaseSampler]] = {
-    "evolution": EvolutionSampler,
-    "tpe": lambda seed, *_: TPESampler(seed=seed, group=True, multivariate=True),
-    "nsga2": lambda seed, *_: NSGAIISampler(seed=seed, population_size=20),
-    "cmaes": lambda seed, *_: CmaEsSampler(seed=seed, warn_independent_sampling=False, with_margin=True),
-    "gp": lambda seed, *_: GPSampler(seed=seed, deterministic_objective=True, warn_independent_sampling=False),
-    "random": lambda seed, *_: RandomSampler(seed=seed),
-}
-ORDINAL = frozenset({"cmaes", "gp"})
-"""samplers that work on numbers: an ordered knob is passed to them as the index of its value"""
 
 
 # The earlier trials of a run that a search resumes.

@@ -17,6 +17,7 @@ from evoengine.search.first_build import build_judges
 from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
+from evoengine.workloads.served_kernel import is_served
 from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, TritonWorkload, define
 from evoengine.workloads.triton_space import proposed_space
 
@@ -54,8 +55,19 @@ def examine_triton(host: Host, gpu: Gpu, seconds: float = REFERENCE_SECONDS) -> 
     from evoengine.virtual import require_triton
 
     require_triton()
+    host = with_functions(host)
     found = _in_worker(partial(_examine, host, gpu), Examined, f"{host.file} cannot be executed", seconds, _load_triton)
     return define(host, found.sizes, proposed_space(host.kernel, found.settings))
+
+
+def with_functions(host: Host, seconds: float = REFERENCE_SECONDS) -> Host:
+    """Return the file with the functions that launch and judge its kernel, which for most is the file itself.
+
+    Those of vLLM's and SGLang's kernels are evoengine's. Raises UsageError where the file has no such kernel.
+    """
+    if not is_served(host):
+        return host
+    return _in_worker(partial(_with_functions, host), Host, f"{host.file} cannot be parsed", seconds, _load_triton)
 
 
 def autotune_entry(text: str, times_ms: Sequence[float], seconds: float = REFERENCE_SECONDS) -> AutotuneEntry:
@@ -101,6 +113,12 @@ def _examine(host: Host, gpu: Gpu) -> Examined:
     from evoengine.virtual.host import examine
 
     return examine(host, gpu)
+
+
+def _with_functions(host: Host) -> Host:
+    from evoengine.virtual.served_file import with_functions
+
+    return with_functions(host)
 
 
 def _check_host(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from evoengine.service.limits import busy, turn
 from evoengine.service.requests import CandidateRequest, JobRequest, RetuneRequest, checked, retune_requests
 from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
-from evoengine.tuning.fused_moe import find_fused_moe
+from evoengine.tuning.fused_moe import find_fused_moe, is_finished
 from evoengine.tuning.proposals import Proposals, descendant, kernel_of, require_proposable
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
@@ -328,8 +328,8 @@ def propose(request: Request, body: CandidateRequest, _: Proposer) -> Response:
 
 @results_router.get("/fused_moe", response_model=views.FusedMoeFilesView, dependencies=RESULTS_TURN)
 def fused_moe(request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]) -> Response:
-    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang."""
-    found = find_fused_moe(state_of(request).ledger, find_gpu(gpu))
+    """Return the best configurations of vLLM's and SGLang's Triton kernels on a GPU as the files that they read."""
+    found = find_fused_moe(state_of(request).ledger, find_gpu(gpu), is_finished)
     made: views.FusedMoeFilesView = {"schema": SCHEMA, "files": found.files, "left_out": found.left_out}
     return answer(made)
 

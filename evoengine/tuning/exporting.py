@@ -38,7 +38,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
-from evoengine.tuning.dispatch_table import entry, find_table, table_file
+from evoengine.tuning.dispatch_table import Table, entry, find_table, table_file
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
@@ -84,8 +84,10 @@ def export_table(
     db: str | os.PathLike[str] | None = None,
     echo: Echo = silent,
     on_stage: Echo = silent,
-) -> list[Path]:
+) -> tuple[Table, list[Path]]:
     """Write the kernels of a dispatch table into a new `folder`: an export for each problem, and table.json.
+
+    Return the table, and the files with table.json first.
 
     table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` found. Raises
     what `find_table` and `export` raise.
@@ -101,7 +103,7 @@ def export_table(
             name = json.loads(own[MARK])["module"]
             files |= {f"{name}/{file}": data for file, data in own.items()}
             entries.append(entry(served, name, own[CHECKSUMS]))
-    return write_new(Path(folder), {TABLE: _json(table_file(table, entries)), **files})
+    return table, write_new(Path(folder), {TABLE: _json(table_file(table, entries)), **files})
 
 
 def package(

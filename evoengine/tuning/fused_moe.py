@@ -1,49 +1,71 @@
-"""Export a ledger's best matrix products on a GPU in the layout of vLLM's and SGLang's fused MoE kernel."""
+"""Write a ledger's best configurations of vLLM's and SGLang's Triton kernels as the files that these read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import write_atomically
-from evoengine.workloads.gemm.fused_moe import FusedMoe, fused_moe_files
-from evoengine.workloads.gemm.problem import GemmProblem, parse_problem
+from evoengine.records import Candidate, Rejection
+from evoengine.search.compilers import with_machine_code
+from evoengine.search.finishing import is_judged, judge_export
+from evoengine.workloads.served_kernel import Served, entry, file_name, served_of
+from evoengine.workloads.triton_kernel import TritonWorkload, is_definition
 
-NAME = "gemm"
+Files = dict[str, dict[str, dict[str, int]]]
+"""path below the folder → rows M → the configuration"""
+Prove = Callable[[Ledger, Candidate], str | None]
+"""returns why a configuration is not written, None where its gate is finished"""
 
 
-def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
-    """Return the configurations in the layout. Raises NothingFound if the ledger has no gemm that fits it."""
-    named = dict.fromkeys(run.problem for run in ledger.runs() if run.gpu == gpu.key)
-    best = []
-    for problem in map(_product, named):
-        found = ledger.best(str(problem), gpu.key, top=1) if problem else []
-        if problem and found:
-            best.append((problem, found[0]))
-    made = fused_moe_files(best, gpu)
-    if not made.files:
-        why = "; ".join(made.left_out) or "it has none"
-        example = "gemm:m64,n8192,k4096,bf16"
-        raise NothingFound(
-            f"the ledger holds no product on {gpu.key} for a fused MoE kernel ({why}): "
-            f"{hint('search', gpu=gpu.key, problem=example, db=ledger.db)} finds one"
-        )
-    return made
+@dataclass(frozen=True, slots=True)
+class ServedFiles:
+    files: Files
+    left_out: tuple[str, ...]
+    """a sentence for each problem that no file has"""
+
+
+def find_fused_moe(ledger: Ledger, gpu: Gpu, prove: Prove) -> ServedFiles:
+    """Return the files of the best configurations on one GPU. Raises NothingFound where the ledger has none.
+
+    Of kernels of the same name and sizes, and of problems with one row in the same file, the last run's is taken.
+    """
+    files: Files = {}
+    left_out = []
+    for problem, kernel, served, sizes in _searched(ledger, gpu):
+        found = _best_proven(ledger, problem, gpu, kernel, prove)
+        if not isinstance(found, Candidate):
+            left_out.append(f"{problem}: {found}")
+            continue
+        assert found.binary is not None  # it is ranked
+        name = file_name(served, sizes, gpu, found.binary.compiler.removeprefix("triton "))
+        if str(sizes["M"]) in files.setdefault(name, {}):
+            left_out.append(f"{problem}: {name} has this M of a later run")
+        else:
+            files[name][str(sizes["M"])] = entry(found.config)
+    if not any(files.values()):
+        search = "evoengine search --triton FILE::fused_moe_kernel"
+        why = "; ".join(left_out) or f"{search} with the file of vLLM or SGLang finds one (docs/virtual-gpu.md)"
+        raise NothingFound(f"the ledger holds no configuration of vLLM's or SGLang's kernels on {gpu.key}: {why}")
+    in_order = {name: dict(sorted(rows.items(), key=lambda row: int(row[0]))) for name, rows in sorted(files.items())}
+    return ServedFiles(in_order, tuple(left_out))
 
 
 def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list[Path], Sequence[str]]:
-    """Write the files and return them, with a sentence for each gemm that was left out.
+    """Write the files and return them, with a sentence for each problem that was left out.
 
-    If a file exists with other contents, nothing is written. Raises NothingFound, and UsageError if a file is in the
-    way or cannot be written.
+    A configuration whose gate was not finished is judged first. If a file exists with other contents, nothing is
+    written. Raises NothingFound, and UsageError if a file is in the way or cannot be written.
     """
     with open_ledger(db, create=False) as ledger:
-        made = find_fused_moe(ledger, gpu)
+        made = find_fused_moe(ledger, gpu, finish)
     texts = {folder / name: json.dumps(rows, indent=4) + "\n" for name, rows in made.files.items()}
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
@@ -53,6 +75,53 @@ def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list
     return list(texts), made.left_out
 
 
-def _product(problem: str) -> GemmProblem | None:
-    name, _, rest = problem.partition(":")
-    return parse_problem(rest) if name == NAME else None
+def is_finished(ledger: Ledger, candidate: Candidate) -> str | None:
+    """Look in the ledger alone whether a configuration's gate is finished."""
+    if candidate.imported_from is None and is_judged(ledger.verdicts(candidate.trial)):
+        return None
+    finish = hint("best", gpu=candidate.gpu, **{"fused-moe": "configs/"}, db=ledger.db)
+    return f"the gate was not finished for trial {candidate.trial}: {finish} finishes it"
+
+
+def finish(ledger: Ledger, candidate: Candidate) -> str | None:
+    """Finish a configuration's gate where it was not."""
+    if is_finished(ledger, candidate) is None:
+        return None
+    winner = with_machine_code(ledger, candidate.trial)
+    if isinstance(winner, Rejection):
+        return f"trial {candidate.trial} does not compile here: {winner.reason}"
+    try:
+        judged = judge_export(ledger, winner, secrets.randbelow(2**31))
+    except (UsageError, MachineError) as error:
+        return str(error)
+    return None if judged.correct else f"trial {candidate.trial}: {judged}"
+
+
+def _searched(ledger: Ledger, gpu: Gpu) -> Iterator[tuple[str, str | None, Served, dict[str, int]]]:
+    """Yield problem, kernel's identity, kernel and sizes of what was searched, the last run's first."""
+    seen = set()
+    for run in reversed(ledger.runs()):
+        if run.gpu != gpu.key or run.kernel is None or run.problem in seen:
+            continue
+        definition = ledger.targets.definition(run.id)
+        if definition is None or not is_definition(definition):
+            continue
+        workload = TritonWorkload(definition)
+        if served := served_of(workload.host.text):
+            seen.add(run.problem)
+            yield run.problem, run.kernel, served, dict(workload.parse(run.problem).sizes)
+
+
+def _best_proven(ledger: Ledger, problem: str, gpu: Gpu, kernel: str | None, prove: Prove) -> Candidate | str:
+    """Return the fastest configuration that is proven, or why there is none.
+
+    One that the proof refutes is ranked no more, so that the next one is asked.
+    """
+    asked = set[int]()
+    while best := ledger.best(problem, gpu.key, top=1, kernel=kernel):
+        if (why := prove(ledger, best[0])) is None:
+            return best[0]
+        if best[0].trial in asked:
+            return why
+        asked.add(best[0].trial)
+    return "the ledger holds no correct configuration"

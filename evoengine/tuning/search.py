@@ -128,8 +128,6 @@ class SearchOptions:
                 if getattr(self, name) is not None:
                     raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
             return
-        if self.call is None:
-            raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
         for name in ("kernel", "templates", "families"):
             if getattr(self, name):
                 raise UsageError(
@@ -144,7 +142,7 @@ class SearchOptions:
     @property
     def host(self) -> Host | None:
         """Return the user's Triton kernel with its functions. Raises UsageError where there is no such file."""
-        return read_host(self.triton, self.call, self.reference) if self.triton and self.call else None
+        return read_host(self.triton, self.call, self.reference) if self.triton else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -250,7 +248,7 @@ class Search:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
-            self._close()
+            self.close()
             raise
         self._options, self._echo, self._on_stage = options, echo, on_stage
         self._spent = 0.0
@@ -285,9 +283,10 @@ class Search:
                 with recording_failure(ledger, run):
                     return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Release what a search holds that is not run."""
         if self._build:
             self._build.close()
         self._renderer.close()
@@ -416,8 +415,8 @@ def _setting(
 
 def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
-    if sampler in samplers.SINGLE_OBJECTIVE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE_OBJECTIVE)
+    if samplers.SAMPLERS[sampler].single_objective:
+        able = ", ".join(name for name, declared in samplers.SAMPLERS.items() if not declared.single_objective)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 

@@ -20,6 +20,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.dispatch_table import Table, Timed, choose, find_table
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
+from evoengine.workloads.problem_sets import expand
 
 RANKED = (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.UNFINISHED)
 
@@ -47,9 +48,15 @@ class SetSearch:
             raise UsageError("--resume continues one run; the same command with all problems continues those")
         if kernels is not None and kernels < 1:
             raise UsageError(f"--kernels is {kernels}; it must be at least 1")
-        self._options, self._problems, self._kernels = options, tuple(problems), kernels
+        self._options, self._kernels = options, kernels
         self._echo, self._on_stage = echo, on_stage
-        self._current: Search | None = Search(replace(options, problem=problems[0]), echo, on_stage)
+        first = Search(replace(options, problem=problems[0]), echo, on_stage)
+        try:
+            self._problems = expand(problems)  # a Triton kernel's sizes are known now
+        except UsageError:
+            first.close()
+            raise
+        self._current: Search | None = first
         self._stopped = False
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass.launch import require_arch_of
 from evoengine.search.first_build import build_judges
+from evoengine.search.reference import with_functions
 from evoengine.virtual import require_triton
 from evoengine.workloads.base import Host
 
@@ -37,6 +38,7 @@ def verify_triton(
 
     require_triton()
     require_arch_of(gpu.capability)
+    host = with_functions(host)
     on_stage("building the executor")
     build_judges(emulated=False)
     pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0, warm_up=_load))

@@ -21,7 +21,6 @@ from evoengine.devices.base import KernelFailure
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.records import Outcome
-from evoengine.sass.chip import Chip
 from evoengine.sass.launch import Geometry, Memory, prepare
 from evoengine.sass.predict import Prediction
 from evoengine.stages.verify import Bound, by_own_error
@@ -48,6 +47,10 @@ ROUNDED = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float8_e4m3fn
 """by how much a number may be off where tensor cores multiply: they cut sums, those of FP8 to 13 bits, and a kernel
 rounds what it multiplies, such as the weights of an attention, to the type of its inputs"""
 TF32 = 2.0**-11
+MOST_DRAWN = 1 << 24
+"""elements of floating-point tensors that a search's gate draws: in float64 each draw of them takes seconds"""
+OFTEN_DRAWN = 1 << 22
+"""elements of which a search's gate makes every draw, and of more the first alone"""
 LONG_SECONDS = 2.0
 """estimated time of an attempt from which on only the first of these is drawn"""
 
@@ -120,19 +123,15 @@ class Wrong(Exception):
         self.outcome = outcome
 
 
-class TooLong(BaseException):
-    """An attempt would take longer than it may: `seconds`. No handler of a user's for Exception stops it."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"executing it would take about {seconds:.0f} s")
-        self.seconds = seconds
+class TooLarge(BaseException):
+    """An attempt would take more time or memory than it may. No handler of a user's for Exception stops it."""
 
 
 class GatingGpu(VirtualGpu):
     """A virtual GPU that repeats the launches of one kernel with other values and judges each."""
 
-    def __init__(self, gpu: Gpu, chip: Chip, program: Program, seed: int) -> None:
-        super().__init__(gpu, chip)
+    def __init__(self, gpu: Gpu, program: Program, seed: int) -> None:
+        super().__init__(gpu)
         self._function = program.kernel.function
         self._reference, self._names, self._seed = program.reference, program.names, seed
         self._first: dict[object, Outputs] = {}
@@ -140,7 +139,9 @@ class GatingGpu(VirtualGpu):
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
         self.longest = math.inf
-        """estimated seconds of an attempt, from which on TooLong is raised before it"""
+        """estimated seconds of an attempt, from which on TooLarge is raised before it"""
+        self.most = math.inf
+        """elements of floating-point tensors, for more of which it is raised too"""
         self.verdict = ConfigVerdict("")
         self.products: frozenset[str] = frozenset()
         """opcodes of tensor cores in the kernel"""
@@ -156,6 +157,9 @@ class GatingGpu(VirtualGpu):
             self._compare_bits(loaded, geometry, arguments)
             return
         self.products = loaded.program.products
+        drawn = sum(t.numel() for t in _tensors(arguments).values() if t.is_floating_point())
+        if drawn > self.most:
+            raise TooLarge(f"draw {drawn:,} numbers")
         before = _contents(arguments)
         try:
             prediction = self.predicted(loaded, geometry, arguments)
@@ -165,10 +169,11 @@ class GatingGpu(VirtualGpu):
             self.verdict.prediction = prediction
         seconds = seconds_to_execute(prediction, geometry)
         if seconds > self.longest:
-            raise TooLong(seconds)
+            raise TooLarge(f"take about {seconds:.0f} s")
         self._attempt(AS_GIVEN, loaded, geometry, arguments)
         after = _contents(arguments)
-        for draw in DRAWS if seconds < LONG_SECONDS else DRAWS[:1]:
+        often = seconds < LONG_SECONDS and (self.most == math.inf or drawn <= OFTEN_DRAWN)
+        for draw in DRAWS if often else DRAWS[:1]:
             _restore(arguments, before)
             if self._redraw(draw, arguments):
                 self._attempt(draw, loaded, geometry, arguments)

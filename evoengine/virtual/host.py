@@ -46,7 +46,7 @@ from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.gate import CannotJudge
 from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
-from evoengine.virtual.gate import Attempt, ConfigVerdict, GatingGpu, TooLong
+from evoengine.virtual.gate import MOST_DRAWN, Attempt, ConfigVerdict, GatingGpu, TooLarge
 from evoengine.virtual.triton_driver import installed
 from evoengine.virtual.triton_file import Program, Pruned, said
 from evoengine.virtual.verify import run_case, uninitialized_as_nan
@@ -80,7 +80,7 @@ class _Reaching(VirtualGpu):
     """A virtual GPU on which a program runs until it launches the kernel; other kernels are not executed."""
 
     def __init__(self, gpu: Gpu, program: Program) -> None:
-        super().__init__(gpu, find_chip(gpu.key))
+        super().__init__(gpu)
         self._function = program.kernel.function
         self.reached: Reached | None = None
 
@@ -136,7 +136,7 @@ def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
         reached = reach(program, sizes, program.kernel.config_of(program.kernel.settings[0]), gpu)
     except Refused as refusal:
         raise UsageError(str(refusal)) from None
-    gating = GatingGpu(gpu, find_chip(gpu.key), program, 0)
+    gating = GatingGpu(gpu, program, 0)
     gating.require_reference(reached.arguments)
     return () if host.reference else (NO_REFERENCE,)
 
@@ -269,8 +269,8 @@ class HostJudge:
         start = time.perf_counter()
         stated = self._stated
         program = self._program = self._program or Program(stated.host)
-        gating = GatingGpu(stated.gpu, find_chip(stated.gpu.key), program, self._seed)
-        gating.longest = LONGEST_ATTEMPT
+        gating = GatingGpu(stated.gpu, program, self._seed)
+        gating.longest, gating.most = LONGEST_ATTEMPT, MOST_DRAWN
         config = program.kernel.config_of(stated.config)
         results: list[CaseResult] = []
         with installed(gating), program.kernel.only(config):
@@ -314,11 +314,11 @@ def _run_affordably(gating: GatingGpu, program: Program, case: Any, number: int)
             run_case(gating, program, sizes, number)
         except UsageError as error:
             gating.verdict.attempts.append(Attempt(gating.sizes, case.name, str(error), Outcome.INCORRECT))
-        except TooLong as error:
+        except TooLarge as error:
             largest = max(sizes, key=lambda name: sizes[name], default=None)
             if largest is None or sizes[largest] <= SMALLEST_HALVED:
-                raise CannotJudge(f"its machine code was not executed: {error}") from None
+                raise CannotJudge(f"its machine code was not executed: executing it would {error}") from None
             sizes = {**sizes, largest: sizes[largest] // 2}
-            remark = remark or f"its own sizes would take about {error.seconds:.0f} s"
+            remark = remark or f"its own sizes would {error}"
             continue
         return remark and f"{sizes_text(sizes)}, as {remark}"

@@ -15,12 +15,16 @@ def expand(texts: Sequence[str]) -> tuple[str, ...]:
 
     Raises UsageError for a text that is no problem, an unreadable or empty file, and problems of unlike workloads.
     """
-    problems = [problem for text in texts for problem in _expanded(text)]
-    parsed = dict.fromkeys(str(parse_problem(problem)[1]) for problem in problems)
+    parsed = dict.fromkeys(str(parse_problem(problem)[1]) for problem in expanded(texts))
     kinds = dict.fromkeys(problem.partition(":")[0] if ":" in problem else "attention" for problem in parsed)
     if len(kinds) > 1:
         raise UsageError(f"problems of one search are of one workload, and these are of {' and '.join(kinds)}")
     return tuple(parsed)
+
+
+def expanded(texts: Sequence[str]) -> list[str]:
+    """Return the problems that the texts stand for as written. Raises UsageError as `expand` does for files."""
+    return [problem for text in texts for problem in _expanded(text)]
 
 
 def stands_for_several(text: str) -> bool:

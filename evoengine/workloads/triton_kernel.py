@@ -25,6 +25,7 @@ from evoengine.sandbox.jail import MARK
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
+from evoengine.workloads.served_kernel import served_data
 
 LARGEST_SIZE = 2**31 - 1
 LARGEST_SMALL = 300
@@ -34,6 +35,8 @@ ODD_SIZES = 3
 FIELDS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """of triton.Config, beside the kernel's own parameters"""
 LAST_LINE = "# evoengine: "
+TRITON_FILE = "triton.json"
+"""in a folder of a server's operator: which file and functions make a Triton kernel that jobs may name"""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 
 
@@ -55,14 +58,20 @@ def sizes_text(sizes: Mapping[str, int], between: str = " ") -> str:
     return between.join(f"{name}={value}" for name, value in sizes.items())
 
 
-def read_host(target: str, call: str, reference: str | None) -> Host:
+def read_host(target: str, call: str | None, reference: str | None) -> Host:
     """Return the file and functions that FILE::KERNEL and the two options name; nothing is executed.
 
-    Raises UsageError where `target` is of another form, and where the file is no text of Python.
+    Raises UsageError where `target` is of another form, where no function is named that launches the kernel, and where
+    the file is no text of Python.
     """
     file, separator, kernel = target.partition("::")
     if not separator or not kernel:
         raise UsageError(f"--triton takes FILE::KERNEL, and {target!r} names no kernel")
+    call = call or next(iter(served_data(kernel)), None)
+    if call is None:
+        raise UsageError("--triton needs --call FUNCTION, a function of the file that launches the kernel")
+    if reference is not None and call in served_data(kernel):
+        raise UsageError(f"--reference is not for {kernel} with --call {call}, whose reference is evoengine's")
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}; --triton takes FILE::KERNEL")
@@ -72,6 +81,29 @@ def read_host(target: str, call: str, reference: str | None) -> Host:
         return Host(os.path.abspath(path), read_limited_text(path), kernel, call, reference)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def read_folder(folder: Path) -> Host:
+    """Return the file and functions that a folder's triton.json names; nothing is executed.
+
+    It has `file`, `kernel`, `call` and, if there is one, `reference`; the folder is named after the kernel. Raises
+    UsageError naming what is wrong.
+    """
+    path = folder / TRITON_FILE
+    try:
+        stated = json.loads(read_limited_text(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    names = ("file", "kernel", "call", "reference")
+    if not isinstance(stated, dict) or not all(isinstance(stated.get(name), str) for name in names[:3]):
+        raise UsageError(f"{path} must have file, kernel and call, each a text")
+    if not isinstance(stated.get("reference"), str | None) or not stated.keys() <= set(names):
+        raise UsageError(f"{path} may have {', '.join(names)}, each a text, and nothing else")
+    if stated["kernel"] != folder.name:
+        raise UsageError(
+            f"{path} names the kernel {stated['kernel']}, and its folder is {folder.name}; name them alike"
+        )
+    return read_host(f"{folder / stated['file']}::{stated['kernel']}", stated["call"], stated.get("reference"))
 
 
 class TritonWorkload(Workload[TritonProblem]):

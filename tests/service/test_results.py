@@ -184,8 +184,11 @@ def test_gpus_and_problems_are_those_of_the_commands(service):
     assert {w["workload"] for w in http.get("/v1/problems").json()["workloads"]} >= {"gemm", "attention"}
 
 
-def test_what_is_known_of_gemm_is_given_as_files_of_a_fused_moe_kernel(with_kernel):
+def test_configurations_of_vllms_kernels_are_given_as_files(with_kernel):
     missing = with_kernel.http.get("/v1/fused_moe?gpu=h100")
-    assert missing.status_code == 404 and "no product on h100" in missing.json()["detail"]
+    assert (
+        missing.status_code == 404
+        and "no configuration of vLLM's or SGLang's kernels on h100" in missing.json()["detail"]
+    )
     assert with_kernel.http.get("/v1/fused_moe?gpu=h1000").status_code == 422
     assert with_kernel.http.get("/v1/fused_moe").status_code == 422
