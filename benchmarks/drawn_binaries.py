@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import render
 from evoengine.workloads.base import Target
 
-GPUS = ("rtx2080ti", "a100", "rtx3090", "l4", "h100")
-"""one GPU for each of sm_75, sm_80, sm_86, sm_89 and sm_90a"""
+GPUS = ("rtx2080ti", "a100", "rtx3090", "l4", "h100", "rtx5090")
+"""one GPU for each of sm_75, sm_80, sm_86, sm_89, sm_90a and sm_120"""
 PROBLEMS = (
     "attention:b2,h4,s1024,d64,fp16", "attention:b1,h4,s2048,d128,bf16,causal",
     "attention:b2,h8,s512,d64,bf16,causal,kv2", "attention:b1,h4,s1024,d128,fp16",
@@ -46,10 +46,10 @@ class Drawn:
         return f"{self.target.workload.name}:{self.target.problem} {self.target.gpu.arch} {knobs}"
 
 
-def draw(count: int, seed: int) -> Iterator[Drawn]:
+def draw(count: int, seed: int, gpus: Sequence[str] = GPUS) -> Iterator[Drawn]:
     """Yield `count` binaries in turns of architecture, problem and family; what the compiler refuses is drawn again."""
     random = np.random.default_rng(seed)
-    groups = [group for problem in PROBLEMS for gpu in GPUS for group in _groups(problem, gpu)]
+    groups = [group for problem in PROBLEMS for gpu in gpus for group in _groups(problem, gpu)]
     order = random.permutation(len(groups))
     made = 0
     while made < count:

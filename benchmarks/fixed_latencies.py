@@ -1,12 +1,13 @@
 """The least clocks that ptxas leaves between instructions of which one needs the other's result, read off its binaries.
 
-    python benchmarks/fixed_latencies.py [--binaries 500] [--seed 1] [--cubins DIR …] [--write]
+    python benchmarks/fixed_latencies.py [--binaries 500] [--seed 1] [--gpu NAME …] [--cubins DIR …] [--write]
 
-Draws configurations of all shipped spaces for sm_75 to sm_90a and compiles them here; DIRs hold cubins of others, such
-as FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the stall counts behind it keep the
-next from reading too early, so that the least sum of stalls over many binaries is the latency, or above it. A figure is
-kept where ptxas left as few clocks at least OFTEN times: otherwise none may be the least. --write puts them into
-evoengine/sass/core/fixed_latencies.inc.
+Draws configurations of all shipped spaces for sm_75 to sm_120, or for the named GPUs, and compiles them here; DIRs
+hold cubins of others, such as FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the
+stall counts behind it keep the next from reading too early, so that the least sum of stalls over many binaries is the
+latency, or above it. A figure is kept where ptxas left as few clocks at least OFTEN times: otherwise none may be the
+least. --write puts them into evoengine/sass/core/fixed_latencies.inc, in place of those of the architectures that
+were looked at.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.drawn_binaries import draw  # noqa: E402
+from benchmarks.drawn_binaries import GPUS, draw  # noqa: E402
 from evoengine.sass.core import Program  # noqa: E402
 from evoengine.sass.cubin import kernel_names, read_kernel  # noqa: E402
 from evoengine.sass.listing import disassemble  # noqa: E402
@@ -55,8 +56,8 @@ def measure(binaries: Iterable[tuple[Program, int]]) -> tuple[Distances, int]:
     return found, count
 
 
-def drawn(count: int, seed: int) -> Iterable[tuple[Program, int]]:
-    for one in draw(count, seed):
+def drawn(count: int, seed: int, gpus: Sequence[str]) -> Iterable[tuple[Program, int]]:
+    for one in draw(count, seed, gpus):
         yield Program(one.binary.listing, one.source.entry), read_kernel(one.binary.cubin, one.source.entry).arch
 
 
@@ -69,12 +70,8 @@ def of_others(folders: Iterable[Path]) -> Iterable[tuple[Program, int]]:
 
 
 def lines(found: Distances, binaries: int) -> list[str]:
-    """Return the file's lines, each with the distance, how often it was left, and of how many pairs."""
-    out = [
-        "// Inferred, by benchmarks/fixed_latencies.py: the least clocks that ptxas left in its binaries, of which",
-        f"// there were {binaries}. arch, need, producer, registers, consumer (Other: any without a line of its own),",
-        "// clocks, pairs seen; behind // the pairs that are as close.",
-    ]
+    """Return the lines of the architectures, each with the distance, how often it was left, and of how many pairs."""
+    out = [f"// {', '.join(f'sm_{arch}' for arch in sorted({key[0] for key in found}))}: {binaries} binaries"]
     for key in [key for key in found if key[1] == "RAW"]:
         found[*key[:4], OTHER] += found[key]
     often = {
@@ -94,6 +91,15 @@ def lines(found: Distances, binaries: int) -> list[str]:
     return out
 
 
+def merged(held: str, measured: Sequence[str]) -> str:
+    """Return the file's text with the measured lines in place of those of their architectures."""
+    new = {line.split(",")[0] for line in measured if line.startswith("LATENCY")}
+    kept = [line for line in held.splitlines() if line.split(",")[0] not in new]
+    titles = [at for at, line in enumerate(kept) if line.startswith("// sm_")]
+    empty = {at for at in titles if at + 1 == len(kept) or at + 1 in titles}
+    return "\n".join([*(line for at, line in enumerate(kept) if at not in empty), *measured]) + "\n"
+
+
 def result_after(found: Mapping[Key, Counter[int]], arch: int, producer: str, file: str) -> int:
     """Return the least clocks after which any unit reads the result: whoever overwrites it need wait no longer."""
     return min(found.get((arch, "RAW", producer, file, OTHER), [1]))
@@ -103,15 +109,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--binaries", type=int, default=500, metavar="N", help="configurations to draw")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gpu", action="append", help="draw for this GPU alone; can be repeated")
     parser.add_argument("--cubins", type=Path, nargs="*", default=[], metavar="DIR", help="binaries of others")
-    parser.add_argument("--write", action="store_true", help=f"replace {FILE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.relative_to(ROOT)}")
     asked = parser.parse_args(arguments)
 
     def all_binaries() -> Iterable[tuple[Program, int]]:
-        yield from drawn(asked.binaries, asked.seed)
+        yield from drawn(asked.binaries, asked.seed, asked.gpu or GPUS)
         yield from of_others(asked.cubins)
 
-    text = "\n".join(lines(*measure(all_binaries()))) + "\n"
+    text = merged(FILE.read_text("utf-8"), lines(*measure(all_binaries())))
     if asked.write:
         FILE.write_text(text, "utf-8")
     else:

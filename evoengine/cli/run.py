@@ -16,7 +16,7 @@ from evoengine.cli.options import complete_gpu
     default="h100",
     show_default=True,
     shell_complete=complete_gpu,
-    help="The GPU that is virtual, as listed by evoengine gpus; sm_75 to sm_90 can be executed.",
+    help="The GPU that is virtual, as listed by evoengine gpus; sm_75 to sm_90 and sm_120 can be executed.",
 )
 @click.option(
     "--sample",

@@ -154,8 +154,15 @@ def _loader_identity(candidate: Candidate, target: Target, grids: Grids) -> dict
             "grid_by_sms": {str(sms): "x".join(map(str, grid)) for sms, grid in grids.items()},
             **_several(target, source, binary),
         },
+        **_bounds(target),
         "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
     }
+
+
+def _bounds(target: Target) -> dict[str, object]:
+    """Return what the loader checks of indices; nothing for a kernel without any."""
+    bounds = target.workload.index_bounds(target.problem)
+    return {"bounds": [{k: v for k, v in asdict(bound).items() if v is not None} for bound in bounds]} if bounds else {}
 
 
 def _is_taken(target: Target, source: Source, parameter: Parameter) -> bool:

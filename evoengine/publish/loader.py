@@ -13,6 +13,9 @@ Scratch memory comes from the library's allocator, and is zeroed before each cal
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
+
+Where the kernel finds elements by lengths or a block table, these are read and checked before each launch, which waits
+for the GPU. With check_indices=False they are not, as in a CUDA graph; whoever made them answers for them.
 """
 
 import ctypes
@@ -41,6 +44,7 @@ NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSOR
 INPUTS = [t["name"] for t in TENSORS if not t["output"] or t.get("inout")]
 OUTPUTS = [t["name"] for t in TENSORS if t["output"]]
 PURE = [name for name in OUTPUTS if name not in INPUTS]
+BOUNDS = _cuda.KERNEL.get("bounds", ())  # of inputs by which the kernel finds others' elements
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
     "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
@@ -58,7 +62,7 @@ def _listed(names):
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "no tensor"
 
 
-def _call(*given, **named):
+def _call(*given, check_indices=True, **named):
     tensors = _bind(given, named)
     first = next((t for t in tensors if t is not None), None)
     library = _library(type(first))
@@ -68,7 +72,11 @@ def _call(*given, **named):
     if any(_library(type(t)) is not library for t in tensors):
         raise TypeError(f"{_listed(NAMES)} must all come from torch or all from CuPy")
     library.refuse_gradients(NAMES, tensors)
-    _plan(library, *map(library.layout, tensors)).queue(library, tensors)
+    plan = _plan(library, *map(library.layout, tensors))
+    if check_indices:
+        for bound in BOUNDS:
+            _check_indices(bound, dict(zip(NAMES, tensors, strict=True)))
+    plan.queue(library, tensors)
     written = tuple(tensors[i] for i in OUTPUT_INDICES)
     return written if len(written) > 1 else written[0]
 
@@ -102,6 +110,22 @@ def _outputs_of(out):
     if len(out) != len(PURE):
         raise TypeError(f"{NAME} writes {_listed(PURE)}: out must be {len(PURE)} tensors, and was {len(out)}")
     return [*zip(PURE, out, strict=True)]
+
+
+def _check_indices(bound, tensors):
+    """Raise ValueError where an index leads out of what it numbers. Waits for the GPU."""
+    name, most = bound["tensor"], bound["most"]
+    rows = tensors[name].tolist()
+    if "lengths" in bound:  # of a row what is behind the last page of its sequence may be anything
+        lengths = tensors[bound["lengths"]].tolist()
+        rows = [row[: -(-length // bound["page"])] for row, length in zip(rows, lengths, strict=True)]
+    else:
+        rows = [rows]
+    for i, row in enumerate(rows):
+        for j, index in enumerate(row):
+            if not 0 <= index <= most:
+                at = f"{i}, {j}" if "lengths" in bound else f"{j}"
+                raise ValueError(f"{name}[{at}] is {index}; it must be from 0 to {most}")
 
 
 @functools.cache

@@ -39,12 +39,20 @@ REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
 # Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
-# the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
-# sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z, and the reciprocals of these, and at
-# 0x198 the generic address of the parameters, from which those of tensor maps are made.
-_DRIVER_VALUES = struct.Struct("<3I3IQQI")
-_CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f")
+# the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack and
+# the bytes of dynamic shared memory; on sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z,
+# the reciprocals of these, and the grid in clusters, at 0x188 the blocks of a cluster, and at 0x198 the generic address
+# of the parameters, from which those of tensor maps are made.
+_DRIVER_VALUES = struct.Struct("<3I3IQQII")
+_CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f3I")
+_CLUSTER_BLOCKS = 0x188
 _PARAMETERS_POINTER = 0x198
+# The same on sm_120: from 0x2a0 a cluster's blocks along x, y and z, the bytes of dynamic shared memory, reciprocals, a
+# word that is not known, the grid in clusters and a cluster's blocks; at 0x2f8 the window of local memory, at 0x348 the
+# address of the parameters, from 0x360 the block's threads, a word, and the grid, and at 0x37c the end of the stack.
+_CLUSTER_120_AT, _CLUSTER_120 = 0x2A0, struct.Struct("<3II3f4x3II")
+_LOCAL_WINDOW_120, _PARAMETERS_POINTER_120 = 0x2F8, 0x348
+_DRIVER_VALUES_120_AT, _DRIVER_VALUES_120 = 0x360, struct.Struct("<3I4x3II")
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0xFF0000000000, 0xFE0000000000, 0xFD0000000000
 PROVIDED = {"vprintf": 0xFC0000000000, "__assertfail": 0xFC0000000010}
@@ -224,14 +232,14 @@ def require_arch(kernel: Kernel) -> None:
 
 def is_executable(arch: int) -> bool:
     """Return whether the executor knows how machine code of the compute capability `arch`, 90 for 9.0, is launched."""
-    return 75 <= arch <= 90
+    return 75 <= arch <= 90 or 120 <= arch <= 121
 
 
 def require_arch_of(arch: int) -> None:
     """Raise UsageError unless machine code of the compute capability `arch`, 90 for 9.0, can be executed."""
     if not is_executable(arch):
         lacks = ": its tensor memory and tcgen05 are missing" if 100 <= arch < 120 else ""
-        raise UsageError(f"machine code of sm_{arch} cannot be executed{lacks}; that of sm_75 to sm_90 can")
+        raise UsageError(f"machine code of sm_{arch} cannot be executed{lacks}; that of sm_75 to sm_90 and sm_120 can")
 
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
@@ -435,12 +443,8 @@ def _banks(
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]
     bank.extend(bytes(max(kernel.parameters_at - len(bank), 0)))
-    windows = SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel)
-    _DRIVER_VALUES.pack_into(bank, 0, *geometry.threads, *geometry.grid, *windows)
-    if kernel.arch >= 90:
-        cluster = geometry.cluster or kernel.cluster
-        _CLUSTER.pack_into(bank, _CLUSTER_AT, math.prod(cluster) > 1, *cluster, *(1 / n for n in cluster))
-        struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
+    put = _put_driver_values_120 if kernel.arch >= 120 else _put_driver_values
+    put(bank, kernel, geometry)
     _put_parameters(kernel, bank, arguments, placed)
     return banks
 
@@ -488,3 +492,26 @@ def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
             raise UsageError(f"{part.name} ends at byte {end} of {argument.name}, which has {len(whole)}")
         whole[offset : offset + len(value)] = value
     return bytes(whole)
+
+
+def _put_driver_values(bank: bytearray, kernel: Kernel, geometry: Geometry) -> None:
+    windows = SHARED_WINDOW, LOCAL_WINDOW
+    values = *geometry.threads, *geometry.grid, *windows, _stack(kernel), geometry.shared_bytes
+    _DRIVER_VALUES.pack_into(bank, 0, *values)
+    if kernel.arch >= 90:
+        cluster = geometry.cluster or kernel.cluster
+        clusters = (blocks // together for blocks, together in zip(geometry.grid, cluster, strict=True))
+        reciprocals = (1 / blocks for blocks in cluster)
+        _CLUSTER.pack_into(bank, _CLUSTER_AT, math.prod(cluster) > 1, *cluster, *reciprocals, *clusters)
+        struct.pack_into("<I", bank, _CLUSTER_BLOCKS, math.prod(cluster))
+        struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
+
+
+def _put_driver_values_120(bank: bytearray, kernel: Kernel, geometry: Geometry) -> None:
+    cluster = geometry.cluster or kernel.cluster
+    clusters = [blocks // together for blocks, together in zip(geometry.grid, cluster, strict=True)]
+    sizes = *cluster, geometry.shared_bytes, *(1 / blocks for blocks in cluster), *clusters, math.prod(cluster)
+    _CLUSTER_120.pack_into(bank, _CLUSTER_120_AT, *sizes)
+    struct.pack_into("<Q", bank, _LOCAL_WINDOW_120, LOCAL_WINDOW)
+    struct.pack_into("<Q", bank, _PARAMETERS_POINTER_120, CONSTANT_WINDOW + kernel.parameters_at)
+    _DRIVER_VALUES_120.pack_into(bank, _DRIVER_VALUES_120_AT, *geometry.threads, *geometry.grid, _stack(kernel))

@@ -116,6 +116,9 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
     if not problems:
         problems = {_example(request.workload): None}
     _require_families(request.families, problems, gpu)
+    for workload, _ in map(parse_problem, problems):
+        if workload.host and request.device == "cuda":
+            raise UsageError(f"{workload.name} is a Triton kernel, which is not timed; ask for the device emulator")
     SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
     return request.model_dump(exclude={"workload"}) | {
         "problems": list(problems),

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
 from evoengine.tuning.ray_cluster import check_address
+from evoengine.workloads.triton_kernel import TRITON_FILE
 
 LOOPBACK = "127.0.0.1"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -109,7 +110,8 @@ class Settings(BaseSettings):
     @cached_property
     def kernel_folders(self) -> dict[str, Path]:
         """Name of a kernel's folder → the folder. Raises UsageError where there is no such folder of folders."""
-        return {p.name: p for p in _within(self.kernels, "EVOENGINE_KERNELS") if (p / "problem.json").is_file()}
+        folders = _within(self.kernels, "EVOENGINE_KERNELS")
+        return {p.name: p for p in folders if any((p / name).is_file() for name in ("problem.json", TRITON_FILE))}
 
     @cached_property
     def recorded_files(self) -> dict[str, Path]:

@@ -31,6 +31,8 @@ from evoengine.tuning.setup import register_kernel
 from evoengine.tuning.tune import prepare
 from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 from evoengine.views.trials import trial_json
+from evoengine.workloads.base import Host
+from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder
 
 if TYPE_CHECKING:
     from evoengine.search.progress import Progress
@@ -182,13 +184,15 @@ class Work:
                 self._search(part)
         if self.stopped:
             return
-        if self._job.request["device"] == "auto":
+        is_timed = any(self._triton_of(part["problem"]) is None for part in self._log.parts)
+        if self._job.request["device"] == "auto" and is_timed:
             if not self._has_gpu:
                 why = f"searched and predicted; it is timed when a server has a GPU for {self._job.gpu}"
                 self._jobs.wait(self._job.id, self._job.fence, why)
                 return
             for part in self._log.parts if self._job.predicted else ():
-                self._time(part)
+                if self._triton_of(part["problem"]) is None:
+                    self._time(part)
         if not self.stopped:
             self._jobs.finish(self._job.id, self._job.fence, DONE)
 
@@ -219,19 +223,29 @@ class Work:
         if device.startswith(RECORDED):
             device = f"{RECORDED}{self._settings.recorded_files[device.removeprefix(RECORDED)]}"
             return SearchOptions(trials=trials, minutes=minutes, sampler=request["sampler"], device=device)
+        folder = self._settings.kernel_folders.get(problem.partition(":")[0])
+        host = self._triton_of(problem)
         return SearchOptions(
             problem=problem,
+            triton=f"{host.file}::{host.kernel}" if host else None,
+            call=host.call if host else None,
+            reference=host.reference if host else None,
             gpu=self._job.gpu,
             families=tuple(request["families"]),
             trials=trials,
             minutes=minutes,
             sampler=request["sampler"],
             objective=request["objective"],
-            device="cuda" if self._has_gpu and device != "emulator" else "emulator",
+            device="cuda" if self._has_gpu and device != "emulator" and not host else "emulator",
             cluster=self._settings.cluster,
-            kernel=self._settings.kernel_folders.get(problem.partition(":")[0]),
+            kernel=None if host else folder,
             seed=request["seed"],
         )
+
+    def _triton_of(self, problem: str) -> Host | None:
+        """Return the operator's Triton kernel that the problem names; None where it is of another kind."""
+        folder = self._settings.kernel_folders.get(problem.partition(":")[0])
+        return read_folder(folder) if folder and (folder / TRITON_FILE).is_file() else None
 
     def _time(self, part: dict[str, Any]) -> None:
         """Time what was predicted before there was a GPU."""
@@ -277,8 +291,9 @@ def run_job(ledger: Ledger, number: int, fence: int, device: str, settings: Sett
     if job.fence != fence:
         return OVER
     try:
-        for folder in settings.kernel_folders.values():
-            register_kernel(folder)
+        own = {problem.partition(":")[0] for problem in job.request["problems"]}
+        for name in own & settings.kernel_folders.keys():
+            register_kernel(settings.kernel_folders[name])
         work = Work(jobs, job, device, settings)
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
         work.run()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import EvoengineError, MachineError, UsageError
-from evoengine.gpu import Gpu
+from evoengine.gpu import DEFAULT, Gpu, find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
 from evoengine.records import Config, Value
@@ -35,6 +35,7 @@ from evoengine.stages.toolchain import (
 )
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Host, Target
+from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -49,10 +50,14 @@ def silent(line: str) -> None:
 
 
 def register_kernel(folder: Path) -> AnyWorkload:
-    """Register the workload in the folder under its name. Raises UsageError."""
+    """Register the workload in the folder under its name. Raises UsageError.
+
+    A Triton kernel's file is executed in a worker process.
+    """
     from evoengine.workloads.folder import load_folder
 
-    workload = load_folder(folder)
+    is_triton = (folder / TRITON_FILE).is_file()
+    workload = examine_triton(read_folder(folder), find_gpu(DEFAULT)) if is_triton else load_folder(folder)
     register(workload)
     return workload
 

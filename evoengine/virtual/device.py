@@ -19,7 +19,7 @@ from evoengine.devices.base import KernelFailure, KernelRaced
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.sass import core
-from evoengine.sass.chip import Chip, find_chip
+from evoengine.sass.chip import find_chip, why_unmodelled
 from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
@@ -102,14 +102,14 @@ def virtual_gpu(gpu: str, sample: bool = False) -> VirtualGpu:
     """Return the GPU of that name as a virtual one. Raises UsageError where its machine code cannot be executed."""
     found = find_gpu(gpu)
     require_arch_of(found.capability)
-    return VirtualGpu(found, find_chip(found.key), sample)
+    return VirtualGpu(found, sample)
 
 
 class VirtualGpu:
     """A GPU of which there is the data sheet and the model of an SM. Not for use by several threads at once."""
 
-    def __init__(self, gpu: Gpu, chip: Chip, sample: bool = False) -> None:
-        self.gpu, self.chip, self.sample = gpu, chip, sample
+    def __init__(self, gpu: Gpu, sample: bool = False) -> None:
+        self.gpu, self.sample = gpu, sample
         self.now = Instant(0.0, 0, 0)
         self.only_predicts = False
         """whether launches are timed and not executed, as in the loops of a benchmark"""
@@ -188,8 +188,10 @@ class VirtualGpu:
         return self._predictions[key]
 
     def _prediction(self, loaded: LoadedKernel, launch: Launch) -> Prediction | str:
+        if unmodelled := why_unmodelled(self.gpu):
+            return unmodelled
         try:
-            found = predict(loaded.program, launch, self.chip)
+            found = predict(loaded.program, launch, find_chip(self.gpu.key))
         except Unpredictable as error:
             return str(error)
         if found.counts["instructions"] > WHOLE_LIMIT:

@@ -21,7 +21,6 @@ from evoengine.devices.base import KernelFailure
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.records import Outcome
-from evoengine.sass.chip import Chip
 from evoengine.sass.launch import Geometry, Memory, prepare
 from evoengine.sass.predict import Prediction
 from evoengine.stages.verify import Bound, by_own_error
@@ -131,8 +130,8 @@ class TooLarge(BaseException):
 class GatingGpu(VirtualGpu):
     """A virtual GPU that repeats the launches of one kernel with other values and judges each."""
 
-    def __init__(self, gpu: Gpu, chip: Chip, program: Program, seed: int) -> None:
-        super().__init__(gpu, chip)
+    def __init__(self, gpu: Gpu, program: Program, seed: int) -> None:
+        super().__init__(gpu)
         self._function = program.kernel.function
         self._reference, self._names, self._seed = program.reference, program.names, seed
         self._first: dict[object, Outputs] = {}

@@ -80,7 +80,7 @@ class _Reaching(VirtualGpu):
     """A virtual GPU on which a program runs until it launches the kernel; other kernels are not executed."""
 
     def __init__(self, gpu: Gpu, program: Program) -> None:
-        super().__init__(gpu, find_chip(gpu.key))
+        super().__init__(gpu)
         self._function = program.kernel.function
         self.reached: Reached | None = None
 
@@ -136,7 +136,7 @@ def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
         reached = reach(program, sizes, program.kernel.config_of(program.kernel.settings[0]), gpu)
     except Refused as refusal:
         raise UsageError(str(refusal)) from None
-    gating = GatingGpu(gpu, find_chip(gpu.key), program, 0)
+    gating = GatingGpu(gpu, program, 0)
     gating.require_reference(reached.arguments)
     return () if host.reference else (NO_REFERENCE,)
 
@@ -269,7 +269,7 @@ class HostJudge:
         start = time.perf_counter()
         stated = self._stated
         program = self._program = self._program or Program(stated.host)
-        gating = GatingGpu(stated.gpu, find_chip(stated.gpu.key), program, self._seed)
+        gating = GatingGpu(stated.gpu, program, self._seed)
         gating.longest, gating.most = LONGEST_ATTEMPT, MOST_DRAWN
         config = program.kernel.config_of(stated.config)
         results: list[CaseResult] = []

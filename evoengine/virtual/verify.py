@@ -12,7 +12,6 @@ from triton.runtime.errors import OutOfResources
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.sass.chip import find_chip
 from evoengine.virtual.device import VirtualGpuError
 from evoengine.virtual.gate import ConfigVerdict, GatingGpu
 from evoengine.virtual.triton_driver import installed
@@ -28,7 +27,7 @@ class Session:
         """Execute the file. Raises UsageError where a function is missing."""
         self._program = Program(host)
         self.configs = tuple(config_text(config) for config in self._program.kernel.configs)
-        self._gating = GatingGpu(gpu, find_chip(gpu.key), self._program, seed)
+        self._gating = GatingGpu(gpu, self._program, seed)
         self._cases = gate_sizes(self._program.sizes, seed)
 
     def gate(self, number: int, exact: bool = False) -> ConfigVerdict:

@@ -171,6 +171,19 @@ class Tensors(ABC, Generic[P]):
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class IndexBound:
+    """The elements of an input are from 0 to `most`, as the loader of an exported kernel checks.
+
+    With `lengths`, the name of an input, only the first ⌈length / page⌉ elements of each row count.
+    """
+
+    tensor: str
+    most: int
+    lengths: str | None = None
+    page: int | None = None
+
+
 class FullSize(ABC, Generic[C]):
     """Cases at full size in the emulator: blocks of the problem itself, over tensors that exist in part."""
 
@@ -301,6 +314,10 @@ class Workload(ABC, Generic[P]):
     def indices(self, problem: P, config: Config, seed: int) -> Mapping[str, np.ndarray]:
         """Return contents [bytes uint8] of inputs on which it depends what a kernel does: indices, orders of tiles."""
         return {}
+
+    def index_bounds(self, problem: P) -> tuple[IndexBound, ...]:
+        """Return the bounds of inputs by which a kernel finds elements of others, each after those that it needs."""
+        return ()
 
     @abstractmethod
     def tensors(self) -> Tensors[P]:

@@ -35,6 +35,8 @@ ODD_SIZES = 3
 FIELDS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """of triton.Config, beside the kernel's own parameters"""
 LAST_LINE = "# evoengine: "
+TRITON_FILE = "triton.json"
+"""in a folder of a server's operator: which file and functions make a Triton kernel that jobs may name"""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 
 
@@ -79,6 +81,29 @@ def read_host(target: str, call: str | None, reference: str | None) -> Host:
         return Host(os.path.abspath(path), read_limited_text(path), kernel, call, reference)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def read_folder(folder: Path) -> Host:
+    """Return the file and functions that a folder's triton.json names; nothing is executed.
+
+    It has `file`, `kernel`, `call` and, if there is one, `reference`; the folder is named after the kernel. Raises
+    UsageError naming what is wrong.
+    """
+    path = folder / TRITON_FILE
+    try:
+        stated = json.loads(read_limited_text(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    names = ("file", "kernel", "call", "reference")
+    if not isinstance(stated, dict) or not all(isinstance(stated.get(name), str) for name in names[:3]):
+        raise UsageError(f"{path} must have file, kernel and call, each a text")
+    if not isinstance(stated.get("reference"), str | None) or not stated.keys() <= set(names):
+        raise UsageError(f"{path} may have {', '.join(names)}, each a text, and nothing else")
+    if stated["kernel"] != folder.name:
+        raise UsageError(
+            f"{path} names the kernel {stated['kernel']}, and its folder is {folder.name}; name them alike"
+        )
+    return read_host(f"{folder / stated['file']}::{stated['kernel']}", stated["call"], stated.get("reference"))
 
 
 class TritonWorkload(Workload[TritonProblem]):

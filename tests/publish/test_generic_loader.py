@@ -351,6 +351,37 @@ def test_tensors_that_the_kernel_was_not_made_for_are_refused(driver, rms_norm, 
     assert driver.launches() == []
 
 
+DECODE = "decode:b2,h4,kv2,s40,d64,fp16,page16"
+TABLES = {
+    "none": ([40, 17], [[5, 0, 3], [4, 1, 99]], None),
+    "a page behind the pool": ([40, 17], [[5, 0, 6], [4, 1, 0]], r"block_table\[0, 2\] is 6; it must be from 0 to 5"),
+    "a page before it": ([40, 17], [[5, 0, 3], [4, -1, 0]], r"block_table\[1, 1\] is -1; it must be from 0 to 5"),
+    "a length beyond the cache": ([41, 17], [[5, 0, 3], [4, 1, 0]], r"lengths\[0\] is 41; it must be from 0 to 40"),
+    "a negative length": ([40, -1], [[5, 0, 3], [4, 1, 0]], r"lengths\[1\] is -1; it must be from 0 to 40"),
+}
+
+
+@pytest.mark.parametrize("fault", TABLES)
+def test_a_block_table_that_leads_out_of_the_pool_is_refused_by_its_place(driver, load, fault):
+    lengths, table, says = TABLES[fault]
+    decode = load(target_of(DECODE), {"family": "last_block", "splits": 1}).decode
+    cache = torch.zeros(6, 16, 2, 64).half()
+    given = (
+        torch.zeros(2, 1, 4, 64).half(),
+        cache,
+        cache.clone(),
+        torch.tensor(table).int(),
+        torch.tensor(lengths).int(),
+    )
+    if says is None:
+        decode(*given)
+    else:
+        with pytest.raises(ValueError, match=says):
+            decode(*given)
+        decode(*given, check_indices=False)
+    assert len(driver.launches()) == 1
+
+
 def test_what_those_refusals_border_on_is_taken(driver, rms_norm):
     """Inputs that are one, neighbours in memory, and strides of dims of one element."""
     room = torch.zeros(6 * 32 * 2).half()

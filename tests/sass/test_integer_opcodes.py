@@ -167,6 +167,8 @@ INTEGER_64 = {
     "(long long)(int)a * (int)b + a": wrapped64(lambda a, b: wrap(a) * wrap(b) + a),
     "(long long)((u64)(unsigned)a * (unsigned)b)": wrapped64(lambda a, b: (a & M32) * (b & M32)),
     "llabs(a)": wrapped64(lambda a, b: abs(a)),
+    "b - (a << 6)": wrapped64(lambda a, b: b - (a << 6)),
+    "b - ((long long)(int)b << 6)": wrapped64(lambda a, b: b - (wrap(b) << 6)),
 }  # fmt: skip
 
 

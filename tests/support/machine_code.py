@@ -23,7 +23,7 @@ from evoengine.stages.compile import compile_source
 from tests.support.exhaustive import more
 from tests.support.kernel_arguments import SIGNATURE
 
-ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
+ARCHS = ("sm_75", "sm_80", "sm_89", "sm_120", "sm_90a")
 """one of each generation: sm_86 has the instructions of sm_80"""
 SOME_ARCHS = ["sm_90a", *more(ARCHS[:-1])]
 """as cases: what one test shows of every generation, `make test` shows of others in one"""

@@ -23,6 +23,7 @@ PROBLEMS = {
     "attention-backward": "attention-backward:b1,h2,s160,d64,fp16",
     "gemm": "gemm:m256,n256,k256,fp16",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
+    "rowwise": "rowwise:softmax,rows40,hidden512,bf16",
     "convolution": "convolution:w96,h64,fw5,fh5",
     "varlen": "varlen:h2,d64,fp16,causal,lens=100+3,page16",
 }

@@ -288,10 +288,22 @@ def test_when_it_is_gone_its_kernels_are_freed_and_triton_asks_for_its_own_gpu(g
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["b200", "rtx5090"])
-def test_a_gpu_whose_machine_code_cannot_be_executed_is_refused(name: str):
-    with pytest.raises(UsageError, match="that of sm_75 to sm_90 can"):
-        activate(name)
+def test_a_gpu_whose_machine_code_cannot_be_executed_is_refused():
+    with pytest.raises(UsageError, match="tcgen05 are missing; that of sm_75 to sm_90 and sm_120 can"):
+        activate("b200")
+
+
+def test_a_gpu_without_rates_executes_and_predicts_no_time():
+    require_tools()
+    gpu = activate("rtx5090")
+    try:
+        counter = torch.zeros(1, dtype=torch.int32)
+        kernels.increment[(2,)](counter)
+        assert counter.item() == 2
+        assert "no time is predicted: the model of machine code knows sm_75" in gpu.summary()
+        assert math.isinf(triton.testing.do_bench(lambda: kernels.increment[(2,)](counter)))
+    finally:
+        deactivate()
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "4.0.0", "unknown"])

@@ -21,6 +21,8 @@ from tests.support.exhaustive import more, representatives
 
 PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000,d64,fp16"
 QUERIES = "decode:b2,h12,kv2,s777,sq5,d128,bf16,page7"
+WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
+CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
 LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
 TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
@@ -59,6 +61,16 @@ FAULTS = [
     ("last but one block combines", LAST, PAGED, "return *ticket == SPLITS - 1;", "return *ticket == SPLITS - 2;"),
     ("parts not made visible", LAST, PAGED, "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {"),
     ("sums in a half", TWO, PLAIN, "float2(top, sum);", "float2(top, __half2float(__float2half(sum)));"),
+    ("window a key too wide", ONE, WINDOW, "key < visible - WINDOW", "key < visible - WINDOW - 1"),
+    ("window a key too narrow", ONE, WINDOW, "key < visible - WINDOW", "key <= visible - WINDOW"),
+    ("window of the first row for the last too", ONE, WINDOW, " || first < work.unseen", ""),
+    ("a step too many left out before the window", TWO, WINDOW, "max(0, seen - WINDOW) / (WARPS * TILE_N)", "(max(0, seen - WINDOW) + WARPS * TILE_N - 1) / (WARPS * TILE_N)"),
+    ("cap of twice the height", ONE, CAPPED, "x = 30.0f - __fdividef(60.0f, exp2_approx(x * (2.0f * LOG2_E / 30.0f)) + 1.0f);", "x = 60.0f - __fdividef(120.0f, exp2_approx(x * (2.0f * LOG2_E / 60.0f)) + 1.0f);"),
+    ("no cap", ONE, CAPPED, "x = 30.0f - __fdividef(60.0f, exp2_approx(x * (2.0f * LOG2_E / 30.0f)) + 1.0f);", ""),
+    ("slope of the first head for all", ONE, CAPPED, "slopes[work.head_of(", "slopes[work.head + 0 * work.head_of("),
+    ("distance from the last query for all", TWO, CAPPED, "int position = work.visible(first_row + s.row(s.half(i))) - 1;", "int position = work.length - 1;"),
+    ("sink in every split", TWO, CAPPED, "if (blockIdx.x == 0) {\n            float sink", "{\n            float sink"),
+    ("sink of another head", ONE, CAPPED, "sinks[work.head_of(row)]", "sinks[work.head]"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -84,7 +96,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 DRAWN_FROM = (
-    PAGED, QUERIES, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
+    PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
 )  # fmt: skip
 
 
@@ -107,22 +119,22 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
 # --- problems
 
 
-@pytest.mark.parametrize("text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16"])
+@pytest.mark.parametrize("text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED])
 def test_a_problem_is_read_as_it_is_written(text):
     workload, problem = parse_problem(text)
-    assert str(problem) == text.replace(",kv4,s9", ",kv4,s9") and workload.parse(str(problem)) == problem
+    assert str(problem) == text and workload.parse(str(problem)) == problem
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("decode:b1,h4,s64,d64,fp16,page0", "pages of 0 keys; give the page at least one, or leave it out"),
-        ("decode:b1,h4,s64,d64,fp16,page-4", "part 'page-4' that is not b, h, kv, sq, s, d, page with a number"),
+        ("decode:b1,h4,s64,d64,fp16,page-4", "part 'page-4' that is not b, h, kv, sq, s, d, page, window, softcap with a number"),
         ("decode:b1,h4,kv3,s64,d64,fp16", "4 heads over 3 kv heads; heads must be a multiple of kv heads"),
         ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256"),
         ("decode:b1,h4,s64,sq17,d64,fp16", "seq_q 17; it must be from 1 to 16"),
         ("decode:b1,h4,s3,sq4,d64,fp16", "4 queries of each sequence and 3 keys"),
-        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page with a number, or fp16 or bf16"),
+        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or alibi or sinks"),
         ("decode:b60000,h4,s65536,d64,fp16", "a cache of 3,932,160,000 keys; kernels number them by int32"),
     ],
 )  # fmt: skip

@@ -90,12 +90,12 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   return old;
 }
 
-// The register holds what was there, or of CAST whether the exchange took place; the predicate that the memory it lies
-// in has the operation, as all memory here does.
+// The register holds what was there, or of CAST whether the exchange took place, for which sm_120 has a predicate alone;
+// the predicate beside a register holds that the memory it lies in has the operation, as all memory here does.
 void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged, bool wide) {
   for (int k = 0; k < i.c; ++k) {
     const Operand& to = i.operands[k];
-    if (is_predicate(to)) write_predicate(c, to, ALL);
+    if (is_predicate(to)) write_predicate(c, to, i.a == CAST && i.c == 1 ? exchanged : ALL);
     else if (i.a == CAST) {  // of 64 bits in both registers
       Wide out;
       for (int l = 0; l < LANES; ++l) out[l] = exchanged >> l & 1;

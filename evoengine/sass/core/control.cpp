@@ -141,7 +141,13 @@ Step leave_convergence(Context& c, const Instruction& i) {
     if (o.kind == Operand::Kind::Predicate) leaving &= predicate(c, o);
     else if (o.kind == Operand::Kind::Barrier) barrier = o.index;
   if (barrier < 0) throw Fault{"BREAK without a barrier: " + i.text};
-  for (u32& met : c.warp.convergence[barrier]) met &= ~leaving;
+  u32 before[LANES];  // lanes in another call of a recursion have other masks in the same barrier, and keep them
+  std::memcpy(before, c.warp.convergence[barrier], sizeof before);
+  for (u32 rest = leaving; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    for (int l = 0; l < LANES; ++l)
+      if (before[l] == before[lane]) c.warp.convergence[barrier][l] &= ~(1u << lane);
+  }
   if (c.warp.arrived[barrier]) release(c.warp, barrier);
   return Step::Done;
 }

@@ -402,14 +402,23 @@ Execute prepare_f2ip(Instruction& i) {
 
 const Opcode CONVERT[] = {
     {"I2F", Pipe::Mufu, prepare_i2f},
+    {"UI2F", Pipe::Uniform, prepare_i2f},
     {"I2FP", Pipe::Alu, prepare_i2f},
+    {"UI2FP", Pipe::Uniform, prepare_i2f},
     {"F2I", Pipe::Mufu, prepare_f2i},
+    {"UF2I", Pipe::Uniform, prepare_f2i},
     {"FRND", Pipe::Mufu, prepare_frnd},
+    {"UFRND", Pipe::Uniform, prepare_frnd},
     {"F2F", Pipe::Mufu, prepare_f2f},
+    {"UF2F", Pipe::Uniform, prepare_f2f},
     {"F2FP", Pipe::Alu, prepare_f2fp},
+    {"UF2FP", Pipe::Uniform, prepare_f2fp},
     {"I2IP", Pipe::Alu, prepare_i2ip},
+    {"UI2IP", Pipe::Uniform, prepare_i2ip},
     {"F2IP", Pipe::Alu, prepare_f2ip},
+    {"UF2IP", Pipe::Uniform, prepare_f2ip},
     {"I2I", Pipe::Alu, prepare_i2i},
+    {"UI2I", Pipe::Uniform, prepare_i2i},
     {nullptr, Pipe::None, nullptr},
 };
 

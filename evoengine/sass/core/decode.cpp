@@ -193,6 +193,7 @@ bool is_half(string_view base) {
 }
 // Floats whose 32-bit immediate is in the encoding even where nvdisasm prints it as a whole number.
 bool is_float(string_view base) {
+  if (base.starts_with("UF")) base.remove_prefix(1);
   return is_half(base) || base == "FADD" || base == "FMUL" || base == "FFMA" || base == "FSEL" || base == "FSETP" ||
          base == "FSET" || base == "FMNMX" || base == "DADD" || base == "DMUL" || base == "DFMA" || base == "DSETP" ||
          base == "DMNMX" || base == "DSET" || base == "FCHK" || base == "FADD32I" || base == "FMUL32I";

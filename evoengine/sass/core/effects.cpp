@@ -84,6 +84,10 @@ struct Builder {
   }
 
   int width() const { return has(i, "128") || has(i, "F32x4") || has(i, "F16x8") || has(i, "BF16x8") ? 4 : has(i, "F32x2") || has(i, "F16x4") || has(i, "BF16x4") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
+  // Instructions on 64-bit integers, whose registers are pairs.
+  bool is_pair_of_words() const {
+    return one_of(base, {"IADD", "UIADD", "UIADD3", "MOV", "UMOV", "SEL", "USEL", "ISETP", "UISETP", "IMNMX", "UIMNMX"}) && width() == 2;
+  }
   bool wide(size_t modifier) const {
     if (modifier >= i.modifiers.size()) return false;
     const std::string& m = i.modifiers[modifier];
@@ -143,12 +147,13 @@ struct Builder {
       return n < i.operands.size() &&
              (i.operands[n].kind == Kind::Predicate || i.operands[n].kind == Kind::UniformPredicate);
     };
-    if (one_of(base, {"ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "PLOP3", "UPLOP3", "SHFL", "ELECT", "QSPC"})) return 2;
+    if (one_of(base, {"ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UFSETP", "PLOP3", "UPLOP3", "SHFL", "ELECT", "QSPC"})) return 2;
+    if (one_of(base, {"IMNMX", "UIMNMX"}) && is_pair_of_words()) return 3;
     if (one_of(base, {"VOTE", "VOTEU"})) return i.operands.size() - 1;
     if (base == "B2R") return i.operands.size();
     if (one_of(base, {"MATCH", "R2UR", "LDG", "LD"})) return is_predicate_at(0) ? 2 : 1;
     if (one_of(base, {"LOP3", "ULOP3"})) return is_predicate_at(0) ? 2 : 1;
-    if (one_of(base, {"IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD"})) {
+    if (one_of(base, {"IADD3", "UIADD3", "IADD", "UIADD", "LEA", "ULEA", "IMAD", "UIMAD"})) {
       size_t n = 1;
       while (is_predicate_at(n)) n++;
       return n;
@@ -200,25 +205,25 @@ struct Builder {
   }
 
   int written() const {
-    if (one_of(base, {"LDG", "LD", "LDS", "LDL", "LDC", "ULDC"})) return width();
+    if (one_of(base, {"LDG", "LD", "LDS", "LDL", "LDC", "ULDC", "LDCU"})) return width();
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX"})) return 2;
     if (one_of(base, {"IMAD", "UIMAD"})) return has(i, "WIDE") ? 2 : 1;
-    if (base == "UIADD3") return has(i, "64") ? 2 : 1;
+    if (is_pair_of_words()) return 2;
     if (base == "CS2R") return has(i, "32") ? 1 : 2;
-    if (base == "I2F") return has(i, "F64") ? 2 : 1;
-    if (one_of(base, {"F2F", "FRND"})) return wide(0) ? 2 : 1;
-    if (base == "F2I") return has(i, "S64") || has(i, "U64") ? 2 : 1;
+    if (one_of(base, {"I2F", "UI2F"})) return has(i, "F64") ? 2 : 1;
+    if (one_of(base, {"F2F", "UF2F", "FRND", "UFRND"})) return wide(0) ? 2 : 1;
+    if (one_of(base, {"F2I", "UF2I"})) return has(i, "S64") || has(i, "U64") ? 2 : 1;
     return 1;
   }
 
   void sources(size_t first) {
     if (one_of(base, {"IMAD", "UIMAD"}) && has(i, "WIDE")) return read(first), read(first + 1), addend(first + 2), read_from(first + 3);
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return read_from(first, 2);
-    if (base == "UIADD3") return read_from(first, has(i, "64") ? 2 : 1);
-    if (base == "F2I") return read_from(first, has(i, "F64") ? 2 : 1);
-    if (base == "I2F") return read_from(first, has(i, "S64") || has(i, "U64") ? 2 : 1);
-    if (base == "F2F") return read_from(first, wide(1) ? 2 : 1);
-    if (base == "FRND") return read_from(first, wide(0) ? 2 : 1);
+    if (is_pair_of_words()) return read_from(first, 2);
+    if (one_of(base, {"F2I", "UF2I"})) return read_from(first, has(i, "F64") ? 2 : 1);
+    if (one_of(base, {"I2F", "UI2F"})) return read_from(first, has(i, "S64") || has(i, "U64") ? 2 : 1);
+    if (one_of(base, {"F2F", "UF2F"})) return read_from(first, wide(1) ? 2 : 1);
+    if (one_of(base, {"FRND", "UFRND"})) return read_from(first, wide(0) ? 2 : 1);
     if (base == "MATCH") return read_from(first, width());
     read_from(first);
   }
@@ -269,7 +274,7 @@ struct Builder {
     }
     if (base == "QMMA") return Unit::Tensor;
     if (one_of(base, {"IMMA", "DMMA", "BMMA"})) return Unit::IntegerTensor;
-    if (base == "LDC") return Unit::Indexed;
+    if (one_of(base, {"LDC", "LDCU"})) return Unit::Indexed;
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return Unit::Group;
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return Unit::Double;
     if (base == "CS2R") return i.operands.size() > 1 && i.operands[1].text == "SRZ" ? Unit::Special : Unit::Other;
@@ -278,6 +283,7 @@ struct Builder {
     if (base == "P2R") return Unit::FromPredicates;
     if (one_of(base, {"VOTE", "VOTEU", "ELECT"})) return Unit::Vote;
     if (one_of(base, {"UMOV", "ULDC"})) return Unit::UniformMove;
+    if (one_of(base, {"UFADD", "UFMUL", "UFFMA", "UFMNMX", "UFSETP", "UFSEL", "UFSET"})) return Unit::UniformFloat;
     if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
     switch (i.pipe) {
       case Pipe::Uniform: return base.starts_with("UTMA") || base.starts_with("UBLK") ? Unit::Memory : Unit::Uniform;

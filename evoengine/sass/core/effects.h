@@ -17,7 +17,7 @@ std::string slot_name(Slot16);
 
 // Instructions that deliver and take operands with the same latency.
 #define SASS_UNITS(X)                                                                                                  \
-  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor) X(Double) X(Uniform) X(UniformMove) X(Special) X(ToUniform)    \
+  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor) X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform)    \
   X(FromPredicates) X(Vote) X(Memory) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
 enum class Unit : u8 {
 #define SASS_NAME(name) name,

@@ -173,7 +173,7 @@ Step fset(Context& c, const Instruction& i) {
 
 Execute prepare_compare(Instruction& i) {
   Modifiers m(i);
-  const bool to_predicate = i.opcode.starts_with("FSETP");
+  const bool to_predicate = i.opcode.find("FSETP") != std::string::npos;
   i.d = m.take("BF");
   i.b = m.take("FTZ");
   i.a = take_one(m, FLOAT_ORDERS);
@@ -272,14 +272,21 @@ Execute prepare_mufu(Instruction& i) {
 
 const Opcode FLOATING[] = {
     {"FADD", Pipe::Fma, prepare_float_arithmetic<Add>},
+    {"UFADD", Pipe::Uniform, prepare_float_arithmetic<Add>},
     {"FMUL", Pipe::Fma, prepare_multiply},
+    {"UFMUL", Pipe::Uniform, prepare_multiply},
     {"FFMA", Pipe::Fma, prepare_float_arithmetic<MultiplyAdd>},
+    {"UFFMA", Pipe::Uniform, prepare_float_arithmetic<MultiplyAdd>},
     {"FADD32I", Pipe::Fma, prepare_float_arithmetic<Add>},
     {"FMUL32I", Pipe::Fma, prepare_float_arithmetic<Multiply>},
     {"FMNMX", Pipe::Alu, prepare_fmnmx},
+    {"UFMNMX", Pipe::Uniform, prepare_fmnmx},
     {"FSEL", Pipe::Alu, prepare_fsel},
+    {"UFSEL", Pipe::Uniform, prepare_fsel},
     {"FSET", Pipe::Alu, prepare_compare},
+    {"UFSET", Pipe::Uniform, prepare_compare},
     {"FSETP", Pipe::Alu, prepare_compare},
+    {"UFSETP", Pipe::Uniform, prepare_compare},
     {"FCHK", Pipe::Mufu, prepare_fchk},
     {"MUFU", Pipe::Mufu, prepare_mufu},
     {nullptr, Pipe::None, nullptr},

@@ -16,20 +16,24 @@ void add_source(Context& c, const Operand& o, Wide& sum) {
   for (int l = 0; l < LANES; ++l) sum[l] += u64(x[l] ^ flip) + o.negate;
 }
 
-// IADD3 R, [P, [P,]] a, b, c [, P [, P]]: a = first source, b = .X
+// IADD3 R, [P, [P,]] a, b, c [, P [, P]], IADD of two: a = first source, b = .X, c = sources
 Step iadd3(Context& c, const Instruction& i) {
   const int first = i.a;
   if (first == 1 && !i.b) {
     Lanes s, t, r, out;
-    const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t), &z = integer(c, i.operands[3], r);
-    each(out, [&](int l) { return x[l] + y[l] + z[l]; });
+    const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t);
+    if (i.c == 2) each(out, [&](int l) { return x[l] + y[l]; });
+    else {
+      const Lanes& z = integer(c, i.operands[3], r);
+      each(out, [&](int l) { return x[l] + y[l] + z[l]; });
+    }
     write(c, i.operands[0], out);
     return Step::Done;
   }
   Wide sum{};
-  for (int k = 0; k < 3; ++k) add_source(c, i.operands[first + k], sum);
+  for (int k = 0; k < i.c; ++k) add_source(c, i.operands[first + k], sum);
   if (i.b)
-    for (size_t k = first + 3; k < i.operands.size(); ++k) {
+    for (size_t k = first + i.c; k < i.operands.size(); ++k) {
       const u32 carry = predicate(c, i.operands[k]);
       for (int l = 0; l < LANES; ++l) sum[l] += carry >> l & 1;
     }
@@ -41,31 +45,38 @@ Step iadd3(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// UIADD3.64: sums of pairs
-Step iadd3_wide(Context& c, const Instruction& i) {
-  Wide sum{}, x;
-  for (size_t k = 1; k < i.operands.size(); ++k) {
+// IADD.64, UIADD3.64 R, [P, [P,]] a, b [, c] [, P [, P]]: sums of pairs. a = first source, b = .X, c = sources
+Step add_pairs(Context& c, const Instruction& i) {
+  unsigned __int128 sum[LANES] = {};
+  Wide x;
+  for (int k = i.a; k < i.a + i.c; ++k) {
     const Operand& o = i.operands[k];
-    load_wide(c, o, x);
-    const bool sign = o.kind == Kind::Immediate && o.text[0] == '-';
-    for (int l = 0; l < LANES; ++l) {
-      const u64 v = sign ? u64(i64(i32(x[l]))) : x[l];
-      sum[l] += o.negate ? 0 - v : o.invert ? ~v : v;
-    }
+    load_pair(c, o, x);
+    const u64 flip = o.negate || o.invert ? ~u64(0) : 0;
+    for (int l = 0; l < LANES; ++l) sum[l] += (x[l] ^ flip), sum[l] += o.negate;
   }
-  write_wide(c, i.operands[0], sum);
+  for (size_t k = i.a + i.c; k < i.operands.size(); ++k) {
+    const u32 carry = predicate(c, i.operands[k]);
+    for (int l = 0; l < LANES; ++l) sum[l] += carry >> l & 1;
+  }
+  for (int k = 1; k < i.a; ++k)
+    write_predicate(c, i.operands[k], bits([&](int l) { return u64(sum[l] >> 64) >= u64(k); }));
+  Wide out;
+  for (int l = 0; l < LANES; ++l) out[l] = u64(sum[l]);
+  write_wide(c, i.operands[0], out);
   return Step::Done;
 }
 
-Execute prepare_iadd3(Instruction& i) {
+template <int SOURCES>
+Execute prepare_add(Instruction& i) {
   Modifiers m(i);
-  const bool wide = m.take("64");
+  const bool pairs = m.take("64");
   i.b = m.take("X");
   i.a = 1 + predicates_after(i, 1);
-  const int sources = int(i.operands.size()) - i.a;
-  if (!m.none_left() || sources < 3 || (!i.b && sources > 3)) return nullptr;
-  if (wide) return i.a == 1 && !i.b ? iadd3_wide : nullptr;
-  return iadd3;
+  i.c = SOURCES;
+  const int carries = int(i.operands.size()) - i.a - SOURCES;
+  if (!m.none_left() || carries < 0 || (!i.b && carries)) return nullptr;
+  return pairs ? add_pairs : iadd3;
 }
 
 u32 add(u32 x, u32 y, const Instruction&) { return x + y; }
@@ -189,14 +200,17 @@ Step lea(Context& c, const Instruction& i) {
   } else {
     for (int l = 0; l < LANES; ++l) v[l] = i.c == 2 ? u64(i64(i32(x[l]))) : x[l];
   }
-  if (value.negate)
+  // The carry of a difference is set where nothing is borrowed, of x - 0 too: hence the complement and one more.
+  const bool difference = value.negate && !i.c;
+  if (value.negate && !difference)
     for (int l = 0; l < LANES; ++l) v[l] = 0 - v[l];
   const u32 carry = i.b ? predicate(c, i.operands[last + 1]) : 0;
   const int down = i.c ? 32 : 0;
   const u32 flip = other.negate || other.invert ? ALL : 0;
   Wide sum;
   for (int l = 0; l < LANES; ++l)
-    sum[l] = u64(u32(v[l] << shift >> down)) + (y[l] ^ flip) + other.negate + (carry >> l & 1);
+    sum[l] = u64(u32(v[l] << shift >> down) ^ (difference ? ALL : 0)) + difference + (y[l] ^ flip) + other.negate +
+             (carry >> l & 1);
   each(out, [&](int l) { return u32(sum[l]); });
   if (i.a > 1) write_predicate(c, i.operands[1], bits([&](int l) { return sum[l] >> 32 != 0; }));
   write(c, i.operands[0], out);
@@ -219,8 +233,8 @@ Execute prepare_lea(Instruction& i) {
 enum class Comparison { LT, EQ, LE, GT, NE, GE, Never, Always };
 const char* const ORDERS[] = {"LT", "EQ", "LE", "GT", "NE", "GE", "F", "T", nullptr};
 
-template <class T>
-u32 compare(int comparison, const Lanes& x, const Lanes& y) {
+template <class T, class Values>
+u32 compare(int comparison, const Values& x, const Values& y) {
   switch (Comparison(comparison)) {
     case Comparison::LT: return bits([&](int l) { return T(x[l]) < T(y[l]); });
     case Comparison::EQ: return bits([&](int l) { return x[l] == y[l]; });
@@ -249,9 +263,24 @@ Step isetp(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// ISETP.S64, .U64: the same of pairs
+Step compare_pairs(Context& c, const Instruction& i) {
+  Wide x, y;
+  load_pair(c, i.operands[2], x), load_pair(c, i.operands[3], y);
+  const u32 result = i.b ? compare<u64>(i.a, x, y) : compare<i64>(i.a, x, y), beside = predicate(c, i.operands[4]);
+  write_predicate(c, i.operands[0], join(i.c, result, beside));
+  write_predicate(c, i.operands[1], join(i.c, ~result, beside));
+  return Step::Done;
+}
+
 Execute prepare_isetp(Instruction& i) {
   Modifiers m(i);
   i.a = take_one(m, ORDERS);
+  if (m.take("S64") || m.take("U64")) {
+    i.b = has(i, "U64");
+    i.c = take_join(m);
+    return i.a >= 0 && m.none_left() && i.operands.size() == 5 && !is_changed(i, 2, 3) ? compare_pairs : nullptr;
+  }
   i.b = m.take("U32");
   m.take("S32");
   i.d = m.take("EX");
@@ -294,14 +323,36 @@ Step minmax(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// IMNMX.S64 P, P, R, a, b, P, P: of pairs. What the predicates beside P tell is not known, so that they must be unused.
+template <class T>
+Step minmax_pairs(Context& c, const Instruction& i) {
+  Wide x, y, out;
+  load_pair(c, i.operands[3], x), load_pair(c, i.operands[4], y);
+  const u32 least = predicate(c, i.operands[5]);
+  for (int l = 0; l < LANES; ++l) out[l] = (T(x[l]) < T(y[l])) == bool(least >> l & 1) ? x[l] : y[l];
+  write_wide(c, i.operands[2], out);
+  return Step::Done;
+}
+
+Execute prepare_minmax_pairs(Instruction& i) {
+  Modifiers m(i);
+  const bool is_signed = m.take("S64");
+  if (!is_signed && !m.take("U64")) return nullptr;
+  if (!m.none_left() || i.operands.size() != 7 || predicates_after(i, 0) != 2 || is_changed(i, 3, 4)) return nullptr;
+  for (int k : {0, 1, 6})
+    if (i.operands[k].index != PT) return nullptr;
+  return is_predicate(i.operands[5]) && i.operands[6].negate ? is_signed ? minmax_pairs<i64> : minmax_pairs<u64> : nullptr;
+}
+
 Execute prepare_minmax(Instruction& i) {
+  if (has(i, "S64") || has(i, "U64")) return prepare_minmax_pairs(i);
   static const char* const TYPES[] = {"S32", "U32", "S16x2", "U16x2", nullptr};
   static const Execute FORMS[] = {minmax<i32>, minmax<u32>, minmax<int16_t>, minmax<u16>};
   Modifiers m(i);
   i.b = m.take("RELU");
   const int type = std::max(0, take_one(m, TYPES));
   i.a = i.opcode.starts_with("VIADDMNMX");
-  i.c = i.a || i.opcode.starts_with("VIMNMX3") ? 3 : 2;
+  i.c = i.a || i.opcode.find("MNMX3") != std::string::npos ? 3 : 2;
   const size_t last = size_t(i.c) + 1;
   if (!m.none_left() || i.operands.size() <= last || !is_predicate(i.operands[last])) return nullptr;
   return i.operands.size() == last + 1 ? FORMS[type] : nullptr;
@@ -310,9 +361,12 @@ Execute prepare_minmax(Instruction& i) {
 }  // namespace
 
 const Opcode INTEGER[] = {
-    {"IADD3", Pipe::Alu, prepare_iadd3},
-    {"UIADD3", Pipe::Uniform, prepare_iadd3},
+    {"IADD3", Pipe::Alu, prepare_add<3>},
+    {"UIADD3", Pipe::Uniform, prepare_add<3>},
+    {"IADD", Pipe::Alu, prepare_add<2>},
+    {"UIADD", Pipe::Uniform, prepare_add<2>},
     {"VIADD", Pipe::FmaHeavy, prepare_viadd},
+    {"UVIADD", Pipe::Uniform, prepare_viadd},
     {"IMAD", Pipe::FmaHeavy, prepare_imad},
     {"UIMAD", Pipe::Uniform, prepare_imad},
     {"IDP", Pipe::FmaHeavy, prepare_idp},
@@ -323,7 +377,9 @@ const Opcode INTEGER[] = {
     {"IMNMX", Pipe::Alu, prepare_minmax},
     {"UIMNMX", Pipe::Uniform, prepare_minmax},
     {"VIMNMX", Pipe::Alu, prepare_minmax},
+    {"UVIMNMX", Pipe::Uniform, prepare_minmax},
     {"VIMNMX3", Pipe::Alu, prepare_minmax},
+    {"UVIMNMX3", Pipe::Uniform, prepare_minmax},
     {"VIADDMNMX", Pipe::Alu, prepare_minmax},
     {nullptr, Pipe::None, nullptr},
 };

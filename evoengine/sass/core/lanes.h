@@ -1,6 +1,8 @@
 // Helpers that every file of opcodes uses: a value for each lane, and the forms that instructions share.
 #pragma once
 
+#include <cstdlib>
+
 #include "machine.h"
 
 namespace sass {
@@ -38,6 +40,21 @@ inline void load_wide(Context& c, const Operand& o, Wide& out) {
   Lanes s, t;
   const Lanes &low = plain(c, o, s), &high = upper(c, o, t);
   for (int l = 0; l < LANES; ++l) out[l] = u64(high[l]) << 32 | low[l];
+}
+
+// The same of a 64-bit integer: what an immediate prints with a minus is negative, and it may have 64 bits.
+inline void load_pair(Context& c, const Operand& o, Wide& out) {
+  const bool minus = o.text[0] == '-';
+  if (o.kind != Kind::Immediate || o.text.compare(minus, 2, "0x")) return load_wide(c, o, out);
+  const u64 magnitude = std::strtoull(o.text.c_str() + minus, nullptr, 16);
+  for (int l = 0; l < LANES; ++l) out[l] = minus ? 0 - magnitude : magnitude;
+}
+
+// Whether one of the operands is negated, inverted or taken without its sign.
+inline bool is_changed(const Instruction& i, int first, int last) {
+  for (int k = first; k <= last; ++k)
+    if (i.operands[k].negate || i.operands[k].invert || i.operands[k].absolute) return true;
+  return false;
 }
 
 inline void write_wide(Context& c, const Operand& o, const Wide& from) {

@@ -248,6 +248,13 @@ void release_to_barrier(Warp& w) {
 
 }  // namespace
 
+// Whether these lanes have met in the same call: one that is deeper in a recursion uses the same barrier for others.
+static bool await_each_other(const Warp& w, int barrier, u32 lanes) {
+  for (u32 rest = lanes; rest; rest &= rest - 1)
+    if ((w.convergence[barrier][__builtin_ctz(rest)] & w.alive) != lanes) return false;
+  return true;
+}
+
 void release(Warp& w, int where) {
   if (where == AT_BAR) return release_to_barrier(w);
   u32& arrived = where == AT_WARPSYNC ? w.synced : w.arrived[where];
@@ -256,7 +263,7 @@ void release(Warp& w, int where) {
   for (u32 rest = here; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
     const u32 needed = (where == AT_WARPSYNC ? w.sync_mask[lane] : w.convergence[where][lane]) & w.alive;
-    if ((here & needed) == needed) met |= 1u << lane;
+    if ((here & needed) == needed && (where == AT_WARPSYNC || await_each_other(w, where, needed))) met |= 1u << lane;
   }
   go_on(w, met & w.parked);
   arrived = here & ~met;

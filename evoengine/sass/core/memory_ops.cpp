@@ -280,7 +280,7 @@ Step near(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// LDC, ULDC R, c[bank][…]
+// LDC, ULDC, LDCU R, c[bank][…]
 Step ldc(Context& c, const Instruction& i) {
   const Operand& o = i.operands[1];
   const u32 bytes = u32(std::abs(i.a)), fixed = u32(o.offset) + (o.uniform < 0 ? 0 : c.warp.u[o.uniform]);
@@ -383,6 +383,7 @@ const Opcode MEMORY[] = {
     {"STL", Pipe::Memory, prepare_memory<near<true, Space::Local>, true>},
     {"LDC", Pipe::Memory, prepare_ldc},
     {"ULDC", Pipe::Uniform, prepare_ldc},
+    {"LDCU", Pipe::Uniform, prepare_ldc},
     {"QSPC", Pipe::Memory, prepare_qspc},
     {"CCTL", Pipe::Memory, prepare_cache},
     {"CCTLL", Pipe::Memory, prepare_ignored},

@@ -14,8 +14,16 @@ Step mov(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+Step mov_pair(Context& c, const Instruction& i) {
+  Wide x;
+  load_pair(c, i.operands[1], x);
+  write_wide(c, i.operands[0], x);
+  return Step::Done;
+}
+
 Execute prepare_mov(Instruction& i) {
   Modifiers m(i);
+  if (m.take("64")) return m.none_left() && i.operands.size() == 2 && !is_changed(i, 1, 1) ? mov_pair : nullptr;
   m.take("32I");
   return m.none_left() && i.operands.size() == 2 ? mov : nullptr;
 }
@@ -29,7 +37,21 @@ Step sel(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-Execute prepare_sel(Instruction& i) { return i.modifiers.empty() && i.operands.size() == 4 ? sel : nullptr; }
+Step sel_pair(Context& c, const Instruction& i) {
+  Wide x, y;
+  load_pair(c, i.operands[1], x), load_pair(c, i.operands[2], y);
+  const u32 first = predicate(c, i.operands[3]);
+  for (int l = 0; l < LANES; ++l) x[l] = first >> l & 1 ? x[l] : y[l];
+  write_wide(c, i.operands[0], x);
+  return Step::Done;
+}
+
+Execute prepare_sel(Instruction& i) {
+  Modifiers m(i);
+  const bool pair = m.take("64");
+  if (!m.none_left() || i.operands.size() != 4 || (pair && is_changed(i, 1, 2))) return nullptr;
+  return pair ? sel_pair : sel;
+}
 
 enum Permute { BYTES, F4E, B4E, RC8, ECL, ECR, RC16 };
 const char* const PERMUTES[] = {"IDX", "F4E", "B4E", "RC8", "ECL", "ECR", "RC16", nullptr};
@@ -74,7 +96,7 @@ enum Special {
   CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
   IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
   LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
-  GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID,
+  GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID, CLUSTER_COPY,
 };
 const std::pair<const char*, Special> SPECIALS[] = {
     {"SRZ", ZERO}, {"SR_LANEID", LANE}, {"SR_WARPID", WARP}, {"SR_VIRTID", VIRTUAL_WARP},
@@ -88,7 +110,7 @@ const std::pair<const char*, Special> SPECIALS[] = {
     {"SR_CLUSTER_CTAID.Z", IN_CLUSTER_Z}, {"SR_CTAID_IN_CLUSTER.X", IN_CLUSTER_X},
     {"SR_CTAID_IN_CLUSTER.Y", IN_CLUSTER_Y}, {"SR_CTAID_IN_CLUSTER.Z", IN_CLUSTER_Z},
     {"SR_CLUSTER_NCTAID.X", SIZE_CLUSTER_X}, {"SR_CLUSTER_NCTAID.Y", SIZE_CLUSTER_Y},
-    {"SR_CLUSTER_NCTAID.Z", SIZE_CLUSTER_Z}, {"SR_CgaSize", CLUSTER_BLOCKS}, {"SR_CLUSTER_NCTARANK", CLUSTER_BLOCKS},
+    {"SR_CLUSTER_NCTAID.Z", SIZE_CLUSTER_Z}, {"SR_CgaSize", CLUSTER_COPY}, {"SR_CLUSTER_NCTARANK", CLUSTER_BLOCKS},
     {"SR_SWINLO", SHARED_LOW}, {"SR_SWINHI", SHARED_HIGH}, {"SR_LWINLO", LOCAL_LOW}, {"SR_LWINHI", LOCAL_HIGH},
     {"SR_SMEMSZ", SHARED_BYTES}, {"SR_TOTALSMEMSZ", SHARED_BYTES}, {"SR_DYNAMICSMEMSZ", DYNAMIC_BYTES},
     {"SR_CLOCKLO", CLOCK_LOW}, {"SR_CLOCKHI", CLOCK_HIGH}, {"SR_GLOBALTIMERLO", CLOCK_LOW},
@@ -159,6 +181,8 @@ u32 of_warp(Context& c, Special which) {
     case ACTIVE_MASK: return c.warp.active;
     case SM: return sm_of(c);
     case SMS: return SM_COUNT;
+    // sm_100 and later subtract as many times 160 from the place of the clusters' sizes in bank 0, where the launch put them
+    case CLUSTER_COPY: return l.arch < 100 ? l.cluster[0] * l.cluster[1] * l.cluster[2] : 0;
     default: return 0;
   }
 }

@@ -25,14 +25,16 @@ LENGTHS = (
 )
 """kinds of lengths that the cases of a configuration have"""
 PAGES = ("two sequences share a page", "the last of the pool", "one that no sequence has")
+FIRST_KEY = "the first key that a query sees takes all weight"
 VALUES = (
     "a late key that takes all weight",
-    "an early key that takes all weight",
+    FIRST_KEY,
     "the last key that a query sees takes all weight",
     "the first key that a query does not see would take all weight",
     "a maximum that rises along the keys",
     "logits beyond a half",
 )
+BEFORE_WINDOW = "the last key before the window would take all weight"
 
 
 def step_keys(config: Config) -> int:
@@ -69,8 +71,10 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     yield Case("a long sequence among short ones", at(round_trip - 1, many, two), "one long")
     yield Case("shared pages", at(2 * step - 1, 3), "shared")
     yield Case("every split", at(splits * step + 1), "climbing")
-    yield Case("pointing", at(round_trip + 3), "pointing")
+    yield Case("pointing", at(round_trip + 3, 2, two), "pointing")
     yield Case("several queries", at(step + 5, 2, replace(one, heads=2 * other, kv_heads=2), seq_q=5), "last keys")
+    if problem.window:
+        yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
     rows = tile_m + 3
     yield Case("rows of several tiles", at(step + 2, base=replace(one, heads=rows), seq_q=1), "logits")
 
@@ -100,13 +104,16 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
         return frozenset()
     found = {
         *(Cell("lengths", what) for what in LENGTHS),
-        *(Cell("values", what) for what in VALUES),
+        # a slope leaves nothing of a key that lies far before its query
+        *(Cell("values", what) for what in VALUES if not (problem.alibi and what == FIRST_KEY)),
         Cell("heads", "as the problem's are grouped"),
         Cell("heads", "grouped by another number, which is no power of two"),
         Cell("heads", "rows of several tiles"),
         Cell("queries", "several"),
         Cell("extents", "keys"),
     }
+    if problem.window:
+        found.add(Cell("values", BEFORE_WINDOW))
     if problem.page:
         found |= {Cell("pages", what) for what in PAGES}
     return frozenset(found)

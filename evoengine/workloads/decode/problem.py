@@ -17,8 +17,10 @@ HEAD_DIMS = (64, 128, 256)
 MOST = {"batch": 65_535, "heads": 4_095, "seq_q": 16}
 """batch and tiles of rows of heads are sizes of the grid along z and y, of which CUDA has 65,535"""
 EXAMPLE = "decode:b32,h32,kv8,s8192,d128,bf16,page16"
+WORDS = ("alibi", "sinks")
 _NUMBERS = {
     "b": "batch", "h": "heads", "kv": "kv_heads", "sq": "seq_q", "s": "seq_k", "d": "head_dim", "page": "page",
+    "window": "window", "softcap": "softcap",
 }  # fmt: skip # a table
 
 
@@ -29,8 +31,12 @@ class DecodeProblem:
     q and o are [batch, seq_q, heads, head_dim]. Without pages (`page` 0) k and v are [batch, seq_k, kv_heads,
     head_dim]; with them [pages, page, kv_heads, head_dim], and key j of sequence b is slot j % page of page
     block_table[b, j // page]. lengths [batch] and block_table [batch, ⌈seq_k / page⌉] are int32; lengths are from 0 to
-    seq_k. Query i sees the keys up to i + length - seq_q; a query that sees none has an output of zeros. Heads that
-    share a KV head are neighbours.
+    seq_k. Query i sees the keys up to i + length - seq_q, and of those the last `window`, if that is not 0; a query
+    that sees none has an output of zeros. Heads that share a KV head are neighbours.
+
+    With `softcap` c a logit x is c·tanh(x / c) instead. With `alibi` slopes[head] times the distance from the query to
+    the key, 0 or negative, is added to it. With `sinks` the sum of each head's weights has exp(sinks[head]) in
+    addition. slopes and sinks are float32 [heads].
     """
 
     batch: int
@@ -41,14 +47,24 @@ class DecodeProblem:
     head_dim: int
     dtype: str
     page: int = 0
+    window: int = 0
+    softcap: int = 0
+    alibi: bool = False
+    sinks: bool = False
 
     def __str__(self) -> str:
         queries = f",sq{self.seq_q}" if self.seq_q > 1 else ""
-        page = f",page{self.page}" if self.page else ""
+        sizes = "".join(f",{n}{getattr(self, n)}" for n in ("page", "window", "softcap") if getattr(self, n))
+        words = "".join(f",{word}" for word in WORDS if getattr(self, word))
         return (
             f"decode:b{self.batch},h{self.heads},kv{self.kv_heads},s{self.seq_k}{queries},d{self.head_dim},"
-            f"{self.dtype}{page}"
+            f"{self.dtype}{sizes}{words}"
         )
+
+    @property
+    def keys(self) -> int:
+        """Return the keys of a sequence that some query sees, of one that is as long as may be."""
+        return min(self.seq_k, self.window + self.seq_q - 1) if self.window else self.seq_k
 
     @property
     def group(self) -> int:
@@ -78,11 +94,16 @@ class DecodeProblem:
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "page": self.page,
+            "keys": self.keys,
+            "window": self.window,
+            "softcap": self.softcap,
+            "alibi": self.alibi,
+            "sinks": self.sinks,
         }
 
 
 def parse_problem(text: str) -> DecodeProblem:
-    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,page16]`.
+    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,page16][,window1024][,softcap30][,alibi][,sinks]`.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -91,10 +112,12 @@ def parse_problem(text: str) -> DecodeProblem:
             f"the problem {text!r} has pages of 0 keys; give the page at least one, or leave it out for a cache "
             "without pages"
         )
-    sizes, words = read_parts(text, EXAMPLE, _NUMBERS, {"dtype": DTYPES}, ("seq_q", "page", "kv_heads"))
+    known = {"dtype": DTYPES} | {word: (word,) for word in WORDS}
+    optional = ("seq_q", "page", "kv_heads", "window", "softcap", *WORDS)
+    sizes, words = read_parts(text, EXAMPLE, _NUMBERS, known, optional)
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("seq_q", 1)
-    problem = DecodeProblem(**sizes, dtype=words["dtype"])
+    problem = DecodeProblem(**sizes, dtype=words["dtype"], alibi="alibi" in words, sinks="sinks" in words)
     _check(problem, text)
     return problem
 
@@ -124,6 +147,11 @@ def _check(problem: DecodeProblem, text: str) -> None:
         )
 
 
+def of_heads(problem: DecodeProblem) -> list[str]:
+    """Return the names of the inputs that have a number for each head."""
+    return [name for name, asked in (("slopes", problem.alibi), ("sinks", problem.sinks)) if asked]
+
+
 def parameters(problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
     """Return the parameters of the first kernel, which are all that a candidate has, in order."""
     p = problem
@@ -135,6 +163,7 @@ def parameters(problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
         *(TensorParameter(name, (*cache, p.kv_heads, p.head_dim), p.dtype) for name in "kv"),
         *table,
         TensorParameter("lengths", (p.batch,), "int32"),
+        *(TensorParameter(name, (p.heads,), "fp32") for name in of_heads(p)),
         TensorParameter("o", queries, p.dtype, output=True),
         *_scratch(p, config),
         ScalarArgument("heads", np.int32(p.heads)),

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.decode.cases import LENGTHS, PAGES, VALUES, step_keys
-from evoengine.workloads.decode.problem import DecodeProblem
+from evoengine.workloads.decode.cases import BEFORE_WINDOW, LENGTHS, PAGES, VALUES, step_keys
+from evoengine.workloads.decode.problem import DecodeProblem, of_heads
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 OUTSIDE = 0x3FFF_FFFF
@@ -37,6 +37,7 @@ class DecodeTensors(Tensors[DecodeProblem]):
         outside = torch.arange(p.seq_k, device=device) >= lengths[:, None]
         k, v = (x.to(dtype).masked_fill_(outside[..., None, None], torch.nan) for x in (k, v))
         inputs = {"q": q.to(dtype), "lengths": lengths.int()}
+        inputs |= {name: _of_heads(name, p, generator) for name in of_heads(p)}
         if p.page:
             inputs |= _paged(p, k, v, lengths, case.draw == "shared", generator)
         else:
@@ -48,8 +49,8 @@ class DecodeTensors(Tensors[DecodeProblem]):
         out = torch.zeros(inputs["q"].shape, dtype=torch.float64, device=inputs["q"].device)
         for b, q, k, v in _sequences(problem, inputs):
             q, k, v = q.double(), k.double(), v.double()
-            scores = _masked(problem, q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim))
-            out[b] = _to_rows(problem, torch.softmax(scores, -1).nan_to_num(0.0) @ v)
+            logits = _logits_of(problem, inputs, q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim))
+            out[b] = _to_rows(problem, _weights(problem, inputs, logits) @ v)
         return {"o": out}
 
     def own_dtype(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
@@ -58,7 +59,7 @@ class DecodeTensors(Tensors[DecodeProblem]):
         out = torch.zeros_like(inputs["q"])
         for b, q, k, v in _sequences(problem, inputs):
             scores = ((q * scale).float() @ (k * scale).float().transpose(-1, -2)).to(dtype)
-            weights = torch.softmax(_masked(problem, scores.float()), -1).nan_to_num(0.0).to(dtype)
+            weights = _weights(problem, inputs, _logits_of(problem, inputs, scores.float())).to(dtype)
             out[b] = _to_rows(problem, (weights.float() @ v.float()).to(dtype))
         return {"o": out}
 
@@ -69,27 +70,29 @@ class DecodeTensors(Tensors[DecodeProblem]):
         """
         out = torch.zeros_like(inputs["q"])
         for b, q, k, v in _sequences(problem, inputs):
-            scores = _masked(problem, q.float() @ k.float().transpose(-1, -2) / math.sqrt(problem.head_dim))
-            lag = torch.linspace(0.0, math.log(2.0), scores.shape[-2], device=out.device).view(-1, 1)
-            p = (scores - scores.amax(-1, keepdim=True) + lag).exp_().nan_to_num(0.0)
-            total = p.sum(-1, keepdim=True).clamp(min=1e-30)
-            out[b] = _to_rows(problem, ((p.to(out.dtype).float() @ v.float()) / total).to(out.dtype))
+            scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(problem.head_dim)
+            weights = _weights(problem, inputs, _logits_of(problem, inputs, scores))
+            lag = torch.linspace(0.5, 1.0, scores.shape[-2], device=out.device).view(-1, 1)
+            unit = weights.amax(-1, keepdim=True).clamp(min=1e-30) * lag
+            p = (weights / unit).to(out.dtype).float()
+            out[b] = _to_rows(problem, (p @ v.float() * unit).to(out.dtype))
         return {"o": out}
 
     def shown(self, case: Case[DecodeProblem], drawn: Drawn) -> frozenset[Cell]:
         return frozenset(_shown(case, drawn.inputs))
 
     def baselines(self, problem: DecodeProblem) -> tuple[str, ...]:
-        return ("SDPA",)
+        """Return SDPA where it can: it has neither caps nor sinks."""
+        return () if problem.softcap or problem.sinks else ("SDPA",)
 
     def baseline(self, name: str, problem: DecodeProblem, inputs: Inputs) -> Callable[[], object]:
         """Return SDPA on the cache as one tensor of all sequences, gathered before; all are equally long."""
         k, v = (_gathered(problem, inputs, name).transpose(1, 2).contiguous() for name in "kv")
         q = inputs["q"].transpose(1, 2).contiguous()
         mask = None
-        if problem.seq_q > 1:
-            seen = torch.arange(problem.seq_k, device=q.device)
-            mask = seen <= torch.arange(problem.seq_q, device=q.device)[:, None] + problem.seq_k - problem.seq_q
+        if problem.seq_q > 1 or problem.window or problem.alibi:
+            shape = (problem.heads, problem.seq_q, problem.seq_k)
+            mask = _logits_of(problem, inputs, torch.zeros(shape, device=q.device)).to(q.dtype)
         return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=problem.group > 1)
 
     def library(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
@@ -131,14 +134,34 @@ def _gathered(problem: DecodeProblem, inputs: Inputs, name: str) -> torch.Tensor
     return torch.stack([cache[_slots(problem, inputs, b, problem.seq_k)] for b in range(problem.batch)])
 
 
-def _hidden(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
-    """Return which keys the queries do not see, [seq_q, keys]: the last query sees all, each before it one fewer."""
+def _distance(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
+    """Return how far keys lie behind the queries, [seq_q, keys]; negative before them. The last key is the last's."""
     query = torch.arange(problem.seq_q, device=device)[:, None]
-    return torch.arange(keys, device=device) > query + keys - problem.seq_q
+    return torch.arange(keys, device=device) - (query + keys - problem.seq_q)
 
 
-def _masked(problem: DecodeProblem, scores: torch.Tensor) -> torch.Tensor:
-    return scores.masked_fill(_hidden(problem, scores.shape[-1], scores.device), -torch.inf)
+def _hidden(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
+    """Return which keys the queries do not see, [seq_q, keys]."""
+    distance = _distance(problem, keys, device)
+    return (distance > 0) | (distance <= -problem.window) if problem.window else distance > 0
+
+
+def _logits_of(problem: DecodeProblem, inputs: Inputs, scores: torch.Tensor) -> torch.Tensor:
+    """Return logits from products of queries and keys [heads, seq_q, keys]; those of unseen keys are -inf."""
+    keys, device = scores.shape[-1], scores.device
+    if problem.softcap:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    if problem.alibi:
+        scores = scores + inputs["slopes"].view(-1, 1, 1).to(scores.dtype) * _distance(problem, keys, device)
+    return scores.masked_fill(_hidden(problem, keys, device), -torch.inf)
+
+
+def _weights(problem: DecodeProblem, inputs: Inputs, logits: torch.Tensor) -> torch.Tensor:
+    """Return the weights of logits [heads, seq_q, keys]; zeros where a query sees no key."""
+    if not problem.sinks:
+        return torch.softmax(logits, -1).nan_to_num(0.0)
+    sinks = inputs["sinks"].view(-1, 1, 1).to(logits.dtype).expand(*logits.shape[:2], 1)
+    return torch.softmax(torch.cat([logits, sinks], -1), -1)[..., :-1]
 
 
 def _to_rows(problem: DecodeProblem, outputs: torch.Tensor) -> torch.Tensor:
@@ -193,6 +216,15 @@ def _paged(
     return found
 
 
+def _of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> torch.Tensor:
+    """Return slopes from 0.04 to 0.3, in any order, or sinks that weigh as much as a dozen keys; float32 [heads]."""
+    heads, device = problem.heads, generator.device
+    if name == "sinks":
+        return torch.randn(heads, generator=generator, device=device) + 2.5
+    order = torch.randperm(heads, generator=generator, device=device)
+    return (0.04 + 0.26 * order.float() / heads).contiguous()
+
+
 Shape = Callable[
     [DecodeProblem, torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], tuple[torch.Tensor, torch.Tensor]
 ]
@@ -217,11 +249,12 @@ def _climbing(
 def _pointing(
     p: DecodeProblem, q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Point each query at one key, the first, the last and others: each output is one row of v."""
+    """Point each query at one key, the first and the last that it sees and others: each output is one row of v."""
     key = torch.randint(p.seq_k, q.shape[:3], generator=generator, device=q.device) % lengths.view(-1, 1, 1)
-    row = torch.arange(p.seq_q * p.heads, device=q.device).view(1, p.seq_q, p.heads) % 4
+    row = torch.arange(p.batch * p.seq_q * p.heads, device=q.device).view(key.shape) % 4
     last = (lengths.view(-1, 1, 1) - p.seq_q + torch.arange(p.seq_q, device=q.device).view(1, -1, 1)).expand_as(key)
-    key = torch.where(row == 1, 0, torch.where(row == 2, last.clamp(min=0), key))
+    first = (last - p.window + 1).clamp(min=0) if p.window else torch.zeros_like(last)
+    key = torch.where(row == 1, first, torch.where(row == 2, last.clamp(min=0), key))
     return _at(p, k, key), normalize(k, dim=-1)
 
 
@@ -232,6 +265,16 @@ def _last_keys(
     query = torch.arange(p.seq_q, device=q.device).view(1, -1, 1)
     more = (query + torch.arange(p.heads, device=q.device)) % 2
     key = (lengths.view(-1, 1, 1) - p.seq_q + query + more).clamp(0, p.seq_k - 1)
+    return _at(p, k, key), normalize(k, dim=-1)
+
+
+def _before_window(
+    p: DecodeProblem, q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Point each query at the first key within its window, or at the one before."""
+    query = torch.arange(p.seq_q, device=q.device).view(1, -1, 1)
+    fewer = (query + torch.arange(p.heads, device=q.device)) % 2
+    key = (lengths.view(-1, 1, 1) - p.seq_q + query - p.window + 1 - fewer).clamp(min=0)
     return _at(p, k, key), normalize(k, dim=-1)
 
 
@@ -263,6 +306,7 @@ _SHAPED: dict[str, Shape] = {
     "climbing": _climbing,
     "pointing": _pointing,
     "last keys": _last_keys,
+    "before the window": _before_window,
     "logits": _logits,
 }
 
@@ -301,16 +345,17 @@ def _shown_values(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
     for _, q, k, _v in _sequences(p, inputs):
         scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(p.head_dim)
         keys, hidden = scores.shape[-1], _hidden(p, scores.shape[-1], scores.device)
-        top, weight = scores.argmax(-1), torch.softmax(_masked(p, scores), -1).nan_to_num(0.0)
+        top, weight = scores.argmax(-1), _weights(p, inputs, _logits_of(p, inputs, scores))
         alone, at = weight.amax(-1) > 0.99, weight.argmax(-1)
         last = (keys - p.seq_q + torch.arange(p.seq_q, device=q.device)).expand_as(at)
         rises = (scores.cummax(-1).values.diff(dim=-1) > 0).sum(-1)
         found = {
             VALUES[0]: alone & (at >= 3 * keys // 4),
-            VALUES[1]: alone & (at < keys // 4),
+            VALUES[1]: alone & (at == ((last - p.window + 1).clamp(min=0) if p.window else 0)),
             VALUES[2]: alone & (at == last),
             VALUES[3]: hidden.expand_as(scores).gather(-1, top[..., None])[..., 0] & (top == last + 1),
             VALUES[4]: rises > min(8, keys // 8),
             VALUES[5]: scores.abs().amax(-1) > 49000,
+            BEFORE_WINDOW: (top == last - p.window) & (top >= 0),
         }
         yield from (what for what, holds in found.items() if bool(holds.any()))

@@ -11,7 +11,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter
 from evoengine.records import Config, Launch
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import cells, gate_cases, visited
 from evoengine.workloads.decode.problem import DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
@@ -19,23 +19,23 @@ from evoengine.workloads.decode.problem import DTYPES, EXAMPLE, DecodeProblem, p
 
 class Decode(Workload[DecodeProblem]):
     name = "decode"
-    grammar = f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,page…]"
+    grammar = f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,page…][,window…][,softcap…][,alibi][,sinks]"
     example = EXAMPLE
-    compile_time = ("head_dim", "dtype", "element_bytes", "page")
+    compile_time = ("head_dim", "dtype", "element_bytes", "page", "window", "softcap", "alibi", "sinks")
     baseline_label = "SDPA"
 
     def parse(self, text: str) -> DecodeProblem:
         return parse_problem(text)
 
     def flops(self, problem: DecodeProblem) -> float:
-        """Return 4·B·H·Sq·S·D, as of attention without a mask."""
+        """Return 4·B·H·Sq·S·D, as of attention without a mask, where S are the keys within the window."""
         p = problem
-        return 4.0 * p.batch * p.heads * p.seq_q * p.seq_k * p.head_dim
+        return 4.0 * p.batch * p.heads * p.seq_q * p.keys * p.head_dim
 
     def min_dram_bytes(self, problem: DecodeProblem) -> float:
         """Return the bytes of the keys and values of all sequences read once, of q, o, the table and the lengths."""
         p = problem
-        cache = 2 * p.batch * p.seq_k * p.kv_heads * p.head_dim
+        cache = 2 * p.batch * p.keys * p.kv_heads * p.head_dim
         queries = 2 * p.batch * p.seq_q * p.heads * p.head_dim
         return float(DTYPE_BYTES[p.dtype] * (cache + queries) + 4 * p.batch * (p.table_width + 1))
 
@@ -59,6 +59,13 @@ class Decode(Workload[DecodeProblem]):
         lengths = np.full(problem.batch, problem.seq_k, np.int32)
         table = np.random.default_rng(seed).permutation(problem.pages).astype(np.int32)
         return {"lengths": lengths.view(np.uint8)} | ({"block_table": table.view(np.uint8)} if problem.page else {})
+
+    def index_bounds(self, problem: DecodeProblem) -> tuple[IndexBound, ...]:
+        """Return those of lengths, and of the pages that a sequence of its length has."""
+        lengths = IndexBound("lengths", problem.seq_k)
+        if not problem.page:
+            return (lengths,)
+        return lengths, IndexBound("block_table", problem.pages - 1, "lengths", problem.page)
 
     def tensors(self) -> Tensors[DecodeProblem]:
         from evoengine.workloads.decode.tensors import DecodeTensors
