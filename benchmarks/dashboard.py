@@ -1,6 +1,6 @@
 """How long a browser takes to draw a study: `python benchmarks/dashboard.py --db LEDGER [--study 1] [--times 3]`.
 
-Each time `evoengine dashboard` is started anew, then Chromium, headless, with an empty profile. Seconds are from going
+Each time `evoengine dashboard` is started, then Chromium, headless, with an empty profile. Seconds are from going
 to the study's page: until it asks for the study, has it whole, and has drawn its history and its timeline. The page is
 looked at every 50 ms, through the browser's DevTools on a pipe.
 """

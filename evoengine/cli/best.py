@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 @click.option(
     "--as",
     "form",
-    type=click.Choice(["wheel", "hf-kernel", "cpp"]),
-    help="With --package: a wheel for pip, a repository for the Hugging Face Hub's kernels library, or C++ with CMake.",
+    type=click.Choice(["wheel", "hf-kernel", "flashinfer", "tvm-ffi", "cpp"]),
+    help="With --package: a wheel for pip, a repository for the Hugging Face Hub's kernels library, a dataset for "
+    "FlashInfer-Bench, a library for TVM-FFI, or C++ with CMake.",
 )
 @click.option("--name", help="With --package: its name.  [default: from problem and GPU]")
 @click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")

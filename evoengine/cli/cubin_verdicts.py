@@ -28,7 +28,7 @@ def verify_cubin(
 
     if entry is None or launch is None:
         raise UsageError("--cubin needs --entry NAME and --launch FILE.json, which says how the kernel is launched")
-    from evoengine.views.cubin_kernels import as_answer
+    from evoengine.views.cubins import as_answer
     from evoengine.virtual.cubin_verify import profile_of, verify
 
     seed = secrets.randbelow(1 << 32) if seed is None else seed

@@ -87,7 +87,7 @@ _LAST_VERDICT = (
     .where(_any_verdict.candidate_id == CandidateRow.id, _any_verdict.device != EXECUTOR)
     .scalar_subquery()
 )
-# not `in_`, which is composed anew for every execution
+# not `in_`, which is composed for every execution
 _RANKED = or_(*(CandidateRow.outcome == str(o) for o in Outcome if o.ranked))
 _FIGURES = (
     select(func.coalesce(RunRow.kernel, ""), *_FIGURE)

@@ -1,10 +1,12 @@
 """Pack an exported kernel as C++: a header that launches it by the CUDA driver API, an example, and a CMake project.
 
-The header launches the kernel for the sizes that it was exported for.
+The header launches the kernel for the sizes that it was exported for. Its machine code is compiled in, so that nothing
+of it can change afterwards. A second form has a function of TVM-FFI over the header instead of the example.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +25,7 @@ _WORDS = frozenset(
     "and asm auto bool break case catch char class const continue default delete do double else enum explicit export "
     "extern false float for friend goto if inline int long mutable namespace new not operator or private protected "
     "public register return short signed sizeof static struct switch template this throw true try typedef typename "
-    "union unsigned using virtual void volatile while xor stream".split()
+    "union unsigned using virtual void volatile while xor stream address check context cubin device gpu require".split()
 )
 """names that a parameter of the C++ function cannot have"""
 
@@ -34,13 +36,14 @@ _HEADER = """\
 #include <cuda.h>
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace {space} {{
+
+alignas(8) static const unsigned char cubin[] = {{
+#include "kernel_cubin.inc"
+}};
 
 inline void check(CUresult code, const char* call) {{
     if (code == CUDA_SUCCESS) return;
@@ -51,12 +54,9 @@ inline void check(CUresult code, const char* call) {{
 
 class Kernel {{
 public:
-    // Load kernel.cubin into the current context. Throws std::runtime_error, as all functions do.
-    explicit Kernel(const std::string& cubin) {{
-        std::ifstream file(cubin, std::ios::binary);
-        const std::vector<char> image{{std::istreambuf_iterator<char>(file), {{}}}};
-        if (image.empty()) throw std::runtime_error(cubin + " cannot be read");
-        check(cuModuleLoadData(&module_, image.data()), "cuModuleLoadData");
+    // Load the machine code into the current context. Throws std::runtime_error, as all functions do.
+    Kernel() {{
+        check(cuModuleLoadData(&module_, cubin), "cuModuleLoadData");
 {load}    }}
 
     ~Kernel() {{
@@ -86,16 +86,14 @@ _MAIN = """\
 
 using {space}::check;
 
-int main(int, char** arguments) try {{
+int main() try {{
     CUdevice device;
     CUcontext context;
     check(cuInit(0), "cuInit");
     check(cuDeviceGet(&device, 0), "cuDeviceGet");
     check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    const std::string self = arguments[0];
-    const auto slash = self.rfind('/');
-    {space}::Kernel kernel(slash == std::string::npos ? "kernel.cubin" : self.substr(0, slash) + "/kernel.cubin");
+    {space}::Kernel kernel;
     auto zeros = [](std::size_t bytes) {{
         CUdeviceptr found;
         check(cuMemAlloc(&found, bytes), "cuMemAlloc");
@@ -125,21 +123,143 @@ _CMAKE = """\
 cmake_minimum_required(VERSION 3.20)
 project({space} LANGUAGES CXX)
 
+file(SHA256 ${{CMAKE_CURRENT_SOURCE_DIR}}/kernel_cubin.inc found)
+if(NOT found STREQUAL "{sha256}")
+    message(FATAL_ERROR "kernel_cubin.inc is not the file that was packaged")
+endif()
 find_package(CUDAToolkit REQUIRED)
+{target}"""
+_EXAMPLE = """\
 add_executable(example main.cpp)
 target_compile_features(example PRIVATE cxx_std_17)
 target_link_libraries(example PRIVATE CUDA::cuda_driver)
-configure_file(kernel.cubin kernel.cubin COPYONLY)
 """
+_LIBRARY = """\
+find_package(Python COMPONENTS Interpreter REQUIRED)
+execute_process(COMMAND ${Python_EXECUTABLE} -m tvm_ffi.config --cmakedir
+    OUTPUT_VARIABLE tvm_ffi_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+find_package(tvm_ffi CONFIG REQUIRED)
+add_library(kernel SHARED module.cpp)
+set_target_properties(kernel PROPERTIES PREFIX "")
+target_compile_features(kernel PRIVATE cxx_std_17)
+target_link_libraries(kernel PRIVATE CUDA::cuda_driver tvm_ffi::shared)
+"""
+_MODULE = """\
+// A function of TVM-FFI, run({names}), which launches the kernel on the stream that TVM-FFI's environment has.
+// Tensors are contiguous, on one GPU; others than the kernel's are refused.
+#include "{space}.hpp"
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+#include <initializer_list>
+#include <map>
+#include <mutex>
+
+namespace {space} {{
+
+static void require(tvm::ffi::TensorView tensor, const char* name, int device, DLDataType dtype,
+                    std::initializer_list<std::int64_t> shape) {{
+    if (tensor.device().device_type != kDLCUDA || tensor.device().device_id != device)
+        TVM_FFI_THROW(ValueError) << name << " is not on the GPU of the other tensors";
+    const DLDataType own = tensor.dtype();
+    if (own.code != dtype.code || own.bits != dtype.bits || own.lanes != 1)
+        TVM_FFI_THROW(TypeError) << name << " has another dtype than the kernel's";
+    bool same = tensor.ndim() == static_cast<int>(shape.size()) && tensor.IsContiguous();
+    for (int i = 0; same && i < tensor.ndim(); ++i) same = tensor.size(i) == shape.begin()[i];
+    if (!same) TVM_FFI_THROW(ValueError) << name << " is not contiguous in the shape that the kernel is for";
+    if (reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16)
+        TVM_FFI_THROW(ValueError) << name << " is not at an address that is a multiple of 16 bytes";
+}}
+
+static Kernel& kernel_on(int device) {{
+    static std::mutex mutex;
+    static auto& kernels = *new std::map<int, Kernel>;  // the driver ends before static objects do
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = kernels.find(device);
+    return found != kernels.end() ? found->second : kernels[device];
+}}
+
+static CUdeviceptr address(tvm::ffi::TensorView tensor) {{
+    return reinterpret_cast<CUdeviceptr>(tensor.data_ptr());
+}}
+
+static void run({parameters}) {{
+    const int device = {first}.device().device_id;
+{checks}
+    CUdevice gpu;
+    CUcontext context, before;
+    check(cuInit(0), "cuInit");
+    check(cuDeviceGet(&gpu, device), "cuDeviceGet");
+    check(cuDevicePrimaryCtxRetain(&context, gpu), "cuDevicePrimaryCtxRetain");
+    check(cuCtxGetCurrent(&before), "cuCtxGetCurrent");
+    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    const auto stream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, device));
+    try {{
+        kernel_on(device)({addresses}, stream);
+    }} catch (...) {{
+        cuCtxSetCurrent(before);
+        throw;
+    }}
+    check(cuCtxSetCurrent(before), "cuCtxSetCurrent");
+}}
+
+}}  // namespace {space}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, {space}::run);
+"""
+_DLPACK = {
+    "fp64": ("kDLFloat", 64), "fp32": ("kDLFloat", 32), "fp16": ("kDLFloat", 16), "bf16": ("kDLBfloat", 16),
+    "fp8_e4m3": ("kDLFloat8_e4m3fn", 8), "fp8_e5m2": ("kDLFloat8_e5m2", 8), "int64": ("kDLInt", 64),
+    "int32": ("kDLInt", 32), "int16": ("kDLInt", 16), "int8": ("kDLInt", 8), "uint8": ("kDLUInt", 8),
+    "bool": ("kDLBool", 8),
+}  # fmt: skip # a table
+"""dtype → DLPack's code and bits"""
 
 
-def cpp_files(name: str, described: Described) -> dict[str, bytes]:
-    """Return NAME.hpp, main.cpp and CMakeLists.txt for an export's kernel.json.
+def cpp_files(name: str, described: Described, cubin: bytes) -> dict[str, bytes]:
+    """Return NAME.hpp with its machine code, main.cpp and CMakeLists.txt for an export's kernel.json.
 
     Raises UsageError for a kernel with parameters that the header cannot pass.
     """
-    space = name.replace("-", "_")
-    tensors = [p for p in described["parameters"] if "output" in p]
+    space, tensors = name.replace("-", "_"), _tensors(described)
+    project = _project(space, described, cubin, _EXAMPLE)
+    allocated = "\n".join(f"    CUdeviceptr {_name(p)} = zeros({_size(p)});  // {_described(p)}" for p in tensors)
+    main = _MAIN.format(space=space, allocated=allocated, names=", ".join(map(_name, tensors)))
+    return {**project, "main.cpp": main.encode()}
+
+
+def tvm_ffi_files(name: str, described: Described, cubin: bytes) -> dict[str, bytes]:
+    """Return NAME.hpp with its machine code, module.cpp and CMakeLists.txt. Raises UsageError as `cpp_files`."""
+    space, tensors = name.replace("-", "_"), _tensors(described)
+    project = _project(space, described, cubin, _LIBRARY)
+    names = [_name(p) for p in tensors]
+    module = _MODULE.format(
+        space=space,
+        names=", ".join(names),
+        parameters=", ".join(f"tvm::ffi::TensorView {name}" for name in names),
+        first=names[0],
+        checks="\n".join(f"    require({_name(p)}, {_required(p)});" for p in tensors),
+        addresses=", ".join(f"address({name})" for name in names),
+    )
+    return {**project, "module.cpp": module.encode()}
+
+
+def _required(tensor: Described) -> str:
+    code, bits = _DLPACK[tensor["dtype"]]
+    shape = ", ".join(map(str, tensor["shape"]))
+    return f'"{_name(tensor)}", device, DLDataType{{{code}, {bits}, 1}}, {{{shape}}}'
+
+
+def _tensors(described: Described) -> list[Described]:
+    return [p for p in described["parameters"] if "output" in p]
+
+
+def _project(space: str, described: Described, cubin: bytes, target: str) -> dict[str, bytes]:
+    """Return the header, the machine code and CMakeLists.txt."""
+    tensors = _tensors(described)
     scratch = [p for p in described["parameters"] if "scratch" in p]
     if unknown := [p["dtype"] for p in tensors if p["dtype"] not in _BYTES]:
         raise UsageError(f"no C++ package is written for tensors of {', '.join(unknown)}")
@@ -167,12 +287,12 @@ def cpp_files(name: str, described: Described) -> dict[str, bytes]:
             ]
         ),
     )
-    allocated = "\n".join(f"    CUdeviceptr {_name(p)} = zeros({_size(p)});  // {_described(p)}" for p in tensors)
-    main = _MAIN.format(space=space, allocated=allocated, names=", ".join(names))
+    included = "".join(",".join(map(str, cubin[i : i + 32])) + ",\n" for i in range(0, len(cubin), 32)).encode()
+    sha256 = hashlib.sha256(included).hexdigest()
     return {
         f"{space}.hpp": header.encode(),
-        "main.cpp": main.encode(),
-        "CMakeLists.txt": _CMAKE.format(space=space).encode(),
+        "kernel_cubin.inc": included,
+        "CMakeLists.txt": _CMAKE.format(space=space, sha256=sha256, target=target).encode(),
     }
 
 

@@ -1,7 +1,8 @@
-"""Pack an exported kernel as a wheel, as a repository of the Hugging Face Hub's `kernels` library, or as C++.
+"""Pack an exported kernel in the forms that others take: wheels, the Hub's `kernels`, FlashInfer-Bench, TVM-FFI, C++.
 
-The first two hold the files of the export and a module that checks them as it is imported. Formats: the Python
-Packaging User Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements" (0.17).
+A wheel and a repository of `kernels` hold the files of the export and a module that checks them as it is imported.
+Formats: the Python Packaging User Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements"
+(0.17); FlashInfer-Bench 0.1, `flashinfer_bench.data.TraceSet`; TVM-FFI 0.1.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import Any
 
 from evoengine import __version__
 from evoengine.errors import UsageError
-from evoengine.publish.cpp_package import cpp_files
+from evoengine.publish.cpp_package import cpp_files, tvm_ffi_files
 from evoengine.publish.folder import CHECKSUMS, MARK, with_checksums
 from evoengine.workloads import find_workload
 
 INIT = Path(__file__).with_name("package_init.py")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+RECORD, SOLUTION, TRACE = "record.json", "solution.json", "trace.json"
+DEFINITION_KEYS = ("name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "description", "constraints")
+"""of FlashInfer-Trace"""
 LONGEST_NAME = 96
 VERSION = "1.0"
 """of every package: another kernel has another name"""
@@ -133,9 +137,56 @@ def _hf_kernel(name: str, module: Files, described: Mapping[str, Any]) -> dict[s
 
 
 def _cpp(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return a CMake project."""
-    taken = ("kernel.cubin", "kernel.cu", "kernel.json", "README.md")
-    return with_checksums({**cpp_files(name, described), **{path: module[path] for path in taken}})
+    """Return a CMake project of an example."""
+    return with_checksums({**cpp_files(name, described, module["kernel.cubin"]), **_beside(module)})
 
 
-FORMS: dict[str, Pack] = {"wheel": _wheel, "hf-kernel": _hf_kernel, "cpp": _cpp}
+def _tvm_ffi(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a CMake project of a library with a function of TVM-FFI."""
+    return with_checksums({**tvm_ffi_files(name, described, module["kernel.cubin"]), **_beside(module)})
+
+
+def _beside(module: Files) -> dict[str, bytes]:
+    """Return what says where a kernel comes from and how it was verified."""
+    return {path: module[path] for path in ("kernel.cu", "kernel.json", "README.md", RECORD) if path in module}
+
+
+def _flashinfer(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a dataset of FlashInfer-Bench with the definition, the solution and the workload.
+
+    A workload with a measurement is a trace. Raises UsageError where the kernel is no solution, and where its
+    definition is none of FlashInfer-Trace's.
+    """
+    stated = json.loads(module[RECORD]).get("definition") if RECORD in module else None
+    definition = json.loads(stated) if stated is not None else {}
+    if not isinstance(definition.get("reference"), str) or "outputs" not in definition:
+        raise UsageError(
+            f"{described['kernel']} has no definition of FlashInfer-Trace; evoengine new --from imports one, and a "
+            "kernel that was found for it can be packaged"
+        )
+    if SOLUTION not in module:
+        raise UsageError("the kernel takes what no FlashInfer-Trace solution passes; use --as wheel or --as tvm-ffi")
+    kind = str(definition.setdefault("op_type", definition["name"]))
+    trace = json.loads(module[TRACE])
+    lines = {"workloads": {**trace, "solution": None, "evaluation": None}}
+    lines |= {"traces": trace} if trace["evaluation"] else {}
+    own = {key: definition[key] for key in DEFINITION_KEYS if key in definition}
+    found = {
+        f"definitions/{kind}/{own['name']}.json": _json(own),
+        f"solutions/evoengine/{kind}/{own['name']}/{name}.json": module[SOLUTION],
+        **{f"{folder}/{kind}/{own['name']}.jsonl": f"{json.dumps(line)}\n".encode() for folder, line in lines.items()},
+    }
+    return with_checksums({**found, **_beside(module)})
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+FORMS: dict[str, Pack] = {
+    "wheel": _wheel,
+    "hf-kernel": _hf_kernel,
+    "flashinfer": _flashinfer,
+    "tvm-ffi": _tvm_ffi,
+    "cpp": _cpp,
+}

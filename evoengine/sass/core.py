@@ -17,8 +17,7 @@ from evoengine.devices.base import VISIT, KernelCrashed, KernelHung, KernelRaced
 from evoengine.devices.pool import ChosenBlock
 from evoengine.errors import UsageError
 from evoengine.sass.build import build
-from evoengine.sass.launch import Launch
-from evoengine.sass.structures import SassLaunch
+from evoengine.sass.launch import Launch, SassLaunch
 
 _PRODUCT = re.compile(r"\b[DHIQ]G?MMA\.[\w.]+")
 LIMIT = 200_000_000

@@ -345,9 +345,10 @@ def _rms(x: torch.Tensor) -> float:
 def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return how much too large each row is relative to its size: the slope of its errors over its outputs.
 
-    An error of a row as a whole, such as of its sum, adds up over its columns; rounding errors do not.
+    An error of a row as a whole, such as of its sum, adds up over its columns; rounding errors do not. A
+    row of zeros has none.
     """
-    return (error * expected).sum(-1) / expected.square().sum(-1)
+    return (error * expected).sum(-1) / expected.square().sum(-1).clamp(min=torch.finfo(expected.dtype).tiny)
 
 
 def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:

@@ -285,7 +285,7 @@ class _Judge:
     # ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _redraw(self, draw: str) -> bool:
-        """Draw the tensors that were drawn as normal values anew; return whether the reference is finite for them."""
+        """Draw the tensors of normal values again; return whether the reference is finite for them."""
         drawn = {name: self._plan.tensors[name].clone() for name in self._plan.normal}
         for factor in LARGE if draw == BIG else (1.0,):
             for name, tensor in drawn.items():

@@ -1,9 +1,9 @@
 """Gate a Triton kernel: the user's own function launches it, and each launch is repeated with other values.
 
-    the function, with its own sizes and odd ones ──▶ a launch ──▶ the tensors as given, then drawn anew ──▶ compared
+    the function, with its own sizes and odd ones ──▶ a launch ──▶ the tensors as given, then drawn again ──▶ compared
 
 The function runs once for each configuration and sizes. Within its launch of the kernel the kernel's inputs are drawn
-anew, in place, and what it writes is compared with the reference in float64. At the end the tensors are as the first
+again, in place, and what it writes is compared with the reference in float64. At the end the tensors are as the first
 attempt left them, so that the function goes on as if nothing had happened.
 """
 
@@ -266,7 +266,7 @@ class GatingGpu(VirtualGpu):
     # ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _redraw(self, draw: str, arguments: Arguments) -> bool:
-        """Draw the values of the inputs anew, and return whether the reference is finite for them.
+        """Draw the values of the inputs again, and return whether the reference is finite for them.
 
         Those are floating-point tensors of which not all elements are alike: others are counters, or as the function
         needs them. What is never negative stays so, and values keep their size.

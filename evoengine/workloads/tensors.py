@@ -50,7 +50,7 @@ class Rectangle:
 
 
 class RectangleFullSize(FullSize[FullCase[P]]):
-    """All outputs have the same shape [rows, columns], or [entries, rows, columns].
+    """All outputs have the same shape [rows, columns], [entries, rows, columns], or [rows], as of a single column.
 
     Inputs have the pool's contents, of the first input's dtype, unless `drawn` has others.
     """
@@ -140,7 +140,7 @@ def _written(
     Of a block that was given up, those that it wrote whole. Raises WrongBlock where another wrote nothing, or a tile in
     part.
     """
-    bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-2:]
+    bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], _sides(parameter)
     places, values = [], []
     for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):
         elements = page.view(bits)
@@ -163,8 +163,14 @@ def _written(
             continue
         if why:
             raise WrongBlock(why)
-        shape = len(rectangle.rows), len(rectangle.columns)
+        shape = (len(rectangle.rows), len(rectangle.columns))[: len(parameter.shape)]
         yield rectangle, torch.from_numpy(value[own].reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
+
+
+def _sides(parameter: TensorParameter) -> tuple[int, int]:
+    """Return the rows and columns of an entry of an output."""
+    rows, columns = (*parameter.shape, 1)[-2:] if len(parameter.shape) == 1 else parameter.shape[-2:]
+    return rows, columns
 
 
 def _range(numbers: np.ndarray) -> range:
@@ -177,7 +183,7 @@ def _why_no_tile(
     """Return why the elements that a block wrote within a tile are not all of it."""
     if count != len(rectangle.rows) * len(rectangle.columns):
         return f"block {one.block} wrote {count} elements of {rectangle} of {parameter.name}, not all of them"
-    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), parameter.shape[-2:], strict=True):
+    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), _sides(parameter), strict=True):
         first = found.start % size
         if first % wanted or len(found) != min(wanted, size - first):
             return (

@@ -219,10 +219,51 @@ def test_plain_blocks_go_both_ways(emulate):
         emulate(text.replace("a + 0", "a + 4096"), a, a.copy(), threads=32, shared=512)
 
 
+ADD = """
+extern "C" __global__ void f(float* o, const float* a) {
+    extern __shared__ __align__(16) float tile[];
+    for (int i = threadIdx.x; i < 128; i += 32) tile[i] = a[i];
+    PROXY
+    __syncwarp();
+    if (threadIdx.x == 3) {
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                     :: "l"(o + AT), "r"(shared_address(tile)), "r"(512) : "memory");
+        tma_store_commit();
+        WAIT
+    }
+}
+"""
+
+
+def add_text(proxy="async_proxy_fence();", wait='asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");', at="0"):
+    return VOCABULARY + ADD.replace("PROXY", proxy).replace("WAIT", wait).replace("AT", at)
+
+
+@pytest.mark.parametrize("seed", [0, *more([1, 2])])
+def test_blocks_add_floats_to_the_same_place(emulate, seed):
+    a = np.arange(128, dtype=np.float32)
+    o = emulate(add_text(), np.zeros(128, np.float32), a, grid=(5, 1, 1), threads=32, shared=512, seed=seed)["o"]
+    np.testing.assert_array_equal(o, 5 * a)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"proxy": ""}, "a bulk addition .* without a fence.proxy.async"),
+        ({"wait": ""}, "the thread ended without cp.async.bulk.commit_group and wait_group"),
+        ({"at": "1"}, "misaligned cp.reduce.async.bulk at line .*: the global address"),
+    ],
+)
+def test_a_wrong_bulk_addition_is_named(emulate, wrong, said):
+    with pytest.raises(KernelCrashed, match=said):
+        emulate(add_text(**wrong), np.zeros(128, np.float32), np.zeros(128, np.float32), threads=32, shared=512)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         bulk_text(),
+        add_text(),
         *more(text(**at) for text in (load_text, store_text) for at in ({}, {"AT": "0, 0, 0"}, {"AT": "0, 0, 0, 0"})),
     ],
 )

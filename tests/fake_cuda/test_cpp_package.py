@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,8 +33,8 @@ KERNELS = {
 """problem → what its kernel must have"""
 WRAPPER = """
 #include "packaged.hpp"
-extern "C" int call(const char* cubin, CUdeviceptr* t) try {{
-    static packaged::Kernel kernel(cubin);
+extern "C" int call(CUdeviceptr* t) try {{
+    static packaged::Kernel kernel;
     kernel({tensors});
     return 0;
 }} catch (const std::exception& error) {{
@@ -58,17 +59,25 @@ def build(folder: Path, *sources: str, options: tuple[str, ...]) -> None:
     subprocess.run(command, cwd=folder, check=True)
 
 
-def packaged(gate, wanted, folder: Path) -> None:
+def packaged(gate, wanted, folder: Path, form: str = "cpp") -> None:
     config = gate.configuration(wanted)
     source = gate.source(config)
     binary = compiler.compile_source(source, "sm_90a")
     found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-    for name, data in package_files("cpp", export_files(found, gate.target), "packaged").items():
+    for name, data in package_files(form, export_files(found, gate.target), "packaged").items():
         (folder / name).write_bytes(data)
 
 
-def verdict(folder: Path, problem: str):
-    """Of the kernel's outputs, launched once by the header in the folder."""
+def by_header(tensors: list[TensorParameter]) -> tuple[str, tuple[str, ...]]:
+    """A wrapper's text, and options of the compiler."""
+    return WRAPPER.format(tensors=", ".join(f"t[{i}]" for i in range(len(tensors)))), ()
+
+
+def launched(folder: Path, problem: str, way=by_header, wrong: tuple[str, str] | None = None):
+    """What a wrapper's call returned, and the verdict on the kernel's outputs.
+
+    `wrong` is a text of the wrapper and what replaces it where it is there first.
+    """
     from evoengine.devices.torch_gpu import gpu
 
     workload, parsed = workloads.parse_problem(problem)
@@ -79,17 +88,22 @@ def verdict(folder: Path, problem: str):
     for p in tensors:
         held = torch.full(p.shape, float("nan"), dtype=TORCH_DTYPES[p.dtype]) if p.output else drawn.inputs[p.name]
         on_device[p.name] = gpu().empty(tuple(held.shape), held.dtype).copy_(held)
-    (folder / "wrapper.cpp").write_text(
-        "#include <cstdio>\n" + WRAPPER.format(tensors=", ".join(f"t[{i}]" for i in range(len(tensors))))
-    )
-    build(
-        folder,
-        "wrapper.cpp",
-        options=("-shared", "-fPIC", "-l:libcuda.so.1", "-Wl,--no-undefined", "-o", "wrapper.so"),
-    )
+    text, options = way(tensors)
+    if wrong is not None:
+        assert wrong[0] in text
+        text = text.replace(*wrong, 1)
+    (folder / "wrapper.cpp").write_text("#include <cstdio>\n" + text)
+    options = ("-shared", "-fPIC", "-l:libcuda.so.1", "-Wl,--no-undefined", "-o", "wrapper.so", *options)
+    build(folder, "wrapper.cpp", options=options)
     addresses = (ctypes.c_uint64 * len(tensors))(*(on_device[p.name].data_ptr() for p in tensors))
-    assert ctypes.CDLL(str(folder / "wrapper.so")).call(str(folder / "kernel.cubin").encode(), addresses) == 0
-    return compare(workload, case, drawn, {p.name: on_device[p.name] for p in tensors if p.output}, 3)
+    code = ctypes.CDLL(str(folder / "wrapper.so")).call(addresses)
+    return code, compare(workload, case, drawn, {p.name: on_device[p.name] for p in tensors if p.output}, 3)
+
+
+def verdict(folder: Path, problem: str, way=by_header):
+    code, found = launched(folder, problem, way)
+    assert code == 0
+    return found
 
 
 @pytest.mark.parametrize("problem", [*list(KERNELS)[:2], *more(list(KERNELS)[2:])])
@@ -97,6 +111,15 @@ def test_the_header_passes_what_the_kernel_takes(kernel_gate, tmp_path, problem)
     packaged(kernel_gate(problem), KERNELS[problem], tmp_path)
     found = verdict(tmp_path, problem)
     assert found.correct, found.reason
+
+
+def test_machine_code_that_was_changed_is_refused_by_cmake(kernel_gate, tmp_path):
+    cmake = shutil.which("cmake") or pytest.skip("CMake is not installed")
+    packaged(kernel_gate(next(iter(KERNELS))), KERNELS[next(iter(KERNELS))], tmp_path)
+    with (tmp_path / "kernel_cubin.inc").open("a") as file:
+        file.write("0,\n")
+    done = subprocess.run([cmake, "-B", tmp_path / "build", tmp_path], capture_output=True, text=True)
+    assert done.returncode != 0 and "kernel_cubin.inc is not the file that was packaged" in done.stderr
 
 
 def test_a_parameter_that_is_not_the_kernel_s_shows(kernel_gate, tmp_path):

@@ -119,3 +119,63 @@ def test_a_parameter_that_is_not_the_kernel_s_shows(load, name, value):
     (scalar,) = [s for s, p in zip(module._Plan.scalars, module.SCALARS, strict=True) if p["name"] == name]
     scalar.value = value
     assert not verdict(module, problem).correct
+
+
+PACKED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37"
+SEQUENCES = "varlen:h6,kv2,d64,bf16,causal,lens=3+70+0+1,kvlens=9+70+4+0"
+"""another batch than the kernel was tuned for"""
+
+
+@pytest.mark.parametrize(
+    ("page", "family"), [(",page16", "mma"), *more([("", "mma"), ("", "wgmma"), (",page16", "wgmma")])]
+)
+def test_a_kernel_of_sequences_is_right_for_another_batch_by_its_loader(load, monkeypatch, page, family):
+    module = load({"family": family, "tile_m": 64}, PACKED + page)
+    like = module._like
+    monkeypatch.setattr(module, "_like", lambda tensor, values: on_device(like(tensor, values)))
+    workload, problem = workloads.parse_problem(SEQUENCES + page)
+    case = Case("by the loader", problem)
+    drawn = workload.tensors().draw(case, seed=3)
+    given = {name: on_device(tensor) for name, tensor in drawn.inputs.items()}
+    batch = module.Batch(given["cu_q"], given["cu_kv"], given.get("table"))
+    assert batch.tensors[2].tolist() == list(problem.order)
+    out = on_device(torch.full_like(given["q"], float("nan")))
+    assert module.varlen(given["q"], given["k"], given["v"], batch, out) is out
+    found = compare(workload, case, drawn, {"o": out}, 3)
+    assert found.correct, found.reason
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_lengths_and_tables_that_a_kernel_would_read_beyond_are_refused(load):
+    module = load({"family": "mma", "tile_m": 64}, f"{PACKED},page16")
+    table = int32([0, 3], [1, -1])
+    module.Batch(int32(0, 4, 9), int32(0, 17, 20), table)
+    refused = [
+        ((int32(1, 4), int32(0, 4), table), "cu_q begins with 1; cumulative lengths begin with 0"),
+        ((int32(0, 4, 3), int32(0, 4, 8), table), "cu_q falls from 4 to 3 at sequence 1; lengths are 0 or more"),
+        ((int32(0, 4), int32(0, 4, 8), table), "cu_q is of 1 sequences and cu_kv of 2; they must be of as many"),
+        ((int32(0, 4), int32(0, 4)), "this kernel has pages of 16 rows and needs a table"),
+        ((int32(0, 4, 9), int32(0, 17, 20), int32([0], [1])), "table has 1 pages of sequence 0, whose 17 keys need 2"),
+        ((int32(0, 4, 9), int32(0, 17, 37), table), "table names page -1 for sequence 1; pages are counted from 0"),
+        ((int32(0, 4), int32(0, 4), table), "table has shape (2, 2); [1, pages of the longest] was expected"),
+    ]
+    for given, says in refused:
+        with pytest.raises(ValueError) as error:
+            module.Batch(*given)
+        assert str(error.value) == says
+    batch = module.Batch(int32(0, 4, 9), int32(0, 17, 20), table)
+    q, k = torch.zeros(9, 4, 64, dtype=torch.bfloat16), torch.zeros(4, 16, 2, 64, dtype=torch.bfloat16)
+    for tensors, says in [
+        ((q[:8], k, k), "q has 8 rows, and the lengths of cu_q add up to 9"),
+        ((q, k[:3], k[:3]), "k has 3 pages, and the batch has keys in 4"),
+        ((q, k[:, :8], k[:, :8]), r"k has shape (4, 8, 2, 64); [pages, 16, kv_heads, 64] was expected"),
+        ((q, k, k[:, :, :1]), "v has shape (4, 16, 1, 64); (4, 16, 2, 64) was expected"),
+        ((q[:, :, :32].contiguous(), k, k), "q has shape (9, 4, 32); [rows, heads, 64] was expected"),
+        ((q.half(), k, k), "q is float16; this kernel was compiled for bfloat16"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            module.varlen(*tensors, batch)
+        assert str(error.value) == says

@@ -25,6 +25,7 @@ SUITES = {
         "tests/fake_cuda/test_cpp_package.py",
         "tests/fake_cuda/test_model_on_device.py",
     ],
+    "a library for TVM-FFI": ["tests/fake_cuda/test_tvm_ffi_package.py"],
     "the command line": ["tests/cli/test_road.py"],
 }
 EXHAUSTIVE = ["the command line"]
@@ -34,6 +35,8 @@ EXHAUSTIVE = ["the command line"]
 @pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a driver of its own")
 @pytest.mark.parametrize("name", [*(n for n in SUITES if n not in EXHAUSTIVE), *more(EXHAUSTIVE)])
 def test_what_needs_a_gpu_passes_on_the_stand_in(tmp_path, pytestconfig, name):
+    if name == "a library for TVM-FFI":
+        pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
     fast = "not exhaustive" in pytestconfig.option.markexpr
     wanted = "(gpu or stand_in) and not exhaustive" if fast else "gpu or stand_in"
     options = ["-q", "-m", wanted, "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'own'}"]

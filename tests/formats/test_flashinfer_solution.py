@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import shutil
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.formats.flashinfer_solution import solution, trace, trace_files
 from evoengine.paths import asset
+from evoengine.publish.folder import write_new
+from evoengine.publish.packages import package_files
 from evoengine.records import Candidate, CaseResult, Kind, Measurement, Outcome, Verdict
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
@@ -83,6 +89,81 @@ def test_a_measurement_of_a_wrong_kernel_is_none(tmp_path):
     measured = Measurement(Kind.MEASURED, "NVIDIA H100", 1.0, 5.0)
     wrong = replace(GOOD, outcome=Outcome.INCORRECT)
     assert trace(*candidate(saxpy(tmp_path), measurement=measured, verdict=wrong), NOW)["evaluation"] is None
+
+
+def exported(folder: Path, measured: Measurement | None = None, **files: bytes) -> dict[str, bytes]:
+    """What a package of saxpy reads of its export."""
+    made, target = candidate(saxpy(folder), **({"measurement": measured} if measured else {}))
+    described = {"kernel": "saxpy", "module": "saxpy_n4096_h100", "provenance": {"gpu": "h100"}}
+    record = {"definition": target.workload.definition_text}
+    return {
+        "kernel.json": json.dumps(described).encode(), "record.json": json.dumps(record).encode(),
+        "README.md": b"# saxpy", "kernel.cu": made.source.text.encode(), "kernel.cubin": b"\x7fELF",
+        **trace_files(made, target, print),
+    } | files  # fmt: skip
+
+
+def test_a_dataset_is_read_by_flashinfer_bench(tmp_path):
+    data = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
+    write_new(tmp_path / "dataset", package_files("flashinfer", exported(tmp_path)))
+    found = data.TraceSet.from_path(str(tmp_path / "dataset"))
+    assert list(found.definitions) == ["saxpy"] and list(found.definitions["saxpy"].inputs) == ["x", "y", "a"]
+    [packed] = found.solutions["saxpy"]
+    assert packed.spec.entry_point == "kernel.cu::run" and packed.name.startswith("evoengine_saxpy_")
+    [workload] = found.workloads["saxpy"]
+    assert workload.workload.axes == {"n": 4096} and workload.solution is None
+    assert not found.traces.get("saxpy")  # nothing was measured
+
+
+def test_apply_takes_the_solution_once_flashinfer_bench_has_compared_it(tmp_path, monkeypatch):
+    """Our gate knows no relative error, without which `apply` takes no trace: its own benchmark adds that.
+
+    The table is the one that `apply` looks a call up in; making it compiles nothing.
+    """
+    data = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    table, config = (importlib.import_module(f"flashinfer_bench.apply.{name}") for name in ("table", "config"))
+    measured = Measurement(Kind.MEASURED, "NVIDIA H100", 1.0, 5.0, vs_baseline=2.0)
+    write_new(tmp_path / "dataset", package_files("flashinfer", exported(tmp_path, measured)))
+    found = data.TraceSet.from_path(str(tmp_path / "dataset"))
+    asked = config.ApplyConfigRegistry(default=config.ApplyConfig())
+    assert not table.ApplyTable._build(found, asked).def_best
+    found.traces["saxpy"][0].evaluation.correctness.max_relative_error = 1e-6
+    assert table.ApplyTable._build(found, asked).def_best == {"saxpy": found.solutions["saxpy"][0].name}
+
+
+def test_a_dataset_holds_the_definition_the_solution_and_their_sums(tmp_path):
+    files = package_files("flashinfer", exported(tmp_path), "fast-saxpy")
+    assert {"definitions/saxpy/saxpy.json", "workloads/saxpy/saxpy.jsonl", "record.json", "SHA256SUMS"} <= files.keys()
+    assert "solutions/evoengine/saxpy/saxpy/fast-saxpy.json" in files
+    assert json.loads(files["definitions/saxpy/saxpy.json"]).keys() == {
+        "name", "op_type", "axes", "inputs", "outputs", "reference",
+    }  # fmt: skip
+    assert "traces/saxpy/saxpy.jsonl" not in files
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"record.json": b'{"definition": null}'}, "saxpy has no definition of FlashInfer-Trace"),
+        ({"solution.json": None}, "takes what no FlashInfer-Trace solution passes"),
+    ],
+)
+def test_what_flashinfer_bench_cannot_take_is_refused(tmp_path, changed, why):
+    files = {name: data for name, data in (exported(tmp_path) | changed).items() if data is not None}
+    with pytest.raises(UsageError, match=why):
+        package_files("flashinfer", files)
+
+
+def test_the_solution_compiles(tmp_path):
+    libinfo = pytest.importorskip("tvm_ffi.libinfo", reason="apache-tvm-ffi is not installed")
+    nvcc = shutil.which("nvcc") or pytest.skip("nvcc is not installed")
+    (source,) = solution(*candidate(saxpy(tmp_path)))["sources"]
+    (tmp_path / "kernel.cu").write_text(source["content"])
+    where = [f"-I{path}" for path in (libinfo.find_include_path(), libinfo.find_dlpack_include_path())]
+    command = [nvcc, "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", "kernel.cu", "-o", "kernel.o", *where]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_kernel_with_tensor_maps_is_left_out_with_the_reason(tmp_path):

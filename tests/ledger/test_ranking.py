@@ -67,7 +67,7 @@ def write(ledger: Ledger, figures: list[Figure]) -> None:
 
 
 def order(ledger: Ledger, run: int | None = None) -> list[int]:
-    """Return the ranking as it was kept up to date, which has to be the one that is made anew."""
+    """Return the ranking as it was kept up to date, which has to be the one that is computed from the figures."""
     with ledger.database.writing() as session:
         check_standings(session)
         kept = read_order(session, PROBLEM, GPU, 99, run)

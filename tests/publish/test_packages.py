@@ -107,10 +107,15 @@ def test_the_kernels_library_loads_the_repository(exported, tmp_path):
     assert module.attention.__name__ == "attention"
 
 
+def test_attention_is_no_definition_of_flashinfer_bench(exported):
+    with pytest.raises(UsageError, match="attention has no definition of FlashInfer-Trace"):
+        package_files("flashinfer", exported)
+
+
 @pytest.mark.parametrize(
     ("form", "name", "message"),
     [
-        ("egg", None, "unknown form 'egg' of a package; known are wheel, hf-kernel, cpp"),
+        ("egg", None, "unknown form 'egg' of a package; known are wheel, hf-kernel, flashinfer, tvm-ffi, cpp"),
         ("wheel", "../evil", "'../evil' cannot name a package: it must be up to 96 lower-case"),
         ("wheel", "", "'' cannot name a package"),
         ("hf-kernel", "a" * 97, "cannot name a package"),
@@ -121,7 +126,7 @@ def test_a_form_or_name_that_is_none_is_refused(exported, form, name, message):
         package_files(form, exported, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "flashinfer"])  # of other kernels
 def test_a_folder_that_is_not_empty_is_left_as_it_is(exported, tmp_path, form):
     (tmp_path / "own.txt").write_text("mine")
     with pytest.raises(UsageError, match="it is not empty; --package takes a folder that is new or empty"):

@@ -406,6 +406,7 @@ PROBLEMS = (
     ("gemm:m4096,n4096,k4096,fp16", "h100"),
     ("gemm:m512,n512,k512,bf16", "a100"),
     ("rms_norm:rows4096,hidden4096,bf16", "h100"),
+    ("rowwise:softmax,rows8192,hidden4096,bf16", "h100"),
     ("convolution:w4096,h4096,fw17,fh17", "a100"),
     ("decode:b32,h32,kv8,s8192,d128,bf16,page16", "h100"),
 )

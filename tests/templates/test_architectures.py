@@ -23,6 +23,7 @@ PROBLEMS = {
     "attention-backward": "attention-backward:b1,h2,s160,d64,fp16",
     "gemm": "gemm:m256,n256,k256,fp16",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
+    "rowwise": "rowwise:softmax,rows40,hidden512,bf16",
     "convolution": "convolution:w96,h64,fw5,fh5",
     "varlen": "varlen:h2,d64,fp16,causal,lens=100+3,page16",
 }
@@ -72,7 +73,7 @@ def test_no_configuration_asks_for_more_shared_memory_than_the_board_has(gate_of
     assert all(screen_launch(launch, gpu) is None for launch in launches)
 
 
-@pytest.mark.parametrize("workload", ["attention", "gemm"])
+@pytest.mark.parametrize("workload", ["attention", "gemm", "varlen"])
 @pytest.mark.parametrize("board", ["a10", "l4", "b200", "rtx5090"])
 def test_wgmma_is_left_out_with_its_reason_but_on_hopper(gate_of, board, workload):
     space = gate_of(board, workload).space

@@ -239,10 +239,8 @@ BAD = {
     "prints a list": ("print('[]', flush=True)", "an answer is an object"),
     "prints a number for a text": ("print('{\"text\": 7}', flush=True)", "must hold the kernel's text"),
     "floods": ("sys.stdout.write('x' * 9_000_000)", "longer than 8 MiB"),
-    "answers twice": (
-        "print('{}', flush=True); print('{}', flush=True); print('{}', flush=True)",
-        "before it is asked",
-    ),
+    # at once: answers that come one by one may each be read behind the next request
+    "answers twice": (r"print('{}\n{}', flush=True)", "before it is asked"),
     "hangs": ("import time; time.sleep(600)", "no answer within 2 s"),
     "fails": ("sys.exit(3)", "ended with exit code 3"),
     "writes elsewhere": ("open({elsewhere!r}, 'w')", "ended with exit code 1"),

@@ -26,8 +26,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import load_space, space_from_text
 from evoengine.stages.gate import CannotJudge
 from evoengine.tuning.exporting import export_trial
-from evoengine.workloads.triton_kernel import TritonProblem, is_triton, read_last_line
-from evoengine.workloads.triton_space import proposed_space
+from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed_space, read_last_line
 from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")

@@ -26,7 +26,7 @@ from tests.support.kernel_gate import KernelGate, execute
 FULL = "attention-backward:b1,h2,s200,d64,fp16"
 CAUSAL = "attention-backward:b1,h4,sq90,sk150,d64,bf16,causal,kv2"
 ATOMIC = {"family": "mma", "tile_m": 32, "tile_n": 64, "warps": 4, "stages": 2, "dq": "atomic", "layout": "swizzle", "min_blocks": 1}  # fmt: skip
-PASS = {**ATOMIC, "dq": "second_pass"}
+PASS, BULK = {**ATOMIC, "dq": "second_pass"}, {**ATOMIC, "dq": "bulk"}
 SCALAR = {"family": "scalar", "tile_m": 16, "tile_n": 16, "warps": 8}
 
 # ── what the kernels compute ────────────────────────────────────────────────────────────────────────────────────────
@@ -41,7 +41,20 @@ def judged(gate: KernelGate, config, old: str = "", new: str = "", seed: int = 7
 
 @pytest.mark.parametrize(
     ("problem", "config"),
-    [(CAUSAL, ATOMIC), *more([(FULL, ATOMIC), (FULL, PASS), (CAUSAL, PASS), (FULL, SCALAR), (CAUSAL, SCALAR)])],
+    [
+        (CAUSAL, ATOMIC),
+        *more(
+            [
+                (FULL, ATOMIC),
+                (FULL, BULK),
+                (CAUSAL, BULK),
+                (FULL, PASS),
+                (CAUSAL, PASS),
+                (FULL, SCALAR),
+                (CAUSAL, SCALAR),
+            ]
+        ),
+    ],
 )
 def test_both_judges_call_the_kernels_right(kernel_gate, problem, config):
     gate = kernel_gate(problem)
@@ -82,7 +95,7 @@ FAULTS = [
     ("dQ added up without atomics", ATOMIC, FULL, "atomicAdd(sums + place_of(turn) + e * 32, part[0].d[e])", "sums[place_of(turn) + e * 32] += part[0].d[e]"),
     ("sums of dQ not zeroed", ATOMIC, FULL, "write_four(zeros + i, make_float4(0, 0, 0, 0));", ";"),
     ("half of the sums of dQ zeroed", ATOMIC, FULL, "i < TILE_M * HEAD_DIM; i += THREADS * 4", "i < TILE_M * HEAD_DIM / 2; i += THREADS * 4"),
-    ("barrier between dS and its readers dropped", ATOMIC, FULL, "        __syncthreads();\n        const long long head", "        const long long head"),
+    ("barrier between dS and its readers dropped", ATOMIC, FULL, "        __syncthreads();\n        if (row >= seq_q) break;\n        const long long head", "        const long long head"),
     ("barrier before K's place is reused dropped", ATOMIC, FULL, "    __syncthreads();\n    store(sum_k", "    store(sum_k"),
     ("a step's tile read before it is there", ATOMIC, FULL, "pipeline_wait<STAGES - 2>();", "__syncthreads();"),
     ("a buffer filled while it is read", ATOMIC, FULL, "request(step + STAGES - 1);", "request(step + STAGES);"),
@@ -99,17 +112,28 @@ FAULTS = [
     ("dQ of the pass masked one key too late", PASS, CAUSAL, "row + diagonal + 1) : seq_k) - step", "row + diagonal + 2) : seq_k) - step"),
     ("dQ of the pass without its last keys", PASS, FULL, "steps = (keys + TILE_M - 1) / TILE_M", "steps = (keys + TILE_M - 2) / TILE_M"),
     ("KV head of another query head", PASS, CAUSAL, "kv_head = head / (heads / kv_heads);", "kv_head = head % kv_heads;"),
+    ("bulk addition that is not fenced", BULK, FULL, "        async_proxy_fence();\n", ""),
+    ("sums overwritten before they were read", BULK, FULL, "if (lane() == 0) bulk_add_read();", ""),
+    ("block that ends before its sums were added", BULK, FULL, "if (lane() == 0) bulk_add_wait();", ""),
+    ("tiles stored in bulk and not added", BULK, FULL, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", "cp.async.bulk.global.shared::cta.bulk_group"),
+    ("half of a warp's sums added", BULK, FULL, "TURNS * 16 * PART_COLS * sizeof(float)", "TURNS * 8 * PART_COLS * sizeof(float)"),
     ("P where dS belongs", SCALAR, FULL, "sum_k[r].add(p * (gradient.dot(value[r]) - less), query)", "sum_k[r].add(p, query)"),
     ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
 ]  # fmt: skip
+BY_TEXT = ("sums overwritten before they were read", "block that ends before its sums were added")
+"""faults that the emulator alone sees: to the executor a bulk addition has read its tile when it began"""
 FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late")
 
 
 @pytest.mark.parametrize(
-    ("config", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
+    ("name", "config", "problem", "old", "new"), representatives([pytest.param(*f, id=f[0]) for f in FAULTS], *FAST)
 )
-def test_a_planted_fault_is_caught(kernel_gate, config, problem, old, new):
-    verdict = judged(kernel_gate(problem), config, old, new)
+def test_a_planted_fault_is_caught(kernel_gate, name, config, problem, old, new):
+    gate = kernel_gate(problem)
+    if name in BY_TEXT:
+        assert gate.refutes(config, old, new), "the fault escaped"
+        return
+    verdict = judged(gate, config, old, new)
     assert verdict.outcome is not None and verdict.reason, "the fault escaped"
 
 
@@ -214,7 +238,7 @@ def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken():
     assert none.shape == (1,)
 
 
-@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, SCALAR])])
+@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, BULK, SCALAR])])
 def test_the_time_is_predicted_from_all_three_kernels(kernel_gate, config):
     gate = kernel_gate(FULL)
     source = gate.source(config)
@@ -236,3 +260,9 @@ def test_cases_keep_what_is_compiled_in(kernel_gate, problem):
 def test_the_second_pass_gives_the_same_bits_each_time_and_says_so(kernel_gate):
     assert "atomicAdd" not in kernel_gate(FULL).source(PASS).text
     assert "atomicAdd" in kernel_gate(FULL).source(ATOMIC).text
+    assert "cp.reduce.async.bulk" in kernel_gate(FULL).source(BULK).text
+
+
+def test_only_boards_whose_copy_engine_adds_are_offered_bulk_additions():
+    assert any(c.get("dq") == "bulk" for c in KernelGate(FULL, "h100").space.starts)
+    assert "copy engine" in (KernelGate(FULL, "a100").space.why_invalid(BULK) or "")

@@ -28,6 +28,10 @@ ATTENTION = (
     "b1,h2,sq4100,sk67,d64,bf16", "b4,h3,s64,d64,fp16,kv1", "b4,h128,s250,d128,fp16,causal", "b8,h64,s250,d64,fp16",
 )  # fmt: skip
 GEMM = ("gemm:m1000,n768,k3000,fp16", "gemm:m777,n4096,k6000,bf16,bias", "gemm:m5000,n1024,k520,fp16")
+ROWWISE = (
+    "rowwise:softmax,rows1000,hidden1024,bf16", "rowwise:cross_entropy,rows777,hidden2000,fp32",
+    "rowwise:layer_norm,rows99999,hidden960,fp16",
+)  # fmt: skip
 FAMILIES = {
     **{f"attention {family}": (family, ATTENTION) for family in ("scalar", "wmma", "mma", "wgmma")},
     "attention-backward mma": ("mma", ("attention-backward:b2,h4,s700,d64,fp16,kv2", "attention-backward:b3,h6,sq300,sk1000,d128,bf16,causal,kv2", "attention-backward:b1,h2,sq4100,sk67,d64,bf16,causal")),
@@ -35,6 +39,7 @@ FAMILIES = {
     "gemm mma": ("mma", (*GEMM, "gemm:m1000,n777,k333,bf16,bias")),
     "gemm wgmma": ("wgmma", GEMM),
     **{f"rms_norm {family}": (family, ("rms_norm:rows1000,hidden512,bf16", "rms_norm:rows777,hidden200,fp32", "rms_norm:rows99999,hidden96,fp16")) for family in ("warp", "block")},
+    **{f"rowwise {family}": (family, ROWWISE) for family in ("warp", "block", "cluster")},
     **{f"convolution {family}": (family, ("convolution:w300,h500,fw5,fh7", "convolution:w1001,h90,fw3,fh3")) for family in ("shared", "direct")},
 }  # fmt: skip
 
@@ -77,7 +82,7 @@ def test_every_cell_of_a_configuration_is_visited(name, count):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("workload", ["attention ", "attention-backward", "gemm", "rms_norm", "convolution"])
+@pytest.mark.parametrize("workload", ["attention ", "attention-backward", "gemm", "rms_norm", "rowwise", "convolution"])
 def test_every_case_visits_a_cell_of_some_configuration_that_no_other_does(workload):
     """A case that is taken out of the plan leaves a cell unvisited, so that the test before fails."""
     owned: dict[str, int] = defaultdict(int)

@@ -23,6 +23,7 @@ SIZES = {
     "attention-backward": "attention-backward:b{b},h{h},sq{sq},sk{sk},d64,fp16",
     "gemm": "gemm:m{m},n{n},k{k},fp16",
     "rms_norm": "rms_norm:rows{rows},hidden{hidden},bf16",
+    "rowwise": "rowwise:softmax,rows{rows},hidden{hidden},bf16",
     "convolution": "convolution:w{w},h{h},fw{fw},fh{fh}",
 }
 TAKEN = ("b", "h", "sq", "sk", "m", "n", "k", "rows", "hidden", "w", "fw", "fh")
@@ -72,7 +73,8 @@ def test_lengths_have_the_limits_of_the_page(part):
 
 
 @pytest.mark.parametrize(
-    ("workload", "part"), [("gemm", p) for p in "mnk"] + [("rms_norm", p) for p in ("rows", "hidden")]
+    ("workload", "part"),
+    [("gemm", p) for p in "mnk"] + [(name, p) for name in ("rms_norm", "rowwise") for p in ("rows", "hidden")],
 )
 def test_sizes_of_the_others_have_the_limits_of_the_page(workload, part):
     assert f"1 to {LARGEST:,}" in SECTIONS[workload]

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoengine.devices.base import VisitKind
 from evoengine.errors import UsageError
+from evoengine.records import Outcome, Source
 from evoengine.stages.gate import emulator
 from evoengine.stages.verify import make_arguments, make_round
 from evoengine.workloads import parse_problem
@@ -24,7 +25,7 @@ FULL = "varlen:h4,kv2,d64,fp16,lens=100+0+37,kvlens=130+5+37"
 PAGED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37,page16"
 SINGLES = "varlen:h2,d32,fp16,lens=70+1,kvlens=90+1,page1"
 LARGE_PAGES = "varlen:h2,d64,fp16,causal,lens=70+1,kvlens=90+1,page48"
-SMALL = {"tile_m": 64, "tile_n": 32}
+SMALL = {"family": "mma", "tile_m": 64, "tile_n": 32}
 FIND = "place -= __shfl_sync(0xffffffffu, upto, 31);"
 
 FAULTS = [
@@ -42,7 +43,7 @@ FAULTS = [
     ("last tile of rows lost", PACKED, "+ TILE_M - 1) / TILE_M", ") / TILE_M"),
     ("last tile of keys lost", FULL, "(max(keys, 0) + TILE_N - 1) / TILE_N", "max(keys, 0) / TILE_N"),
     ("a key behind the end loaded", PAGED, "exists = first + row < count;", "exists = first + row <= count;"),
-    ("order of the sequences not looked up", PACKED, "return {order[place % (j + 1)]", "return {place % (j + 1)"),
+    ("order of the sequences not looked up", PACKED, "return {order[place - level * among]", "return {int(place - level * among)"),
     ("tiles counted of unsorted sequences", FULL, "int s = order[j];", "int s = j;"),
     ("sequences behind the 32nd lost", PACKED, FIND, "break;"),
     ("sequences behind the 32nd counted from 0", PACKED, FIND, ""),
@@ -68,6 +69,40 @@ FAST = ("mask aligned to the upper left", "sequences behind the 32nd lost", "one
 def test_a_planted_fault_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+ROUNDS = "varlen:h16,kv2,d64,bf16,causal,lens=512+37+2000"
+PERSISTENT = {"family": "wgmma", "schedule": "static", "tile_m": 128}
+WGMMA_FAULTS = [
+    # name, text of the good kernel, text of the broken one
+    ("last round of persistent blocks lost", "return number() < total;", "return begun + int(gridDim.x) <= total;"),
+    ("rounds all forwards, counted backwards", "begun += opaque(gridDim.x), backwards", "begun += opaque(gridDim.x) - 1, backwards"),
+    ("tiles of one head alone counted", "batch.all_row_tiles() * batch.heads", "batch.all_row_tiles()"),
+    ("rows of no key left unwritten", "work.clear_o(128 * CONSUMERS);", ""),
+    ("rows that see no key not cleared", "work.clear_unseeing(consumer.o, warp() * 16);", ""),
+    ("stored past the sequence's end", "if (row < work.rows) write_vector", "if (row <= work.rows) write_vector"),
+    ("a key behind the end loaded", "bool exists = row < count;", "bool exists = row <= count;"),
+]  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("old", "new"), [pytest.param(*fault[1:], id=fault[0]) for fault in WGMMA_FAULTS])
+def test_a_fault_planted_in_a_persistent_kernel_is_caught(kernel_gate, old, new):
+    gate = kernel_gate(ROUNDS)
+    config = gate.configuration(PERSISTENT)
+    source = gate.source(config)
+    broken = Source(source.text.replace(old, new), source.entry, source.launch)  # in both loaders
+    assert old in source.text
+    found = gate.judge(config, broken)
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG) and found.reason, "the fault escaped"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("problem", [ROUNDS, f"{ROUNDS},page16"])
+def test_the_persistent_kernel_passes(kernel_gate, problem):
+    gate = kernel_gate(problem)
+    verdict = gate.judge(gate.configuration(PERSISTENT))
+    assert verdict.correct, verdict.reason
 
 
 @pytest.mark.parametrize("problem", [PAGED, *more([PACKED, FULL, SINGLES, LARGE_PAGES])])

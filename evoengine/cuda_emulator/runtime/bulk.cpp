@@ -20,6 +20,7 @@ struct Store {
     unsigned shared, bytes, fiber, group;
     int at[5], line;
     bool done, was_read;  // shared memory was read, and a thread has waited for that
+    bool adds;            // floats, to what is there
 };
 
 Store stores[max_stores];
@@ -88,7 +89,15 @@ template <class Move> void for_each_target(const Store& store, Move move) {
                  [&](unsigned, char* to, unsigned first, unsigned bytes) { move(to + first, bytes); });
 }
 
+void perform_add(const Store& store) {
+    if (checked) track_atomic(store.to, store.bytes, store.line);
+    auto* to = reinterpret_cast<float*>(store.to);
+    auto* from = reinterpret_cast<const float*>(async_read(store.shared, store.bytes, "a bulk addition", store.line));
+    for (unsigned i = 0; i < store.bytes / sizeof(float); ++i) to[i] += from[i];
+}
+
 void perform(const Store& store) {
+    if (store.adds) return perform_add(store);
     if (checked)
         for_each_target(store, [&](char* to, unsigned bytes) { track_store_under_way(to, bytes, store.line); });
     if (!store.map) {
@@ -163,17 +172,31 @@ void tile_load(unsigned shared, const void* given, const int* at, unsigned rank,
     }
 }
 
+namespace {
+
+void begin_plain(bool adds, void* global, unsigned shared, unsigned bytes, int line) {
+    const char* name = adds ? "cp.reduce.async.bulk" : "cp.async.bulk";
+    check_aligned(name, shared, 16, "shared", line);
+    check_aligned(name, reinterpret_cast<uintptr_t>(global), 16, "global", line);
+    if (!bytes || bytes % 16) crash("%s at line %d: %u bytes, which must be a multiple of 16", name, line, bytes);
+    Store store{nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line, false, false, adds};
+    add(store, adds ? "a bulk addition" : "a bulk store");
+}
+
+}  // namespace
+
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line) {
-    check_aligned("cp.async.bulk", shared, 16, "shared", line);
-    check_aligned("cp.async.bulk", reinterpret_cast<uintptr_t>(global), 16, "global", line);
-    if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
-    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line, false, false}, "a bulk store");
+    begin_plain(false, global, shared, bytes, line);
+}
+
+void bulk_add(void* global, unsigned shared, unsigned bytes, int line) {
+    begin_plain(true, global, shared, bytes, line);
 }
 
 void tile_store(const void* given, const int* at, unsigned rank, unsigned shared, int line) {
     const TensorMap* map = find_map(given, rank, "a TMA store", line);
     check_aligned("TMA store", shared, 128, "shared", line);
-    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false, false};
+    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false, false, false};
     std::copy(at, at + rank, store.at);
     add(store, "a TMA store");
 }
@@ -187,7 +210,7 @@ void bulk_wait(unsigned groups_left, bool read) {
         const bool waited_for = store.fiber == current && store.group + groups_left < committed[current];
         if (waited_for && !store.done) perform(store), store.done = true;
         if (waited_for && read) store.was_read = true;
-        if (waited_for && !read && checked)
+        if (waited_for && !read && checked && !store.adds)
             for_each_target(store, [&](char* to, unsigned bytes) { settle_stores_under_way(to, bytes, store.line); });
         if (!waited_for || (read && checked)) stores[kept++] = store;
     }

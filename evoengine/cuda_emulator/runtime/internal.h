@@ -257,6 +257,7 @@ void track(char* start, size_t bytes, unsigned element, const char* name);
 void begin_tracking();
 void settle_accesses();
 void track_access(Access access, const volatile void* address, size_t bytes, Where where);
+void track_atomic(const void* address, size_t bytes, int line);
 void track_store_under_way(const void* address, size_t bytes, int line);
 void settle_stores_under_way(const void* address, size_t bytes, int line);
 

@@ -353,6 +353,15 @@ void track_access(Access access, const volatile void* address, size_t bytes, Whe
     if (is_tracked(p)) plain_access(access, p, bytes, where);
 }
 
+// A relaxed change of device scope that others may make as well.
+void track_atomic(const void* address, size_t bytes, int line) {
+    if (!is_tracked(address)) return;
+    settle();
+    for (Access access : {Access::read, Access::write})
+        access_parts(access, static_cast<const char*>(address), bytes, {nullptr, line}, Scope::device);
+    note_progress();
+}
+
 void track_store_under_way(const void* address, size_t bytes, int line) {
     if (!is_tracked(address)) return;
     settle();

@@ -47,7 +47,7 @@ REFIT_GROWTH = 1.1
 MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 MAX_FRONT_TRIALS = 512
-"""the foremost, and as many of the latest, among which Pareto fronts are sought"""
+"""number of the best trials, and of the latest, among which Pareto fronts are sought"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
@@ -260,11 +260,11 @@ class _Search:
         del self._best[MAX_FIT_TRIALS // 2 :]
 
     def _rank_fronts(self) -> None:
-        """Give the trials the numbers of their fronts as values: of the foremost so far, and the latest, anew."""
+        """Compute the trials' values, which are the numbers of their fronts, of the best so far and of the latest."""
         places = [*self._vectors]
         if len(places) > MAX_FRONT_TRIALS:
-            foremost = sorted(places[:-MAX_FRONT_TRIALS], key=lambda place: -self._values[place])
-            for place in foremost[MAX_FRONT_TRIALS:]:
+            best = sorted(places[:-MAX_FRONT_TRIALS], key=lambda place: -self._values[place])
+            for place in best[MAX_FRONT_TRIALS:]:
                 del self._vectors[place]
             places = [*self._vectors]
         if not places:

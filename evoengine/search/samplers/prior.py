@@ -6,7 +6,7 @@ surrogate models what is left of the trials' scores after a line through the sou
 of what is left has an inverse gamma prior on its square. All are integrated out in closed form (Rasmussen & Williams,
 Gaussian Processes for Machine Learning (2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and
 Machine Learning (2006), 3.5). The same evidence without the line, with one source and with all decides which sources
-are believed, anew with each trial.
+are believed, decided again with each trial.
 
 What matters is the order among the best. A source may rank the whole space correctly and its best configurations
 wrongly, so that all the trials together would confirm it: a trial that neither is nor was said to be among the best

@@ -117,13 +117,16 @@ TAKEN = {
 def parameters(problem: BackwardProblem, config: Config) -> tuple[PassedParameter, ...]:
     """Return all parameters, of which each kernel takes those of TAKEN.
 
-    Where dQ is added up by atomics, `dq_sum` [batch, heads, tiles of tile_m rows, tile_m · head_dim] holds the sums,
-    each tile in the order in which the lanes of a block hold it. Elsewhere it has one element and is not touched.
+    Where dQ is added up by atomics or in bulk, `dq_sum` [batch, heads, tiles of tile_m rows, tile_m · head_dim] holds
+    the sums, each tile in the order in which the lanes of a block hold it. Elsewhere it has one element and is not
+    touched.
     """
     p = problem
     queries, keys = (p.batch, p.heads, p.seq_q, p.head_dim), (p.batch, p.kv_heads, p.seq_k, p.head_dim)
     rows, step = queries[:3], int(config.get("tile_m", 1))
-    sums = (p.batch, p.heads, -(-p.seq_q // step), step * p.head_dim) if config.get("dq") == "atomic" else (1,)
+    sums = (
+        (p.batch, p.heads, -(-p.seq_q // step), step * p.head_dim) if config.get("dq") in ("atomic", "bulk") else (1,)
+    )
     shapes = {"q": queries, "k": keys, "v": keys, "o": queries, "dout": queries}
     return (
         *(TensorParameter(name, shape, p.dtype) for name, shape in shapes.items()),

@@ -1,6 +1,6 @@
 """The tensors of attention backward: inputs drawn from a seed, the float64 reference, SDPA's backward as the baseline.
 
-Shapes as in `BackwardProblem`. O and LSE are those of a forward pass in float64, rounded.
+Shapes as in `BackwardProblem`. LSE is that of a forward pass in float64, rounded, and O a little larger (ENLARGED).
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ BACKENDS = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-LESSENED = 2.0**-8
-"""times ordinary dO of rows with large queries, which would else outweigh all others in dK"""
+ENLARGED = 1.0 + 2.0**-5
+"""times the O of the forward pass: with that itself, dQ and dK of a row that sees one key would be 0 whatever is
+computed, and no rounding could be told from a fault"""
+SHIFTING = 16
+"""columns of Q and K that shift a row's logits together"""
+LESSENED = 2.0**-6
+"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK"""
 
 
 class BackwardTensors(Tensors[BackwardProblem]):
@@ -50,7 +55,7 @@ class BackwardTensors(Tensors[BackwardProblem]):
             dout[:, :, torch.arange(p.seq_q, device=device) % 4 >= 2] *= LESSENED
         inputs = {name: tensor.to(dtype) for name, tensor in (("q", q), ("k", k), ("v", v), ("dout", dout))}
         o, lse = forward(p, {name: tensor.double() for name, tensor in inputs.items()})
-        inputs |= {"o": o.to(dtype), "lse": lse.float()}
+        inputs |= {"o": (o * ENLARGED).to(dtype), "lse": lse.float()}
         return Drawn(inputs, inputs)
 
     def reference(self, problem: BackwardProblem, inputs: Inputs) -> Outputs:
@@ -177,9 +182,10 @@ def _large_logits(problem: BackwardProblem, q: torch.Tensor, k: torch.Tensor) ->
     """
     q, k = q.clone(), k.clone()
     kind = torch.arange(problem.seq_q, device=q.device) % 4
-    k[..., 0] = 1.0
+    k[..., :SHIFTING] = 1.0
     q[:, :, kind == 1] *= 4.0
-    q[..., 0] = math.sqrt(problem.head_dim) * torch.tensor([0.0, 0.0, -96.0, 96.0], device=q.device)[kind]
+    shift = torch.tensor([0.0, 0.0, -96.0, 96.0], device=q.device)[kind] * math.sqrt(problem.head_dim)
+    q[..., :SHIFTING] = shift[:, None] / SHIFTING
     return q, k
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
-from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.rms_norm.problem import (
     DTYPES,
@@ -25,12 +25,7 @@ from evoengine.workloads.rms_norm.problem import (
     RmsNormProblem,
     parse_problem,
 )
-
-MANY_ROWS = 33
-"""enough for sums over the errors of all rows, in the cases where those are independent"""
-LATER_TURN = "a turn that is not whole behind a whole one"
-MOST_ELEMENTS = 1 << 22
-"""of x in a case with all rows of the problem, which takes about a second"""
+from evoengine.workloads.rows import has_rows, row_cases, row_cells, visited_rows
 
 
 class RmsNorm(Workload[RmsNormProblem]):
@@ -56,60 +51,26 @@ class RmsNorm(Workload[RmsNormProblem]):
     def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case[RmsNormProblem], ...]:
         """Return cases with the problem's own hidden, which a template may bake in, and rows set against a block's.
 
-        Every candidate meets one row alone, whole blocks, a last block that is one row short or has one row only,
-        what the problem itself leaves for its last block, and rows whose values overflow or vanish in 16 bits.
+        Some have rows whose values overflow or vanish in 16 bits.
         """
-        block = int(config.get("rows_per_block", 1)) * int(config.get("turns", 1))
-        in_turn = int(config.get("rows_per_block", 1))
-        own = own_tail(problem.rows, block)
         independent = "normal" if problem.dtype == "fp32" else "16 bits"
-
-        def at(rows: int) -> RmsNormProblem:
-            return replace(problem, rows=rows)
-
-        found = [
-            Case("one row", at(1)),
-            Case("whole blocks", at(2 * block), "extreme rows" if 2 * block < KINDS else "constant rows"),
-            Case("one row more", at(-(-MANY_ROWS // block) * block + 1), independent),
-            Case("extreme rows, one row short", at(-(-(KINDS + 1) // block) * block - 1), "extreme rows"),
-            Case("remainders", at(block + own), "constant rows"),
-        ]
-        if in_turn < block:
-            found.append(Case("turns that have no row", at(block + in_turn + 1), "extreme rows"))
-        if problem.rows * problem.hidden <= MOST_ELEMENTS:
-            found.append(Case("own rows", at(problem.rows), "extreme rows", long=True))
-        return tuple(replace(case, config=config, whole=problem) for case in found)
+        return tuple(
+            Case(c.name, replace(problem, rows=c.rows), c.draw, config, c.long, whole=problem)
+            for c in row_cases(problem.rows, problem.hidden, config, KINDS, independent)
+        )
 
     def cells(self, problem: RmsNormProblem, config: Config) -> frozenset[Cell]:
         """Return remainders of rows, turns without a row, and what values must show."""
-        if not {"rows_per_block", "turns"} <= config.keys():
+        if not has_rows(config):
             return frozenset()
-        in_turn, block = int(config["rows_per_block"]), int(config["rows_per_block"]) * int(config["turns"])
-        found = {
-            *remainder_cells("rows", block, problem.rows, near=1),
-            *(Cell("values", what) for what in (*EXTREMES, TWO_CONSTANTS)),
-        }
-        if problem.dtype != "fp32":
-            found.add(Cell("values", INDEPENDENT))
-        if in_turn + 1 < block:
-            found.add(Cell("rows", LATER_TURN))
-        if problem.rows * problem.hidden <= MOST_ELEMENTS:
-            found.add(Cell("extents", "rows"))
-        return frozenset(found)
+        values = (*EXTREMES, TWO_CONSTANTS, *(() if problem.dtype == "fp32" else (INDEPENDENT,)))
+        return frozenset({*row_cells(problem.rows, problem.hidden, config), *(Cell("values", what) for what in values)})
 
     def visited(self, case: Case[RmsNormProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
         """Return the cells that a case visits by its rows."""
-        whole, rows = case.whole, case.problem.rows
-        if whole is None or not {"rows_per_block", "turns"} <= case.config.keys():
+        if case.whole is None or not has_rows(case.config):
             return frozenset()
-        in_turn = int(case.config["rows_per_block"])
-        block = in_turn * int(case.config["turns"])
-        found = set(visited_remainders("rows", rows, block, whole.rows))
-        if rows > block and rows % block > in_turn and rows % in_turn == 1 % in_turn:
-            found.add(Cell("rows", LATER_TURN))
-        if rows == whole.rows:
-            found.add(Cell("extents", "rows"))
-        return frozenset(found)
+        return frozenset(visited_rows(case.problem.rows, case.whole.rows, case.config))
 
     def parameters(self, problem: RmsNormProblem, config: Config) -> tuple[Parameter, ...]:
         shape, dtype = (problem.rows, problem.hidden), problem.dtype
@@ -130,7 +91,7 @@ class RmsNorm(Workload[RmsNormProblem]):
 
     def full_plan(self, problem: RmsNormProblem, config: Config, launch_of: LaunchOf) -> Plan:
         """Return the problem itself, where the configuration says how many rows are a block's."""
-        if not {"rows_per_block", "turns"} <= config.keys():
+        if not has_rows(config):
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 

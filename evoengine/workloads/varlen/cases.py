@@ -28,8 +28,8 @@ MANY = 36
 """sequences, more than the lanes of a warp look at together"""
 GUARD = 3
 """rows or pages of the pool that belong to no sequence, in every case"""
-BLIND = "queries that see no key"
-"""the draw of ordinary numbers where some outputs are zeros"""
+MORE_BLOCKS = "more than there are tiles of rows"
+UNLIKE_BLOCKS = "several, with unlike numbers of tiles of rows"
 OWN_LENGTHS = "as many sequences as the problem has"
 LENGTHS = (
     "a sequence without queries, before others",
@@ -52,14 +52,7 @@ PAGES = (
 def gate_cases(problem: VarlenProblem, config: Config) -> tuple[Case[VarlenProblem], ...]:
     """Return the gate's cases for a configuration: batches that share the compile-time part of `problem`."""
     found = [*_small_cases(problem, config), *_long_cases(problem, config)]
-    return tuple(replace(case, config=config, whole=problem, draw=_draw(case)) for case in found)
-
-
-def _draw(case: Case[VarlenProblem]) -> str:
-    """Return how to draw a case: rows of zeros have no relative errors, of which sums could be judged."""
-    p = case.problem
-    blind = any(q and (q > k if p.causal else not k) for q, k in zip(p.lens, p.kv_lens, strict=True))
-    return BLIND if blind and case.draw == "normal" else case.draw
+    return tuple(replace(case, config=config, whole=problem) for case in found)
 
 
 def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenProblem]]:
@@ -154,7 +147,7 @@ def cells(problem: VarlenProblem, config: Config) -> frozenset[Cell]:
         *(Cell("lengths", what) for what in LENGTHS),
         Cell("heads", "grouped as the problem's are"),
         Cell("heads", "grouped by another number, which is no power of two"),
-        Cell("blocks", "more than there are tiles of rows"),
+        Cell("blocks", UNLIKE_BLOCKS if config.get("schedule") == "static" else MORE_BLOCKS),
     }
     if problem.causal:
         found |= {Cell("diagonal", f"the first row ends {short} short of a tile") for short in range(NEAR + 1)}
@@ -190,8 +183,11 @@ def visited(case: Case[VarlenProblem], launch: Launch, visits: np.ndarray) -> fr
         found.add(Cell("heads", "grouped as the problem's are"))
     if group not in (1, own) and group & (group - 1) and p.kv_heads > 1:
         found.add(Cell("heads", "grouped by another number, which is no power of two"))
-    if prod(launch.grid) > p.row_tiles(m) * p.heads or config.get("schedule") == "static":
-        found.add(Cell("blocks", "more than there are tiles of rows"))
+    tiles, blocks = p.row_tiles(m) * p.heads, prod(launch.grid)
+    if blocks > tiles:
+        found.add(Cell("blocks", MORE_BLOCKS))
+    if tiles > blocks > 1 and tiles % blocks:
+        found.add(Cell("blocks", UNLIKE_BLOCKS))
     if p.page:
         found |= {Cell("pages", what) for what in _pages(case, n)}
     if (own_problem := own_lengths(whole, config)) and p.lens == own_problem.lens and p.kv_lens == own_problem.kv_lens:
@@ -243,7 +239,13 @@ def _stripes(rows: int) -> list[str]:
 
 
 def _steps(config: Config, visits: np.ndarray) -> dict[int, int]:
-    """Return the steps of each block: its waits for copies, beside which there may be one for Q."""
+    """Return the steps of each block, by its waits for K and V, beside which there is one for Q."""
+    if config.get("family") == "wgmma":
+        waits = visits[visits["kind"] == VisitKind.WAIT]
+        # the barrier of Q is the first in shared memory
+        of_q = waits["site"] == (waits["site"].min() if len(waits) else 0)
+        warps = range(int(config["tile_m"]) // 16)
+        return {block: count // 2 for block, count in visits_by_block(waits[~of_q], VisitKind.WAIT, warps).items()}
     each = 1 if config.get("v_wait") == "with_k" else 2
     of_q = 1 if config.get("q_in") == "registers" else 0
     counts = visits_by_block(visits, VisitKind.COPY_WAIT, range(int(config.get("warps", 1))))

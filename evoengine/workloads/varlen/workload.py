@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -58,8 +59,14 @@ class Varlen(Workload[VarlenProblem]):
     def gate_launch(self, case: Case[VarlenProblem], launch: Launch) -> Launch:
         """Return the launch of a case with more blocks than there are tiles of rows.
 
-        A host that does not read the lengths launches as many as there may be at most.
+        A host that does not read the lengths launches as many as there may be at most. A persistent kernel, which must
+        be right with any number, gets the largest that leaves each block at least two tiles and the last round not
+        filled, or one block.
         """
+        if case.config.get("schedule") == "static":
+            tiles = case.problem.row_tiles(int(case.config["tile_m"])) * case.problem.heads
+            blocks = next((n for n in range(tiles // 2, 1, -1) if tiles % n), 1)
+            return replace(launch, grid=(blocks, 1, 1))
         x, y, z = launch.grid
         more = (x, y + 2, z) if case.config.get("schedule") == "longest_first" else (x + 2, y, z)
         return replace(launch, grid=more)
@@ -98,3 +105,6 @@ class Varlen(Workload[VarlenProblem]):
         from evoengine.workloads.varlen.tensors import VarlenTensors
 
         return VarlenTensors()
+
+    def loader(self) -> Path:
+        return Path(__file__).with_name("loader.py")

@@ -3,12 +3,7 @@
 constexpr float MASKED = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// 2^x by one MUFU instruction; exp2f adds three more for denormal results, which a softmax may lose.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+{% include "evo/exp2.cuh" %}
 
 // 2^(x scale + offset) on the FMA pipe, where MUFU is the bottleneck; exponents may be up to 127. Those below -126, of
 // masked scores too, count as -126: t, which is the exponent on its way from -126 to 130, is clamped for nothing by the

@@ -18,6 +18,13 @@ EVO_PTX void cp_async_bulk_global_shared_bulk_group(Address global, unsigned sha
     bulk_store((void*)global, shared, bytes, line);
 }
 
+template <class Address>
+EVO_PTX void cp_reduce_async_bulk_global_shared_bulk_group_add_f32(Address global, unsigned shared, unsigned bytes,
+                                                                   unsigned long long = 0,
+                                                                   int line = __builtin_LINE()) {
+    bulk_add((void*)global, shared, bytes, line);
+}
+
 template <unsigned dims, class Address>
 EVO_PTX void cp_async_bulk_tensor_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address map,
                                                                                    Coordinates<dims> at,

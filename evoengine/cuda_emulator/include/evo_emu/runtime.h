@@ -183,6 +183,8 @@ void read_only_load(const void* address, unsigned long bytes, int line);
 // group, from shared memory as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
+// The same, but adds floats to those that are there, each by itself and of device scope.
+void bulk_add(void* global, unsigned shared, unsigned bytes, int line);
 void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
                int line);
 void tile_store(const void* map, const int* at, unsigned rank, unsigned shared, int line);
