@@ -1,9 +1,9 @@
-"""Runs: what a search was for and on what, and whether its process lives.
+"""Runs: what a search was for and where it ran, whether its process lives, and what a killed one leaves.
 
-A running search writes the time into its row every few seconds, by the database's clock: host names and process
-numbers mean nothing in containers. A run whose last beat is older than `KILLED_AFTER_SECONDS`, and that still does not
-beat while somebody looks, is taken for killed. So is, at once, one whose process was on this machine and is not there
-any more. Its fence is raised: a process that only stood still, stopped or asleep, finds that and may write no more.
+A running search writes the time of the database's clock to its row of `heartbeats` every few seconds, because host
+names and process numbers mean nothing in containers. A run counts as killed if its last beat is older than
+`KILLED_AFTER_SECONDS` and no other arrives while a process watches, and at once if its process was on this machine and
+has ended. The run's fence is then raised, so that a process that was only stopped or asleep can write no more.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from evoengine.records import DEATHS, Outcome
 
 RUNNING = "running"
 KILLED = "killed"
-"""no beat came from its process any more, and it never said how its search ended"""
+"""the status of a run whose process no longer beats and has not stated how its search ended"""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What judges the candidates of a run: a GPU, or the emulator."""
+    """A GPU or an emulator, which judges the candidates of a run."""
 
     name: str
     uuid: str | None = None
     arch: str | None = None
     driver: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    """library → version, and what of the GPU's settings a figure depends on: its power limit, whether MIG is on"""
+    """versions by library, and the GPU's settings that a figure depends on: its power limit, whether MIG is on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Run:
     space_text: str
     sampler: str
     objectives: str
-    """what it aimed at, comma-separated"""
+    """names of objectives, comma-separated"""
     seed: int
     version: str
     """of evoengine"""
@@ -67,20 +67,20 @@ class Run:
     pid: int
     command: str
     definition: str | None = None
-    """of a kernel that somebody brought: its problem.json"""
+    """the problem.json of a user's own kernel, else None"""
     trials: int | None = None
-    """how many it was asked for; None of what is no search"""
+    """the number that was asked for; None if the run is not a search"""
     seconds: float | None = None
-    """how long it may take; None where that is open"""
+    """time limit; None if there is none"""
     conditions: Mapping[str, Any] | None = None
-    """what has to be the same for it to go on, beside what stands here"""
+    """values that must be the same for the run to continue, in addition to these fields"""
     imported_from: str | None = None
-    """None of a run of this ledger's own; else where it came from, as text that can be shown"""
+    """where an imported run came from, as text; None for a run of this ledger"""
     gpu_definition: dict[str, str | int | float] | None = None
-    """of a GPU that a file described: its fields"""
+    """the fields of a GPU that a file described, else None"""
     kernel: str | None = None
-    """sha256 of the reference, definition and text of a kernel that somebody brought; None of workloads that come with
-    evoengine. Runs with unlike ones are ranked apart"""
+    """SHA-256 of the reference, definition and text of a user's own kernel; None for workloads that come with
+    evoengine. Runs that differ in it are ranked separately"""
 
 
 def this_host() -> str:
@@ -89,9 +89,9 @@ def this_host() -> str:
 
 BEAT_SECONDS = 3.0
 KILLED_AFTER_SECONDS = 60.0
-"""longer than a writer waits for another one"""
+"""longer than a writer waits for another one's transaction"""
 LOOK_AGAIN_SECONDS = 2 * BEAT_SECONDS + 1
-"""between the two looks at a run: where the database itself was away, all beats are old, and come again within one"""
+"""between two looks at a run: after the database itself was unreachable, all beats are old, and new ones arrive soon"""
 POLL_SECONDS = 0.5
 _FENCE = text("SELECT fence FROM heartbeats WHERE run_id = :run")
 _FENCE_SHARED = text("SELECT fence FROM heartbeats WHERE run_id = :run FOR SHARE")
@@ -122,7 +122,7 @@ def begin_beating(session: Session, run: int) -> int:
 
 
 def seconds_until_last_beat(row: HeartbeatRow) -> float:
-    """Return the seconds that the processes of a run have taken, the last one as far as it beat."""
+    """Return the seconds that the processes of a run have taken, the last one until its last beat."""
     here = (row.beat_at - row.began_at).total_seconds() if row.began_at else 0.0
     return row.spent + max(0.0, here)
 
@@ -166,11 +166,11 @@ def mark_killed(session: Session, suspects: Mapping[int, datetime | None]) -> No
 
 
 class Watchman:
-    """Looks at the running runs now and then; one that looks killed twice, with beats' time between, is."""
+    """Looks at the running runs repeatedly: one that looks killed twice, LOOK_AGAIN_SECONDS apart, is."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[datetime | None, float]] = {}
-        """suspect → its last beat, and since when it has been seen like that"""
+        """by suspect, its last beat and the time since which that has not changed"""
 
     def look(self, session: Session) -> dict[int, datetime | None]:
         """Return the runs that are to be marked as killed, each with its last beat."""
@@ -194,7 +194,7 @@ class Watchman:
 
 
 def require_fence(connection: Connection, run: int, fence: int) -> None:
-    """Raise MachineError where the run was taken for killed. Until the transaction ends, nobody can take it."""
+    """Raise MachineError if the run was marked as killed. Until the transaction ends, no process can do that."""
     # SQLite's transaction has the write lock from its beginning
     query = _FENCE if connection.dialect.name == "sqlite" else _FENCE_SHARED
     if connection.scalar(query, {"run": run}) != fence:
@@ -238,7 +238,7 @@ class Heart:
 
 PROC = Path("/proc")
 DEAD = ("Z", "X")
-"""states of a process that has ended, and that its parent has not asked about yet"""
+"""states of a process that has ended and that its parent has not waited for"""
 
 
 @cache
@@ -308,13 +308,13 @@ def end_unfinished(session: Session, run: int, *, killed: bool) -> None:
 
 
 _ONE_DEATH = ("the worker process died (%", "the worker process ended without an answer%", "its worker was lost %")
-"""how the reasons begin that evoengine up to 0.1.0 gave where one worker had died, whoever had killed it"""
+"""beginnings of the reasons that early versions gave when one worker had died, whatever had killed it"""
 _KILLED_THRICE = "its search was killed 3 times while it was under way"
-"""the reason that evoengine up to 0.1.0 gave where a search was killed, whoever had killed it"""
+"""the reason that early versions gave when a search had been killed, whatever had killed it"""
 
 
 def of_one_death(session: Session) -> list[CandidateRow]:
-    """Trials that one death, or the end of their search, was made a verdict on."""
+    """Return the trials that were rejected because one process died, or because their search was killed."""
     one = or_(*(CandidateRow.reason.like(begins) for begins in _ONE_DEATH), CandidateRow.reason == _KILLED_THRICE)
     judged = CandidateRow.outcome.in_([str(Outcome.CRASHED), str(Outcome.UNCOMPILABLE)])
     rows = session.scalars(select(CandidateRow).where(judged, one).order_by(CandidateRow.id))

@@ -66,6 +66,8 @@ class Request:
     sizes: Mapping[str, object] | None = None
     wanted: Mapping[str, int] = field(default_factory=dict)
     """sizes that a kernel was tuned for and that a call may change, by the names of the problem's variables"""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """variables of the problem that a kernel must have besides, by name"""
     refusal: str = ""
     """why no kernel can serve the call"""
 
@@ -82,9 +84,10 @@ class Offer:
     origin: str
 
     def fits(self, request: Request) -> bool:
-        if request.sizes is None:
-            return self.inputs == request.inputs
-        return all(self.variables.get(name) == value for name, value in request.sizes.items())
+        if request.sizes is None and self.inputs != request.inputs:
+            return False
+        required = {**(request.sizes or {}), **request.variables}
+        return all(self.variables.get(name) == value for name, value in required.items())
 
     def distance(self, request: Request) -> float:
         """Return how far the sizes that it was tuned for are from those of a call: the sum of |ln ratio|."""

@@ -343,16 +343,20 @@ _rms_norm = _define(
 # ── kernels of a user's own ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def op(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
+def op(name: str, fallback: Callable[..., Any], **variables: object) -> Callable[..., Any]:
     """Return a function that calls the kernel of that name on tensors in the order of its inputs.
 
-    `name` is a workload, built in or a folder's. Where no kernel fits the shapes and dtypes of a call, `fallback`
-    computes it. `fallback` also differentiates, and describes the outputs to the compiler, so it must be made of
-    torch's operators and return tensors of the kernel's shapes and dtypes, in the order of its outputs.
+    `name` is a workload, built in or a folder's. `variables` of its problem tell kernels of the same inputs apart:
+    `op("rowwise", softmax, operator="softmax")`, `op("gemm", linear, epilogue="bias_relu")`. Where no kernel fits the
+    shapes and dtypes of a call, `fallback` computes it. `fallback` also differentiates, and describes the outputs to
+    the compiler, so it must be made of torch's operators and return tensors of the kernel's shapes and dtypes, in the
+    order of its outputs.
     """
 
+    named = (name, *sorted(variables.items()))
+
     def compute(inputs: list[Tensor]) -> list[Tensor]:
-        key = ("op", name, tuple((t.shape, t.dtype) for t in inputs), inputs[0].device)
+        key = ("op", named, tuple((t.shape, t.dtype) for t in inputs), inputs[0].device)
         try:
             kernel = KERNELS.chosen[key]
         except KeyError:
@@ -362,7 +366,7 @@ def op(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
 
     def request(inputs: list[Tensor]) -> Request:
         described = tuple((tuple(t.shape), t.dtype) for t in inputs)
-        return Request(name, gpu_key(inputs[0].device), described)
+        return Request(name, gpu_key(inputs[0].device), described, variables=variables)
 
     def fake(inputs: list[Tensor]) -> list[Tensor]:
         found = fallback(*inputs)

@@ -283,6 +283,18 @@ def test_any_kernel_by_its_name(h100, exports):
     del x, residual
 
 
+def test_kernels_of_the_same_inputs_are_told_apart_by_variables_of_their_problems(h100, exports):
+    h100.set("scalars", 3)
+    tuned.use(exports("gemm:m6,n32,k16,fp16,relu"))
+    inputs = halfs(6, 16), halfs(16, 32), halfs(32)
+    relu = tuned.op("gemm", lambda a, b, bias: (a @ b).relu(), epilogue="relu")
+    assert quiet(relu, *inputs).shape == (6, 32) and h100.get("launches") == 1
+    gelu = tuned.op("gemm", lambda a, b, bias: functional.gelu(a @ b), epilogue="gelu")
+    with pytest.warns(tuned.NoKernel, match="torch computes gemm"):
+        gelu(*inputs)
+    assert h100.get("launches") == 1
+
+
 # for torch
 
 
