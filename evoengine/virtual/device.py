@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from evoengine.virtual.repeats import Repeats
 
 INSTRUCTIONS_PER_SECOND = 4e6
-"""warp instructions that the executor runs on one core with its checks, by which long launches are announced"""
+PRODUCTS_PER_SECOND = 7e8
+"""warp instructions that the executor runs on one core with its checks, and products of tensor cores that it adds up
+beside: by these long launches are announced and sampled"""
 SAMPLED_FROM, SAMPLED_SECONDS, SAMPLED_LATER = 60.0, 10.0, 1.0
 """with `sample`: from which estimated seconds of a kernel's launches in all they execute only some blocks, for how long
 the first of these does, and the later ones"""
@@ -288,7 +290,10 @@ def seconds_to_execute(prediction: Prediction | str, geometry: Geometry) -> floa
     """Return an estimate of how long the executor takes; 0 where the model has none."""
     if isinstance(prediction, str):
         return 0.0
-    return prediction.counts["instructions"] * math.prod(geometry.grid) / INSTRUCTIONS_PER_SECOND
+    counts = prediction.counts
+    products = 256 * counts["tensor_clock_columns"] + 16 * 8 * 16 * (counts["hmma"] + counts["hmma_fp16"])
+    of_block = counts["instructions"] / INSTRUCTIONS_PER_SECOND + products / PRODUCTS_PER_SECOND
+    return of_block * math.prod(geometry.grid)
 
 
 def limit_of(prediction: Prediction | str) -> int:

@@ -233,6 +233,19 @@ def test_a_launch_of_hours_is_refused_or_sampled(gpu: VirtualGpu, monkeypatch):
     assert "1 launches were sampled" in sampling.summary()
 
 
+def test_products_of_tensor_cores_count_towards_the_hours(monkeypatch):
+    require_tools()
+    monkeypatch.setattr(module, "PRODUCTS_PER_SECOND", 1.0)
+    a, b, out = torch.randn(64, 32).half(), torch.randn(32, 64).half(), torch.zeros(64, 64)
+    try:
+        for gpu in ("h100", "a100"):
+            activate(gpu)
+            with pytest.raises(VirtualGpuError, match=r"executing it would take about 36\.4 hours"):
+                triton_kernels.matmul[(1, 1)](a, b, out, 64, 64, 32, M=64, N=64, K=32)
+    finally:
+        deactivate()
+
+
 # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
