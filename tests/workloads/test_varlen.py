@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from evoengine.cuda_files import disassembler
 from evoengine.devices.base import VisitKind
 from evoengine.errors import UsageError
-from evoengine.records import Outcome, Source
+from evoengine.records import CompiledCandidate, Outcome, Source
+from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import emulator
+from evoengine.stages.predict import predict_binary
 from evoengine.stages.verify import make_arguments, make_round
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
@@ -234,3 +237,24 @@ def test_shared_pages_are_those_of_the_longest_sequence():
     table = workload.tensors().draw(Case("", p, "shared pages"), 3).inputs["table"]
     assert table[0, :2].tolist() == table[1, :2].tolist() and table[0, 2] not in table[1]
     assert not math.isnan(float(workload.tensors().draw(Case("", p), 3).inputs["q"].float().sum()))
+
+
+MMA = {"family": "mma", "tile_m": 128, "tile_n": 64, "schedule": "longest_first"}
+WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none"}
+
+
+@pytest.mark.skipif(not disassembler(), reason="needs nvdisasm")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wanted", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_sequences_of_one_length_take_at_most_5_percent_longer_than_padded_ones(kernel_gate, wanted):
+    """By prediction, with the same knobs."""
+    packed = kernel_gate("varlen:h16,kv4,d128,bf16,causal,lens=8x2048")
+    padded = kernel_gate("attention:b8,h16,kv4,s2048,d128,bf16,causal")
+    config = packed.configuration(wanted)
+    assert predicted_us(packed, config) < 1.05 * predicted_us(padded, config)
+
+
+def predicted_us(gate, config):
+    source = gate.source(config)
+    binary = compile_source(source, "sm_90a")
+    return predict_binary(gate.target, CompiledCandidate(0, source, binary, config)).time_us
