@@ -378,7 +378,8 @@ def _launching(launches: Sequence[Described], described: Described) -> Iterator[
     passed = [p["name"] for p in described["parameters"] if p.get("passed", True)]
     scratch = {p["name"] for p in described["parameters"] if "scratch" in p}
     for i, launch in enumerate(launches):
-        own = [f"{_name({'name': n})}{'_' * (n in scratch)}" for n in launch.get("parameters", passed)]
+        taken = launch.get("parameters")
+        own = [f"{_name({'name': n})}{'_' * (n in scratch)}" for n in (passed if taken is None else taken)]
         yield f"        void* parameters{i}[] = {{{', '.join(f'&{name}' for name in own)}}};\n"
         sizes = ", ".join(map(str, (*launch["grid"], *launch["block"], launch["shared_bytes"])))
         yield f"        check(cuLaunchKernel(function{i}_, {sizes}, stream, parameters{i}, nullptr),\n"

@@ -7,12 +7,14 @@ from typing import Any
 
 from rich.console import Group
 
+from evoengine.gpu import known_gpus
 from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
 from evoengine.sass.validation import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import number, plain
 from evoengine.views.candidate_tables import BY_FORMULA, describe, digits_of
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
+from evoengine.views.trials import memory_gbs
 
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 """how a person writes the pipes and memories of a prediction; the others are words"""
@@ -92,6 +94,7 @@ def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
     else:
         of_peak, found = "" if peak is None else f", {peak:.1f}% of peak", f"{_tflops(m)}{m.median_us:,.1f} µs"
     yield "figure", f"{found}{of_peak}, {m.kind} ({m.device})"
+    yield from _memory(c)
     if m.suspect:
         yield from _named("suspect", m.suspect)
     if m.normalised_us:
@@ -102,6 +105,13 @@ def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
         yield "vs baseline", f"{m.vs_baseline:.2f}× the fastest one, {len(m.samples_us)} samples"
     if c.sustained:
         yield "sustained", _sustained(c.sustained)
+
+
+def _memory(c: Candidate) -> Iterator[tuple[str, str]]:
+    gbs, gpu = memory_gbs(c), known_gpus().get(c.gpu)
+    if gbs is not None:
+        share = f" of {gpu.memory_gbs:,.0f} ({gbs / gpu.memory_gbs:.0%})" if gpu else ""
+        yield "memory", f"{gbs:,.0f} GB/s{share}, with each tensor read or written once"
 
 
 def _terms(m: Measurement) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from typing_extensions import TypedDict
 
+from evoengine.errors import UsageError
 from evoengine.lineage import Step
 from evoengine.publish.export import figure_json
 from evoengine.records import (
@@ -34,6 +35,7 @@ from evoengine.records import (
 from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
 from evoengine.views.encoding import SCHEMA, AnswerView, utc
+from evoengine.workloads import parse_problem
 
 
 class SustainedView(TypedDict):
@@ -172,6 +174,8 @@ class TrialPageView(OneTrialView):
     binary_verdict: JudgementView | None
     binary_cases: Sequence[CaseResult]
     figure: FigureView | None
+    memory_gbs: float | None
+    """the rate at which the problem's tensors, each read or written once, pass the memory; None where unknown"""
     profile: Profile | None
     evidence: Mapping[str, Any] | None
 
@@ -282,6 +286,17 @@ def _sustained(figure: Measurement) -> SustainedView:
     }
 
 
+def memory_gbs(c: Candidate) -> float | None:
+    """Return the least traffic of the problem over the time; None without a figure, or for a kernel not built in."""
+    if c.measurement is None:
+        return None
+    try:
+        workload, problem = parse_problem(c.problem)
+    except UsageError:
+        return None
+    return workload.min_dram_bytes(problem) / c.measurement.compared_us / 1e3
+
+
 def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
     """Return all that is known of one trial; `figure` has the samples and the terms."""
     return {
@@ -294,6 +309,7 @@ def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
         "binary_verdict": _judgement(c.binary_verdict),
         "binary_cases": c.binary_verdict.cases if c.binary_verdict else (),
         "figure": _figure(c),
+        "memory_gbs": memory_gbs(c),
         "profile": profile,
         "evidence": c.evidence,
     }

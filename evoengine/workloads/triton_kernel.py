@@ -78,9 +78,13 @@ def read_host(target: str, call: str | None, reference: str | None) -> Host:
     if path.suffix != ".py":
         raise UsageError(f"{file} is no Python file; --triton takes FILE::KERNEL")
     try:
-        return Host(os.path.abspath(path), read_limited_text(path), kernel, call, reference)
+        text = read_limited_text(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+    data = served_data(kernel)
+    if data and call not in data and call not in text:
+        raise UsageError(f"{file} has no function {call!r} for --call; of {kernel} it may be {', '.join(data)}")
+    return Host(os.path.abspath(path), text, kernel, call, reference)
 
 
 def read_folder(folder: Path) -> Host:

@@ -104,6 +104,8 @@ def test_the_page_as_json_has_all_that_the_page_has(db):
         "remarks": ["a remark"],
     }
     assert found["figure"]["terms"]["roofline_us"] == 100.0 and found["figure"]["device"] == "NVIDIA H200"
+    us = found["figure"]["normalised_us"] or found["figure"]["median_us"]
+    assert found["memory_gbs"] == pytest.approx(4 * 2 * 2 * 64 * 32 / us / 1e3), "q, k, v and o of 2 heads in fp16"
     assert found["binary"]["instructions"] == {"HMMA": 64, "LDSM": 32} and found["binary"]["warnings"]
     assert (found["launch"]["grid"], found["launch"]["threads"]) == ([2, 3, 4], 128)
     assert (found["operator"], found["parents"]) == ("sampler", [1]) and len(found["source_sha256"]) == 64
@@ -111,7 +113,7 @@ def test_the_page_as_json_has_all_that_the_page_has(db):
     named = set(re.findall(r"^(\w+)  ", CliRunner().invoke(commands, ["show", "2", "--db", str(db)]).stdout, re.M))
     elsewhere = {"origin": "operator", "warning": "binary", "resources": "registers", "range": "range_us",
                  "busy": "utilisation", "instructions": "binary", "source": "source_sha256", "terms": "figure",
-                 "case": "cases", "ragged": "cases", "tensor": "profile"}  # fmt: skip
+                 "memory": "memory_gbs", "case": "cases", "ragged": "cases", "tensor": "profile"}  # fmt: skip
     assert {elsewhere.get(name, name) for name in named} <= found.keys()
 
 

@@ -152,9 +152,9 @@ def note(cubin: bytes, source: Source) -> None:
 
 
 @cache
-def _source(sha256: str) -> Source:
+def _source(sha256: str, entry: str) -> Source:
     noted = json.loads(Path(os.environ["FAKE_CUDA_SOURCES"], f"{sha256}.json").read_text())
-    return Source(noted["text"], noted["entry"], Launch((1, 1, 1), 32, 0))
+    return Source(noted["text"], entry, Launch((1, 1, 1), 32, 0))
 
 
 _Effect = tuple[int, dict[int, bytes]]
@@ -167,7 +167,7 @@ POISON = 0xFFFF
 
 def _emulate(given: LaunchOnDevice) -> int:
     try:
-        arguments = _arguments(given, _source(given.sha256))
+        arguments = _arguments(given, _source(given.sha256, given.entry))
     except LookupError as error:
         reports.append(str(error))
         return ILLEGAL_ADDRESS
@@ -181,7 +181,9 @@ def _emulate(given: LaunchOnDevice) -> int:
 
 
 def _key(given: LaunchOnDevice, arguments: tuple[Argument, ...]) -> bytes:
-    digest = hashlib.blake2b(repr((given.sha256, given.launch, given.parameters, given.constants)).encode())
+    digest = hashlib.blake2b(
+        repr((given.sha256, given.entry, given.launch, given.parameters, given.constants)).encode()
+    )
     for argument in arguments:
         if isinstance(argument, TensorArgument) and not argument.output:
             digest.update(argument.data)
@@ -194,7 +196,7 @@ def _run(given: LaunchOnDevice, arguments: Sequence[Argument], writable: bool = 
     if writable:
         poisoned = [replace(a, output=True) if isinstance(a, TensorArgument) else a for a in poisoned]
     try:
-        executable = build(_source(given.sha256), "sm_90a")
+        executable = build(_source(given.sha256, given.entry), "sm_90a")
         after = run(executable, given.entry, given.launch, poisoned, len(_effects) + 1, EMULATOR_SECONDS)
     except KernelHung as failure:
         reports.append(str(failure))

@@ -29,6 +29,7 @@ KERNELS = {
     "gemm:m70,n66,k96,fp16,bias_relu": {"family": "mma"},
     "gemm:m130,n72,k128,bf16": {"family": "wgmma"},
     "rms_norm:rows9,hidden512,bf16": {"family": "block"},
+    "decode:b2,h2,s70,d64,fp16": {"family": "two_kernels"},
 }
 """problem → what its kernel must have"""
 WRAPPER = """

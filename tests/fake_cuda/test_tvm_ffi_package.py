@@ -34,7 +34,7 @@ WRONG = {
 
 
 def by_tvm_ffi(tensors: list[TensorParameter]) -> tuple[str, tuple[str, ...]]:
-    kinds = {"fp16": "{kDLFloat, 16, 1}", "bf16": "{kDLBfloat, 16, 1}"}
+    kinds = {"fp16": "{kDLFloat, 16, 1}", "bf16": "{kDLBfloat, 16, 1}", "int32": "{kDLInt, 32, 1}"}
     lines = [f"    std::int64_t other_strides[] = {{{', '.join('1' * len(tensors[0].shape))}}};"]
     for i, p in enumerate(tensors):
         lines.append(f"    std::int64_t shape{i}[] = {{{', '.join(map(str, p.shape))}}};")

@@ -262,6 +262,7 @@ def test_a_file_that_somebody_else_wrote_is_left_as_it_is(known, tmp_path):
         ({"text": "x = 1\n"}, "has no kernel fused_moe_kernel"),
         ({"text": MOE.replace("EM,", "EM, new_ptr,")}, "missing .* 'new_ptr'"),
         ({"reference": "mine"}, "--reference is not for"),
+        ({"call": "fp4"}, "no function 'fp4' for --call; of fused_moe_kernel it may be bf16, fp8_w8a8, fp8_w8a8_block"),
         ({"problem": "M=2,X=3"}, "no size"),
     ],
 )
@@ -274,7 +275,7 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(searched, tmp_path, chang
 
 def test_a_kernel_of_the_same_name_with_functions_of_its_own_is_the_users(searched):
     with pytest.raises(UsageError, match="cannot be imported"):  # the file is executed, as any other of a user's
-        searched(MOE, call="my_call", problem="M=2")
+        searched(f"{MOE}\n\ndef my_call(M=2):\n    pass\n", call="my_call", problem="M=2")
 
 
 @pytest.mark.parametrize(
