@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelCrashed, KernelHung
+from evoengine.devices.base import KernelCrashed, KernelHung, KernelRaced
 from tests.support.cluster_kernels import READS, multicast, pair
 from tests.support.copy_async_kernels import COMMIT, WAIT, WAIT_ALL, copy
 from tests.support.exhaustive import more
@@ -167,6 +167,15 @@ def test_both_blocks_arrive_at_the_barriers_of_both(execute, seed):
 def test_a_block_reads_the_others_shared_memory(execute):
     block, thread = np.divmod(np.arange(512), 128)
     np.testing.assert_array_equal(pair(execute, READS), 100 * (block ^ 1) + thread)
+
+
+def test_a_block_that_may_end_before_others_have_read_its_shared_memory_is_named_under_every_seed(execute):
+    reads = """float4 x = read_four_at(1 - cluster_rank(), shared_address(number + threadIdx.x / 4 * 4));
+               if (x.x == 1e30f) o[0] = 1;"""
+    for seed in SEEDS:
+        assert pair(execute, reads, seed).any()
+        with pytest.raises(KernelRaced, match=r"block \d of the cluster ends, whose shared memory `LD.* reads in lane"):
+            pair(execute, reads, seed, end="")
 
 
 def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):

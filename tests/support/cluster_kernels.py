@@ -8,9 +8,9 @@ import numpy as np
 from evoengine.devices.base import TensorMapArgument
 from evoengine.paths import asset
 
-EVO = asset("templates") / "include" / "evo"
+TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(asset("templates") / "include"))
 FILES = ("address.cuh", "barrier.cuh", "tma.cuh", "cluster.cuh")
-VOCABULARY = "".join(jinja2.Template((EVO / name).read_text()).render() for name in FILES)
+VOCABULARY = "".join(TEMPLATES.get_template(f"evo/{name}").render() for name in FILES)
 PAIR = """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) f(int* o) {
     extern __shared__ __align__(1024) unsigned char shared[];

@@ -324,6 +324,8 @@ Step step(Context& c) {
   }
   w.parked |= stay;
   w.alive &= ~c.finished;
+  if (c.finished)
+    if (Order* order = order_of(c)) order->end(w, w.block->done());
   if (w.strict && (c.jumping || parks || c.finished)) group(w, w.active & w.alive);
   if (parks) release(w, c.parked);
   if (c.finished) after_exit(w);

@@ -62,6 +62,8 @@ Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
     spare_shadows.pop_back();
     shadows.back().clear(block->shared.size());
   }
+  far.resize(cluster.blocks.size());
+  is_over.resize(cluster.blocks.size());
 }
 
 Order::~Order() {

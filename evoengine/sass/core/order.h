@@ -72,6 +72,12 @@ struct SharedShadow {
 
 enum class Touch : u8 { Read, Write, Atomic };
 
+// An access to the shared memory of another block of the cluster.
+struct FarTouch {
+  u32 agent, time, index, lane;
+  Touch kind;
+};
+
 // An instruction that touches global memory which a kernel may write.
 struct GlobalTouch {
   Touch kind;
@@ -99,6 +105,8 @@ class Order {
   void copy(Warp&, const Instruction&, u32 lanes, const u32* addresses, u32 bytes);
   // TMA writes lines of sixteen bytes of shared memory and completes on the mbarrier at an address of the same block.
   void transfer(const Warp&, const Instruction&, const u32* lines, size_t count, u32 barrier);
+  // Lanes of the warp end, and with `whole` the block has ended: what others did in its shared memory must be known to one.
+  void end(const Warp&, bool whole);
   // A product or a store by TMA reads lines: writes to them must wait for its group.
   void read_lines(Warp&, const Instruction&, AgentKind, const u32* lines, size_t count);
 
@@ -152,6 +160,8 @@ class Order {
   bool excuse(const GlobalTouch&, u32 lane, u64 offset, u32 record, bool wrote);
   u64 store_of(u32 rank, int warp, int index) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
+  void note_far(const FarTouch&, u32 rank);
+  [[noreturn]] void outlive(const FarTouch&, u32 rank) const;
 
   World& world;
   Cluster& cluster;
@@ -160,6 +170,8 @@ class Order {
   std::vector<std::array<int, 3>> beside;        // [warp in the cluster]: copies, stores, products
   std::vector<u32> first_warp;                   // of each block, in the cluster
   std::vector<SharedShadow> shadows;             // of each block
+  std::vector<std::vector<FarTouch>> far;        // of each block: by others, known to no lane of it that has ended
+  std::vector<bool> is_over;                     // of each block: whether it has ended
   std::vector<Meeting> barriers;
   Meeting cluster_barrier;
   std::unordered_map<u32, Meeting> mbarriers;

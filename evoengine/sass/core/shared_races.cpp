@@ -88,6 +88,36 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   throw Fault{text, false, true};
 }
 
+// ── ends of blocks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+// The shared memory of a block may be another's, on the next cluster, as soon as it has ended.
+void Order::outlive(const FarTouch& touch, u32 rank) const {
+  const Agent& a = agents[touch.agent];
+  const Instruction& i = world.program.code[touch.index];
+  char at[64];
+  snprintf(at, sizeof at, "` at 0x%x", i.address);
+  throw Fault{"block " + std::to_string(rank) + " of the cluster ends, whose shared memory `" + i.text + at +
+                  (touch.kind == Touch::Read ? " reads" : " writes") + " in lane " + std::to_string(touch.lane) + " of warp " +
+                  std::to_string(a.warp) + " of block " + std::to_string(a.rank) + ": nothing orders the two",
+              false, true};
+}
+
+void Order::note_far(const FarTouch& touch, u32 rank) {
+  if (is_over[rank]) outlive(touch, rank);
+  std::vector<FarTouch>& held = far[rank];
+  std::erase_if(held, [&](const FarTouch& t) { return t.agent == touch.agent; });  // whoever knows this one knows those
+  held.push_back(touch);
+}
+
+void Order::end(const Warp& w, bool whole) {
+  const u32 rank = w.block->rank;
+  const std::vector<u32>& seen = agents[agent_of(w)].view.seen;
+  std::erase_if(far[rank], [&](const FarTouch& t) { return t.agent < seen.size() && seen[t.agent] >= t.time; });
+  if (!whole) return;
+  is_over[rank] = true;
+  if (!far[rank].empty()) outlive(far[rank].front(), rank);
+}
+
 // ── one lane ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::read_word(const Toucher& t, SharedShadow& s, u32 word, u32 mask, u32 lane) {
@@ -156,6 +186,11 @@ void Order::touch(const Warp& w, const Instruction& i, Touch kind, u32 lanes, co
   const u32 id = agent_of(w), index = index_of(i);
   Toucher t{*this, index, 0, id, agents[id].time, agents[id].view.seen.data(), kind};
   t.data = data;
+  if (cluster.blocks.size() > 1)
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+      const u32 lane = u32(__builtin_ctz(rest)), rank = addresses[lane] >> RANK_BIT;
+      if (rank != w.block->rank) note_far({id, t.time, index, lane, kind}, rank);
+    }
   if (kind == Touch::Read) return read(t, lanes, addresses, bytes);
   for (u32 rest = lanes; rest; rest &= rest - 1) {
     const u32 lane = u32(__builtin_ctz(rest)), offset = addresses[lane] & OFFSET;
