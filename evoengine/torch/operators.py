@@ -297,18 +297,60 @@ class _Linear(torch.autograd.Function):
 # ── RMSNorm ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Return rms_norm(x + residual)·weight and x + residual.
+EPS = 1e-6
+"""for which kernels of RMSNorm are compiled, as Llama has it"""
 
-    x and residual are [..., hidden], weight [hidden]. Kernels are compiled for the eps of Llama, 1e-6; torch computes
-    others.
+
+def rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, eps: float = EPS
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return rms_norm(x)·weight; with a residual rms_norm(x + residual)·weight and x + residual.
+
+    x and residual are [..., hidden], weight [hidden]. torch computes where eps is not 1e-6.
     """
+    if residual is None:
+        x, weight = _autocast(x, weight)
+        if _needs_gradient(x, weight):
+            return functional.rms_norm(x, weight.shape, weight, eps)
+        found: Tensor = _rms_norm_alone(x, weight, eps)
+        return found
     x, weight, residual = _autocast(x, weight, residual)
     if _needs_gradient(x, weight, residual):
         total = x + residual
         return functional.rms_norm(total, weight.shape, weight, eps), total
     y, total = _rms_norm(x, weight, residual, eps)
     return y, total
+
+
+def _compute_rms_norm_alone(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    key = ("rms_norm", x.shape, weight.shape, x.dtype, weight.dtype, eps, x.device)
+    try:
+        kernel = KERNELS.chosen[key]
+    except KeyError:
+        kernel = KERNELS.choose(key, _rms_norm_alone_request(x, weight, eps))
+    if kernel is None:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    y: Tensor = kernel(x.reshape(-1, x.shape[-1]).contiguous(), weight.contiguous())
+    return y.view(x.shape)
+
+
+def _rms_norm_alone_request(x: Tensor, weight: Tensor, eps: float) -> Request:
+    rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
+    inputs = (((rows, hidden), x.dtype), (tuple(weight.shape), weight.dtype))
+    problem = f"rowwise:rms_norm,rows{rows},hidden{hidden},{_DTYPES.get(x.dtype)}"
+    of = {"operator": "rms_norm", "out_dtype": _DTYPES.get(x.dtype)}
+    return Request("rowwise", gpu_key(x.device), inputs, problem, variables=of, refusal=_refused_eps(eps))
+
+
+_rms_norm_alone = _define(
+    "rms_norm_alone(Tensor x, Tensor weight, float eps) -> Tensor",
+    _compute_rms_norm_alone,
+    lambda x, weight, eps: x.new_empty(x.shape),
+)
+
+
+def _refused_eps(eps: float) -> str:
+    return "" if eps == EPS else f"kernels are compiled for an eps of 1e-6, and it is {eps}"
 
 
 def _compute_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -328,9 +370,8 @@ def _compute_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -
 def _rms_norm_request(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Request:
     rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
     inputs = (((rows, hidden), x.dtype), ((rows, hidden), residual.dtype), (tuple(weight.shape), weight.dtype))
-    refusal = "" if eps == 1e-6 else f"kernels are compiled for an eps of 1e-6, and it is {eps}"
     problem = f"rms_norm:rows{rows},hidden{hidden},{_DTYPES.get(x.dtype)}"
-    return Request("rms_norm", gpu_key(x.device), inputs, problem, refusal=refusal)
+    return Request("rms_norm", gpu_key(x.device), inputs, problem, refusal=_refused_eps(eps))
 
 
 _rms_norm = _define(

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from evoengine.errors import UsageError
 from evoengine.torch.kernels import KERNELS
-from evoengine.torch.operators import attention, linear
+from evoengine.torch.operators import attention, linear, rms_norm
 
 TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2, torch.float32: 1e-4, torch.float64: 1e-8}
 """largest difference of a patched model's outputs over the largest magnitude of the original's, by dtype"""
@@ -25,7 +25,7 @@ class Patched:
     """The result of `patch`."""
 
     layers: tuple[str, ...]
-    """names of the linear layers"""
+    """names of the layers"""
     kernels: tuple[str, ...]
     """the kernels that the example called: the operator, and where each comes from"""
     torch: tuple[str, ...]
@@ -35,7 +35,7 @@ class Patched:
 
 
 def patch(model: nn.Module, *example: Any, **named: Any) -> Patched:
-    """Replace linear layers and scaled_dot_product_attention of a model, in place, and report what was replaced.
+    """Replace Linear, RMSNorm and scaled_dot_product_attention of a model, in place, and report what was replaced.
 
     `example` and `named` are inputs of the model: it is called with them before and after, and left as it was where
     the outputs differ by more than rounding. Calls of attention with a mask or dropout stay torch's.
@@ -77,6 +77,9 @@ def _replace(model: nn.Module) -> tuple[str, ...]:
         if type(module) is nn.Linear:
             module.forward = _linear_forward(module)  # type: ignore[assignment, method-assign]
             names.append(name)
+        elif type(module) is nn.RMSNorm and module.weight is not None and len(module.normalized_shape) == 1:
+            module.forward = _rms_norm_forward(module)  # type: ignore[assignment, method-assign]
+            names.append(name)
     original = model.forward
 
     def forward(*given: Any, **named: Any) -> Any:
@@ -90,6 +93,17 @@ def _replace(model: nn.Module) -> tuple[str, ...]:
 
 def _linear_forward(module: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: linear(x, module.weight, module.bias)
+
+
+def _rms_norm_forward(module: nn.RMSNorm) -> Callable[[torch.Tensor], Any]:
+    """Return the layer's function. Without an eps of its own torch takes the dtype's; autocast leaves FP32 as it is."""
+
+    def forward(x: torch.Tensor) -> Any:
+        if torch.is_autocast_enabled(x.device.type):
+            return functional.rms_norm(x, module.normalized_shape, module.weight, module.eps)
+        return rms_norm(x, module.weight, eps=torch.finfo(x.dtype).eps if module.eps is None else module.eps)
+
+    return forward
 
 
 class _Attention(TorchFunctionMode):

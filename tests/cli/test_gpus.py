@@ -26,7 +26,7 @@ def test_the_table_has_a_line_per_gpu_and_says_what_is_left_out_and_why(evoengin
     assert re.split(" {2,}", head) == names
     assert [row.split()[0] for row in rows] == list(known_gpus())
     assert next(row for row in rows if row.startswith("a10 ")).split() == [
-        "a10", "A10", "sm_86", "72", "1.70", "600", "99", "100", "125", "not", "wgmma",
+        "a10", "A10", "sm_86", "72", "1.70", "600", "99", "100", "125", "not", "wgmma,", "cluster",
     ]  # fmt: skip
     assert "wgmma left out: wgmma is an instruction of Hopper (sm_90a) alone" in done.stderr
 

@@ -223,7 +223,7 @@ def test_a_build_that_is_closed_leaves_nothing_half_built(monkeypatch, tmp_path)
 
 @pytest.mark.parametrize(
     "capability, whole, both",
-    [(90, False, False), (90, True, True), (120, False, True)],
+    [(90, False, False), (90, True, True), (100, False, True)],
     ids=["short", "whole", "text"],
 )
 def test_a_candidate_waits_for_the_judges_that_it_needs(capability, whole, both):

@@ -21,6 +21,7 @@ CONFIGS = {
     "attention": {"family": "wmma", "tile_m": 64, "tile_n": 64},
     "gemm": {"family": "mma", "tile_m": 64, "tile_n": 64, "tile_k": 32},
     "rms_norm": {"family": "warp"},
+    "rowwise": {"family": "warp"},
 }
 
 

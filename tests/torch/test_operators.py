@@ -272,6 +272,23 @@ def test_rms_norm_of_another_eps_is_torch_s(h100, exports):
     torch.testing.assert_close(y, functional.rms_norm(x + residual, (32,), weight, 1e-5))
 
 
+def test_rms_norm_without_a_residual_is_the_operator_on_rows(h100, exports):
+    h100.set("scalars", 1)
+    tuned.use(exports("rowwise:rms_norm,rows6,hidden32,fp16"))
+    x, weight = halfs(2, 3, 32), halfs(32)
+    y = quiet(tuned.rms_norm, x, weight)
+    assert y.shape == x.shape and h100.launches()[0].pointers[:2] == (x.data_ptr(), weight.data_ptr())
+    with pytest.warns(tuned.NoKernel, match="compiled for an eps of 1e-6, and it is 1e-05"):
+        torch.testing.assert_close(tuned.rms_norm(x, weight, eps=1e-5), functional.rms_norm(x, (32,), weight, 1e-5))
+
+
+def test_another_operator_of_the_same_inputs_is_no_rms_norm(h100, exports):
+    tuned.use(exports("rowwise:softmax,rows6,hidden32,fp16"))
+    x, weight = halfs(6, 32), halfs(32)
+    with pytest.warns(tuned.NoKernel, match="torch computes rowwise"):
+        torch.testing.assert_close(tuned.rms_norm(x, weight), functional.rms_norm(x, (32,), weight, 1e-6))
+
+
 def test_any_kernel_by_its_name(h100, exports):
     h100.set("scalars", 1)
     tuned.use(exports("rms_norm:rows6,hidden32,fp16"))
@@ -308,6 +325,7 @@ ALL = {
     "linear": (tuned.linear, [(2, 3, 5), (4, 5)]),
     "gelu": (lambda x, w, b: tuned.linear(x, w, b, "gelu"), [(3, 5), (4, 5), (4,)]),
     "rms_norm": (lambda x, w, r: tuned.rms_norm(x, w, r), [(3, 5), (5,), (3, 5)]),
+    "rms_norm alone": (lambda x, w: tuned.rms_norm(x, w), [(3, 5), (5,)]),
 }
 
 

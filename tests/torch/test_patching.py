@@ -13,7 +13,8 @@ from evoengine.errors import UsageError
 from tests.torch.model import Transformer
 
 TOKENS = torch.arange(12).view(2, 6)
-LAYERS = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("qkv", "out", "up", "down")] + ["logits"]
+LAYERS = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm", "ends", "qkv", "out", "up", "down")]
+LAYERS += ["logits"]
 ATTENTION = "attention:b2,h2,s6,d32,fp16,causal"
 
 
@@ -35,7 +36,7 @@ def test_what_was_replaced_is_reported_and_outputs_stay(model):
     found = tuned.patch(model, TOKENS)
     assert [*found.layers] == LAYERS
     assert found.kernels == () and found.difference < 1e-3
-    assert {text.split(":")[0] for text in found.torch} == {"attention", "linear"}
+    assert {text.split(":")[0] for text in found.torch} == {"attention", "linear", "rms_norm"}
     torch.testing.assert_close(model(TOKENS), before, rtol=2e-2, atol=2e-3)
 
 
