@@ -1,4 +1,4 @@
-"""A patched transformer whose attention and linear layers are tuned kernels, computed on the stand-in driver.
+"""A patched transformer whose attention, norms and linear layers are tuned kernels, computed on the stand-in driver.
 
 CPU tensors are taken for those of an H100: each kernel gets copies of its inputs in the driver's memory.
 """
@@ -27,6 +27,7 @@ PROBLEMS = (
     "gemm:m12,n64,k64,fp16,b_nk,bias",
     "gemm:m12,n128,k64,fp16,b_nk,bias",
     "gemm:m12,n64,k128,fp16,b_nk,bias",
+    "rowwise:rms_norm,rows12,hidden64,fp16",
 )
 """of the layers, but for the last, whose 50 columns no kernel takes"""
 
@@ -38,7 +39,7 @@ def place(kernel_gate, tmp_path, monkeypatch):
     def exported(spoil=lambda text: text):
         for number, problem in enumerate(PROBLEMS):
             gate = kernel_gate(problem)
-            config = gate.configuration({"family": "mma"})
+            config = gate.configuration({"family": "mma" if "mma" in gate.space.families else "warp"})
             source = gate.source(config)
             source = type(source)(spoil(source.text), source.entry, source.launch)
             binary = compiler.compile_source(source, "sm_90a")

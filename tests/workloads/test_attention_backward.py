@@ -121,7 +121,8 @@ FAULTS = [
     ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
 ]  # fmt: skip
 BY_TEXT = ("sums overwritten before they were read", "block that ends before its sums were added")
-"""faults that the emulator alone sees: to the executor a bulk addition has read its tile when it began"""
+"""faults that the emulator alone sees: ptxas gives cp.async and bulk additions one scoreboard, so that in machine code a
+wait for copies waits for the additions too"""
 FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late")
 
 
