@@ -64,7 +64,7 @@ def traffic_of(
 
 @dataclass(frozen=True, slots=True)
 class _Surveyed:
-    """What some of a wave's clusters touch. Arrays have one element for each allocation."""
+    """Memory that some of a wave's clusters touch. Arrays have one element for each allocation."""
 
     wave: int
     """clusters that run together"""

@@ -46,6 +46,14 @@ def read_parts(
     return sizes, chosen
 
 
+def require_groups(text: str, heads: int, kv_heads: int) -> None:
+    """Raise UsageError unless each head of keys and values serves as many query heads."""
+    if heads % kv_heads:
+        raise UsageError(
+            f"the problem {text!r} has {heads} heads over {kv_heads} kv heads; heads must be a multiple of kv heads"
+        )
+
+
 def read_size(digits: str) -> int:
     """Return the number, cut to 19 digits: longer ones are too large in any case."""
     significant = digits.lstrip("0")

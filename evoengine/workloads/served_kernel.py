@@ -25,7 +25,7 @@ KEYS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_war
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the first line of a candidate's text states."""
+    """The statement in the first line of a candidate's text."""
 
     framework: str
     """vllm or sglang"""

@@ -171,7 +171,7 @@ def test_a_problem_is_written_as_it_is_read(given, written):
     [
         ("h4,d64,fp16,lens=3+-5", "of which '-5' is no length: write numbers from 0 on"),
         ("h4,d64,fp16,lens=", "of which '' is no length"),
-        ("h4,d64,fp16,lens=3+5,kvlens=8", "lens has 2 sequences and kvlens 1; each sequence has one of either"),
+        ("h4,d64,fp16,lens=3+5,kvlens=8", "lens names 2 lengths and kvlens 1; each sequence has one of either"),
         ("h4,d64,fp16,lens=0+0", "no sequence has a query"),
         ("h4,d64,fp16,lens=2147483647+1", "add up to 2147483648 rows"),
         ("h4,d64,fp16,lens=3,page0", "page is 0; it must be from 1 to"),

@@ -12,7 +12,7 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, PassedParameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
-from evoengine.workloads.problem_text import LARGEST, read_size
+from evoengine.workloads.problem_text import LARGEST, read_size, require_groups
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
@@ -132,11 +132,7 @@ def _check(problem: AttentionProblem, text: str) -> None:
         if getattr(problem, name) not in HEAD_DIMS:
             known = ", ".join(map(str, HEAD_DIMS))
             raise UsageError(f"the problem {text!r} has {name} {getattr(problem, name)}; the templates cover {known}")
-    if problem.heads % problem.kv_heads:
-        raise UsageError(
-            f"the problem {text!r} has {problem.heads} heads over {problem.kv_heads} kv heads; "
-            "heads must be a multiple of kv heads"
-        )
+    require_groups(text, problem.heads, problem.kv_heads)
     if problem.causal and problem.seq_q > problem.seq_k:
         raise UsageError(
             f"the problem {text!r} is causal with more queries than keys, which leaves rows that see no key; "

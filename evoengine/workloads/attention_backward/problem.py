@@ -11,7 +11,7 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, PassedParameter, ScalarArgument, ScratchParameter, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
-from evoengine.workloads.problem_text import read_parts
+from evoengine.workloads.problem_text import read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 128)
@@ -96,11 +96,7 @@ def _check(problem: BackwardProblem, text: str) -> None:
     if problem.head_dim not in HEAD_DIMS:
         known = " and ".join(map(str, HEAD_DIMS))
         raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
-    if problem.heads % problem.kv_heads:
-        raise UsageError(
-            f"the problem {text!r} has {problem.heads} heads over {problem.kv_heads} kv heads; "
-            "heads must be a multiple of kv heads"
-        )
+    require_groups(text, problem.heads, problem.kv_heads)
 
 
 PREPARE, GRADIENTS, LAST = "attention_backward", "attention_backward_kv", "attention_backward_q"

@@ -220,7 +220,7 @@ def _why_not(sizes: dict[str, int], lists: dict[str, tuple[int, ...]]) -> str | 
             return f"{name} is {sizes[name]}; it must be from 1 to {LARGEST}"
     lens, kv_lens = lists["lens"], lists.get("kv_lens", lists["lens"])
     if len(lens) != len(kv_lens):
-        return f"lens has {len(lens)} sequences and kvlens {len(kv_lens)}; each sequence has one of either"
+        return f"lens names {len(lens)} lengths and kvlens {len(kv_lens)}; each sequence has one of either"
     for name, own in (("lens", lens), ("kvlens", kv_lens)):
         if sum(own) > LARGEST:
             return f"{name} add up to {sum(own)} rows; they must be at most {LARGEST}, as cumulative lengths are int32"
