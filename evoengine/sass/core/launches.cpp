@@ -288,11 +288,12 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
   const size_t chunks = std::min(CHUNKS, clusters.size());
   std::deque<Worker> workers;
   for (size_t n = 0; n < threads; n++) workers.emplace_back(program, launch, allocations, banks, seed, races);
-  std::atomic<size_t> next{0}, failed{chunks};  // chunks; the first that failed, behind which none matters
+  std::atomic<size_t> next{threads}, failed{chunks};  // chunks; the first that failed, behind which none matters
   std::vector<std::string> printed(chunks);
   std::vector<Fault> faults(chunks);
-  auto work = [&](Worker& worker) {
-    for (size_t chunk; (chunk = next++) < chunks;) {
+  // Each thread begins with a chunk of its own, so that every thread takes part however late it starts.
+  auto work = [&](Worker& worker, size_t own) {
+    for (size_t chunk = own; chunk < chunks; chunk = next++) {
       if (chunk > failed) continue;
       worker.machine.draw_from(seed + chunk * 0x9e3779b97f4a7c15ull);
       worker.machine.landing = Landing(worker.machine.random.below(3));
@@ -314,8 +315,8 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
     }
   };
   std::vector<std::thread> others;
-  for (size_t n = 1; n < threads; n++) others.emplace_back([&, n] { work(workers[n]); });
-  work(workers[0]);
+  for (size_t n = 1; n < threads; n++) others.emplace_back([&, n] { work(workers[n], n); });
+  work(workers[0], 0);
   for (std::thread& other : others) other.join();
   if (failed < chunks)
     for (const Fault& fault : faults)
