@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000
 QUERIES = "decode:b2,h12,kv2,s777,sq5,d128,bf16,page7"
 WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
 CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
+BYTES = "decode:b4,h8,kv2,s1000,d128,bf16,cache_fp8_e4m3,page16"
+HALVES = "decode:b3,h8,kv4,s500,d64,fp16,cache_fp8_e4m3"
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
 LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
 TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
@@ -70,6 +73,15 @@ FAULTS = [
     ("distance from the last query for all", TWO, CAPPED, "int position = work.visible(first_row + s.row(s.half(i))) - 1;", "int position = work.length - 1;"),
     ("sink in every split", TWO, CAPPED, "if (blockIdx.x == 0) {\n            float sink", "{\n            float sink"),
     ("sink of another head", ONE, CAPPED, "sinks[work.head_of(row)]", "sinks[work.head]"),
+    ("scale of the first head's keys for all", ONE, BYTES, "k_scale[work.kv_head]", "k_scale[0]"),
+    ("scale of the first head's values for all", TWO, BYTES, "v_scale[work.kv_head]", "v_scale[0]"),
+    ("scale of the values for keys", ONE, BYTES, "scale *= k_scale[", "scale *= v_scale["),
+    ("bias of the exponents added, not multiplied", ONE, BYTES, "even = unbiased(even), odd = unbiased(odd);", "even += 0x3c003c00u, odd += 0x3c003c00u;"),
+    ("bias of the exponents left in halves", TWO, HALVES, "WIDENED = 256.0f", "WIDENED = 128.0f"),
+    ("signs of even columns lost", ONE, HALVES, "even = (bytes << 8 & SIGN) | ", "even = "),
+    ("even and odd columns of values exchanged", ONE, BYTES, "widen(bytes[0], b[0], b[2]);", "widen(bytes[0], b[2], b[0]);"),
+    ("queries in another order than keys", ONE, BYTES, "__byte_perm(x.word[0], x.word[1], 0x5410)", "x.word[0]"),
+    ("outputs in the order of the tiles", ONE, HALVES, "make_float4(d[0], d[4], d[1], d[5])", "make_float4(d[0], d[1], d[4], d[5])"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -78,6 +90,8 @@ FAST = (
     "buffer filled while it is read",
     "last split left out",
     "count of splits never set back",
+    "scale of the first head's keys",
+    "bias of the exponents added",
 )
 
 
@@ -96,13 +110,14 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 DRAWN_FROM = (
     PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
+    "decode:b3,h8,kv2,s900,sq2,d64,bf16,cache_fp8_e5m2,page16,window300", BYTES, HALVES, "decode:b2,h6,kv2,s700,d256,fp16,cache_fp8_e5m2,page7,softcap30,alibi,sinks",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [0, 1, *more(range(2, 30))])
+@pytest.mark.parametrize("number", [0, 1, 8, *more(range(2, 8)), *more(range(9, 44))])
 def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_gate, number):
     gate = kernel_gate(DRAWN_FROM[number % len(DRAWN_FROM)])
-    config = gate.draw(30, seed=5)[number]
+    config = gate.draw(44, seed=5)[number]
     source = gate.source(config)
     verdict = gate.judge(config, source, seed=number)
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
@@ -118,7 +133,9 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
 # --- problems
 
 
-@pytest.mark.parametrize("text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED])
+@pytest.mark.parametrize(
+    "text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED, BYTES, HALVES]
+)
 def test_a_problem_is_read_as_it_is_written(text):
     workload, problem = parse_problem(text)
     assert str(problem) == text and workload.parse(str(problem)) == problem
@@ -133,7 +150,7 @@ def test_a_problem_is_read_as_it_is_written(text):
         ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256"),
         ("decode:b1,h4,s64,sq17,d64,fp16", "seq_q 17; it must be from 1 to 16"),
         ("decode:b1,h4,s3,sq4,d64,fp16", "4 queries of each sequence and 3 keys"),
-        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or alibi or sinks"),
+        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or cache_fp8_e4m3 or cache_fp8_e5m2 or alibi or sinks"),
         ("decode:b60000,h4,s65536,d64,fp16", "a cache of 3,932,160,000 keys; kernels number them by int32"),
     ],
 )  # fmt: skip
@@ -196,8 +213,23 @@ def test_the_reference_is_attention_over_each_sequence_s_own_keys(problem):
                 assert torch.allclose(found[b, i, head], weights @ v)
 
 
+def test_the_reference_of_a_cache_in_fp8_is_that_of_its_codes_times_their_scales():
+    tensors, problem, inputs = drawn(HALVES)
+    plain = replace(problem, cache="")
+    scaled = {name: inputs[name].double() * inputs[f"{name}_scale"].double()[:, None] for name in "kv"}
+    assert len({*inputs["k_scale"].tolist(), *inputs["v_scale"].tolist()}) > 2
+    expected = tensors.reference(plain, inputs | scaled)["o"]
+    assert torch.allclose(tensors.reference(problem, inputs)["o"], expected)
+
+
 def test_the_baseline_is_sdpa_on_the_gathered_cache():
     tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,sq3,d64,fp16,page16", "normal")
+    found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
+    assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
+
+
+def test_the_baseline_of_a_cache_in_fp8_has_its_values():
+    tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,d64,fp16,cache_fp8_e5m2,page16", "normal")
     found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
     assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
 
@@ -218,19 +250,38 @@ def test_figures_count_each_key_and_value_once():
     assert workload.min_dram_bytes(problem) == 2 * (cache + queries) + 4 * table
 
 
+def test_a_cache_in_fp8_has_half_the_bytes():
+    workload, problem = parse_problem("decode:b32,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16")
+    cache, queries, table = 2 * 32 * 8192 * 8 * 128, 2 * 32 * 32 * 128, 32 * (512 + 1)
+    assert workload.min_dram_bytes(problem) == cache + 2 * queries + 4 * table
+
+
+def test_a_text_names_the_cache_only_where_it_has_a_dtype_of_its_own(kernel_gate):
+    plain, fp8 = (kernel_gate(p) for p in (PAGED, PAGED + ",cache_fp8_e4m3"))
+    first_lines = [g.source(g.start(ONE | {"warps": 4, "tile_n": 32})).text.partition("\n")[0] for g in (plain, fp8)]
+    assert "cache" not in first_lines[0] and "cache fp8_e4m3" in first_lines[1]
+
+
 COPY_GBS = 2760
 """of a large copy on an H100 (chips.toml: dram_turn_cost)"""
 
 
 @pytest.mark.parametrize(
-    ("batch", "config", "share"),
+    ("batch", "cache", "config", "share"),
     [
-        (32, {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
-        *more([(4, {"family": "two_kernels", "splits": 4}, 0.7), (1, {"family": "last_block", "splits": 16}, 0.7)]),
+        (32, "", {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
+        *more(
+            [
+                (4, "", {"family": "two_kernels", "splits": 4}, 0.7),
+                (1, "", {"family": "last_block", "splits": 16}, 0.7),
+                (32, "cache_fp8_e4m3,", {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
+                (4, "cache_fp8_e4m3,", {"family": "last_block", "splits": 8}, 0.7),
+            ]
+        ),
     ],
-)  # fmt: skip
-def test_starts_reach_the_memory_s_rate(kernel_gate, batch, config, share):
-    gate = kernel_gate(f"decode:b{batch},h32,kv8,s8192,d128,bf16,page16")
+)
+def test_starts_reach_the_memory_s_rate(kernel_gate, batch, cache, config, share):
+    gate = kernel_gate(f"decode:b{batch},h32,kv8,s8192,d128,bf16,{cache}page16")
     config = gate.start(config)
     source = gate.source(config)
     candidate = CompiledCandidate(0, source, compile_source(source, gate.target.gpu.arch), config)

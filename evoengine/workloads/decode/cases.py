@@ -34,6 +34,8 @@ VALUES = (
     "a maximum that rises along the keys",
     "logits beyond a half",
 )
+CODES = ("the largest", "subnormal ones alone")
+"""kinds of codes in a cache of FP8"""
 BEFORE_WINDOW = "the last key before the window would take all weight"
 
 
@@ -75,6 +77,8 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     yield Case("several queries", at(step + 5, 2, replace(one, heads=2 * other, kv_heads=2), seq_q=5), "last keys")
     if problem.window:
         yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
+    if problem.cache:
+        yield Case("subnormal codes", at(step + 7, 2, two), "subnormal codes")
     rows = tile_m + 3
     yield Case("rows of several tiles", at(step + 2, base=replace(one, heads=rows), seq_q=1), "logits")
 
@@ -114,6 +118,8 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
     }
     if problem.window:
         found.add(Cell("values", BEFORE_WINDOW))
+    if problem.cache:
+        found |= {Cell("codes", what) for what in CODES}
     if problem.page:
         found |= {Cell("pages", what) for what in PAGES}
     return frozenset(found)

@@ -13,6 +13,8 @@ from evoengine.records import Config, Value
 from evoengine.workloads.problem_text import LARGEST, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
+CACHES = {"cache_fp8_e4m3": "fp8_e4m3", "cache_fp8_e5m2": "fp8_e5m2"}
+"""dtypes of keys and values that differ from the queries'"""
 HEAD_DIMS = (64, 128, 256)
 MOST = {"batch": 65_535, "heads": 4_095, "seq_q": 16}
 """batch and tiles of rows of heads are sizes of the grid along z and y, of which CUDA has 65,535"""
@@ -34,6 +36,9 @@ class DecodeProblem:
     seq_k. Query i sees the keys up to i + length - seq_q, and of those the last `window`, if that is not 0; a query
     that sees none has an output of zeros. Heads that share a KV head are neighbours.
 
+    With `cache` the elements of k and v are of that FP8, and the keys and values of a KV head are those times
+    k_scale[head] and v_scale[head], float32 [kv_heads].
+
     With `softcap` c a logit x is c·tanh(x / c) instead. With `alibi` slopes[head] times the distance from the query to
     the key, 0 or negative, is added to it. With `sinks` the sum of each head's weights has exp(sinks[head]) in
     addition. slopes and sinks are float32 [heads].
@@ -47,6 +52,7 @@ class DecodeProblem:
     head_dim: int
     dtype: str
     page: int = 0
+    cache: str = ""
     window: int = 0
     softcap: int = 0
     alibi: bool = False
@@ -58,8 +64,13 @@ class DecodeProblem:
         words = "".join(f",{word}" for word in WORDS if getattr(self, word))
         return (
             f"decode:b{self.batch},h{self.heads},kv{self.kv_heads},s{self.seq_k}{queries},d{self.head_dim},"
-            f"{self.dtype}{sizes}{words}"
+            f"{self.dtype}{f',cache_{self.cache}' if self.cache else ''}{sizes}{words}"
         )
+
+    @property
+    def key_bytes(self) -> int:
+        """Return the bytes of an element of k or v."""
+        return DTYPE_BYTES[self.cache or self.dtype]
 
     @property
     def keys(self) -> int:
@@ -93,6 +104,8 @@ class DecodeProblem:
             "head_dim": self.head_dim,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
+            "cache": self.cache,
+            "key_bytes": self.key_bytes,
             "page": self.page,
             "keys": self.keys,
             "window": self.window,
@@ -103,7 +116,7 @@ class DecodeProblem:
 
 
 def parse_problem(text: str) -> DecodeProblem:
-    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,page16][,window1024][,softcap30][,alibi][,sinks]`.
+    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,cache_fp8_e4m3][,page16][,window1024][,softcap30][,alibi][,sinks]`.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -112,12 +125,13 @@ def parse_problem(text: str) -> DecodeProblem:
             f"the problem {text!r} has pages of 0 keys; give the page at least one, or leave it out for a cache "
             "without pages"
         )
-    known = {"dtype": DTYPES} | {word: (word,) for word in WORDS}
-    optional = ("seq_q", "page", "kv_heads", "window", "softcap", *WORDS)
+    known = {"dtype": DTYPES, "cache": tuple(CACHES)} | {word: (word,) for word in WORDS}
+    optional = ("seq_q", "page", "cache", "kv_heads", "window", "softcap", *WORDS)
     sizes, words = read_parts(text, EXAMPLE, _NUMBERS, known, optional)
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("seq_q", 1)
-    problem = DecodeProblem(**sizes, dtype=words["dtype"], alibi="alibi" in words, sinks="sinks" in words)
+    cache = CACHES[words["cache"]] if "cache" in words else ""
+    problem = DecodeProblem(**sizes, dtype=words["dtype"], cache=cache, alibi="alibi" in words, sinks="sinks" in words)
     _check(problem, text)
     return problem
 
@@ -143,6 +157,10 @@ def _check(problem: DecodeProblem, text: str) -> None:
         )
 
 
+SCALES = ("k_scale", "v_scale")
+"""inputs of a cache in FP8, with a number for each KV head"""
+
+
 def of_heads(problem: DecodeProblem) -> list[str]:
     """Return the names of the inputs that have a number for each head."""
     return [name for name, asked in (("slopes", problem.alibi), ("sinks", problem.sinks)) if asked]
@@ -156,9 +174,10 @@ def parameters(problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
     table = [TensorParameter("block_table", (p.batch, p.table_width), "int32")] if p.page else []
     return (
         TensorParameter("q", queries, p.dtype),
-        *(TensorParameter(name, (*cache, p.kv_heads, p.head_dim), p.dtype) for name in "kv"),
+        *(TensorParameter(name, (*cache, p.kv_heads, p.head_dim), p.cache or p.dtype) for name in "kv"),
         *table,
         TensorParameter("lengths", (p.batch,), "int32"),
+        *(TensorParameter(name, (p.kv_heads,), "fp32") for name in SCALES if p.cache),
         *(TensorParameter(name, (p.heads,), "fp32") for name in of_heads(p)),
         TensorParameter("o", queries, p.dtype, output=True),
         *_scratch(p, config),

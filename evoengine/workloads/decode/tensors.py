@@ -13,7 +13,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.decode.cases import BEFORE_WINDOW, LENGTHS, PAGES, VALUES, step_keys
+from evoengine.workloads.decode.cases import BEFORE_WINDOW, CODES, LENGTHS, PAGES, VALUES, step_keys
 from evoengine.workloads.decode.problem import DecodeProblem, of_heads
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -34,9 +34,15 @@ class DecodeTensors(Tensors[DecodeProblem]):
             k[1:], v[1:] = k[:1], v[:1]
         q, k = _SHAPED.get(case.draw, _normal)(p, q, k, lengths, generator)
         dtype = TORCH_DTYPES[p.dtype]
-        outside = torch.arange(p.seq_k, device=device) >= lengths[:, None]
-        k, v = (x.to(dtype).masked_fill_(outside[..., None, None], torch.nan) for x in (k, v))
         inputs = {"q": q.to(dtype), "lengths": lengths.int()}
+        if p.cache:
+            k, v, scales = _scaled(p, k, v, case.draw == "subnormal codes", generator)
+            inputs |= scales
+        outside = torch.arange(p.seq_k, device=device) >= lengths[:, None]
+        wide = torch.float32 if p.cache else dtype  # torch fills nothing in FP8
+        k, v = (x.to(wide).masked_fill_(outside[..., None, None], torch.nan) for x in (k, v))
+        if p.cache:
+            k, v = (x.to(TORCH_DTYPES[p.cache]) for x in (k, v))
         inputs |= {name: _of_heads(name, p, generator) for name in of_heads(p)}
         if p.page:
             inputs |= _paged(p, k, v, lengths, case.draw == "shared", generator)
@@ -58,6 +64,7 @@ class DecodeTensors(Tensors[DecodeProblem]):
         dtype, scale = inputs["q"].dtype, problem.head_dim**-0.25
         out = torch.zeros_like(inputs["q"])
         for b, q, k, v in _sequences(problem, inputs):
+            k, v = k.to(dtype), v.to(dtype)
             scores = ((q * scale).float() @ (k * scale).float().transpose(-1, -2)).to(dtype)
             weights = _weights(problem, inputs, _logits_of(problem, inputs, scores.float())).to(dtype)
             out[b] = _to_rows(problem, (weights.float() @ v.float()).to(dtype))
@@ -119,19 +126,28 @@ def _slots(problem: DecodeProblem, inputs: Inputs, sequence: int, length: int) -
 def _sequences(
     problem: DecodeProblem, inputs: Inputs
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [heads, length, d]."""
-    caches = [inputs[name].view(-1, problem.kv_heads, problem.head_dim) for name in "kv"]
+    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [heads, length, d].
+
+    Those of a cache in FP8 are float64.
+    """
     for b, length in enumerate(inputs["lengths"].tolist()):
         if length:
-            slots = _slots(problem, inputs, b, length)
-            k, v = (cache[slots].transpose(0, 1).repeat_interleave(problem.group, 0) for cache in caches)
+            rows = (_rows(problem, inputs, name, b, length) for name in "kv")
+            k, v = (x.transpose(0, 1).repeat_interleave(problem.group, 0) for x in rows)
             yield b, inputs["q"][b].transpose(0, 1), k, v
 
 
-def _gathered(problem: DecodeProblem, inputs: Inputs, name: str) -> torch.Tensor:
-    """Return k or v without pages, [batch, seq_k, kv_heads, head_dim], of sequences that are all as long as may be."""
+def _rows(problem: DecodeProblem, inputs: Inputs, name: str, sequence: int, length: int) -> torch.Tensor:
+    """Return k or v of a sequence, [length, kv_heads, head_dim], in float64 where the cache is FP8."""
     cache = inputs[name].view(-1, problem.kv_heads, problem.head_dim)
-    return torch.stack([cache[_slots(problem, inputs, b, problem.seq_k)] for b in range(problem.batch)])
+    found = cache[_slots(problem, inputs, sequence, length)]
+    return found.double() * inputs[f"{name}_scale"].double()[:, None] if problem.cache else found
+
+
+def _gathered(problem: DecodeProblem, inputs: Inputs, name: str) -> torch.Tensor:
+    """Return k or v without pages in the dtype of q, [batch, seq_k, kv_heads, head_dim]; all sequences are full."""
+    every = range(problem.batch)
+    return torch.stack([_rows(problem, inputs, name, b, problem.seq_k).to(inputs["q"].dtype) for b in every])
 
 
 def _distance(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
@@ -223,6 +239,26 @@ def _of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> 
         return torch.randn(heads, generator=generator, device=device) + 2.5
     order = torch.randperm(heads, generator=generator, device=device)
     return (0.04 + 0.26 * order.float() / heads).contiguous()
+
+
+def _scaled(
+    problem: DecodeProblem, k: torch.Tensor, v: torch.Tensor, subnormal: bool, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return k and v in units of a scale for each KV head, and the scales by name, float32 [kv_heads].
+
+    The largest number of a head becomes a code, so that it is exact: of the first head the largest code, of others one
+    of the eight largest. With `subnormal` it is the largest subnormal code.
+    """
+    device, dtype = generator.device, TORCH_DTYPES[problem.cache]
+    codes = torch.arange(127, dtype=torch.uint8, device=device).view(dtype).float()
+    codes = codes[codes < torch.finfo(dtype).smallest_normal if subnormal else codes <= torch.finfo(dtype).max]
+    found, scales = [], {}
+    for name, x in (("k_scale", k), ("v_scale", v)):
+        fewer = torch.randint(1 if subnormal else 8, (problem.kv_heads,), generator=generator, device=device)
+        fewer[0] = 0
+        scales[name] = x.abs().amax((0, 1, 3)) / codes[len(codes) - 1 - fewer]
+        found.append(x / scales[name][:, None])
+    return found[0], found[1], scales
 
 
 Shape = Callable[
@@ -337,8 +373,18 @@ def _shown(case: Case[DecodeProblem], inputs: Inputs) -> Iterator[Cell]:
             yield Cell("pages", PAGES[1])
         if len(every) < p.pages:
             yield Cell("pages", PAGES[2])
+    if p.cache:
+        yield from (Cell("codes", what) for what in _shown_codes(p, inputs))
     if case.draw in _SHAPED:
         yield from (Cell("values", what) for what in _shown_values(p, inputs))
+
+
+def _shown_codes(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
+    every = torch.stack([inputs[name].float().nan_to_num(0.0).abs() for name in "kv"])
+    if every.max() == torch.finfo(inputs["k"].dtype).max:
+        yield CODES[0]
+    if 0 < every.max() < torch.finfo(inputs["k"].dtype).smallest_normal:
+        yield CODES[1]
 
 
 def _shown_values(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:

@@ -10,19 +10,25 @@ from collections.abc import Mapping
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter
-from evoengine.records import Config, Launch
+from evoengine.records import Config, Launch, Value
 from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import cells, gate_cases, visited
-from evoengine.workloads.decode.problem import DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
+from evoengine.workloads.decode.problem import CACHES, DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
 
 
 class Decode(Workload[DecodeProblem]):
     name = "decode"
-    grammar = f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,page…][,window…][,softcap…][,alibi][,sinks]"
+    grammar = (
+        f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,{'|'.join(CACHES)}][,page…][,window…][,softcap…][,alibi][,sinks]"
+    )
     example = EXAMPLE
     compile_time = ("head_dim", "dtype", "element_bytes", "page", "window", "softcap", "alibi", "sinks")
     baseline_label = "SDPA"
+
+    def constants(self, problem: DecodeProblem) -> dict[str, Value]:
+        """Return the compile-time values, with that of `cache` only where keys and values have a dtype of their own."""
+        return super().constants(problem) | ({"cache": problem.cache} if problem.cache else {})
 
     def parse(self, text: str) -> DecodeProblem:
         return parse_problem(text)
@@ -37,7 +43,7 @@ class Decode(Workload[DecodeProblem]):
         p = problem
         cache = 2 * p.batch * p.keys * p.kv_heads * p.head_dim
         queries = 2 * p.batch * p.seq_q * p.heads * p.head_dim
-        return float(DTYPE_BYTES[p.dtype] * (cache + queries) + 4 * p.batch * (p.table_width + 1))
+        return float(p.key_bytes * cache + DTYPE_BYTES[p.dtype] * queries + 4 * p.batch * (p.table_width + 1))
 
     def cases(self, problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
         return gate_cases(problem, config)
