@@ -26,6 +26,11 @@ WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
 CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
 BYTES = "decode:b4,h8,kv2,s1000,d128,bf16,cache_fp8_e4m3,page16"
 HALVES = "decode:b3,h8,kv4,s500,d64,fp16,cache_fp8_e4m3"
+LATENT = "decode:b2,h24,s300,d576,bf16,page64"
+ROWS = "decode:b2,h70,s200,sq2,d576,fp16"
+LATENT_CAPPED = "decode:b2,h20,s300,sq2,d576,bf16,page16,window70,softcap30,alibi,sinks"
+SHARED = {"family": "last_block", "tile_m": 16, "tile_n": 16, "warps": 4, "row_warps": 1, "stages": 2, "splits": 3}
+GROUPS = {"family": "two_kernels", "tile_m": 32, "tile_n": 16, "warps": 4, "row_warps": 2, "stages": 2, "splits": 2}
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
 LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
 TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
@@ -82,6 +87,22 @@ FAULTS = [
     ("even and odd columns of values exchanged", ONE, BYTES, "widen(bytes[0], b[0], b[2]);", "widen(bytes[0], b[2], b[0]);"),
     ("queries in another order than keys", ONE, BYTES, "__byte_perm(x.word[0], x.word[1], 0x5410)", "x.word[0]"),
     ("outputs in the order of the tiles", ONE, HALVES, "make_float4(d[0], d[4], d[1], d[5])", "make_float4(d[0], d[1], d[4], d[5])"),
+    ("latent: maxima of a warp's own keys alone", SHARED, LATENT, "* WARPS + lane() % WARPS] * scale", "* WARPS + place.part] * scale"),
+    ("latent: maxima read before they are told", SHARED, LATENT, "place.meet();  // maxima are told", ""),
+    ("latent: P read before it is written", GROUPS, ROWS, "place.meet();  // P is written", ""),
+    ("latent: tile filled while warps read the one before", SHARED, LATENT, "        __syncthreads();\n        request(", "        request("),
+    ("latent: columns of the first warp for all", SHARED, LATENT, "{tile, place.part * (COLUMNS / 8)}", "{tile, 0}"),
+    ("latent: keys of the first warp for all", GROUPS, ROWS, "{tile, place.part * TILE_N}", "{tile, 0}"),
+    ("latent: values begin behind the positions", SHARED, LATENT, "{tile, place.part * (COLUMNS / 8)}", "{tile, place.part * (COLUMNS / 8) + 8}"),
+    ("latent: positions left out of the scores", SHARED, LATENT, "issue<KEY_DIM>(s,", "issue<HEAD_DIM>(s,"),
+    ("latent: queries of the first rows for all", GROUPS, ROWS, "{shared_address(tile_q), place.first_row}", "{shared_address(tile_q), 0}"),
+    ("latent: weights of the first rows for all", GROUPS, ROWS, "{shared_address(tile_p), place.first_row}", "{shared_address(tile_p), 0}"),
+    ("latent: one barrier for all rows", GROUPS, ROWS, "named_barrier_sync(1 + row_warp,", "named_barrier_sync(1,"),
+    ("latent: sums of a warp's own keys alone", SHARED, LATENT, "sum += sums[row * WARPS + part]", "sum += sums[row * WARPS + place.part]"),
+    ("latent: slot of the key before", SHARED, LATENT, "int key = own + n * STEP;", "int key = max(0, own + n * STEP - 1);"),
+    ("latent: keys behind the length read", GROUPS, ROWS, "threadIdx.x, work.length - first_key(i), offset_of", "threadIdx.x, STEP_KEYS, offset_of"),
+    ("latent: sink added to sums of another unit", SHARED, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
+    ("latent: a split without keys is not told", GROUPS, LATENT_CAPPED, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -92,6 +113,8 @@ FAST = (
     "count of splits never set back",
     "scale of the first head's keys",
     "bias of the exponents added",
+    "latent: maxima of",
+    "latent: P read",
 )
 
 
@@ -111,13 +134,14 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 DRAWN_FROM = (
     PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
     "decode:b3,h8,kv2,s900,sq2,d64,bf16,cache_fp8_e5m2,page16,window300", BYTES, HALVES, "decode:b2,h6,kv2,s700,d256,fp16,cache_fp8_e5m2,page7,softcap30,alibi,sinks",
+    LATENT, LATENT_CAPPED, ROWS,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [0, 1, 8, *more(range(2, 8)), *more(range(9, 44))])
+@pytest.mark.parametrize("number", [0, 1, 8, 11, *more(range(2, 8)), *more(range(9, 11)), *more(range(12, 56))])
 def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_gate, number):
     gate = kernel_gate(DRAWN_FROM[number % len(DRAWN_FROM)])
-    config = gate.draw(44, seed=5)[number]
+    config = gate.draw(56, seed=5)[number]
     source = gate.source(config)
     verdict = gate.judge(config, source, seed=number)
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
@@ -134,7 +158,8 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
 
 
 @pytest.mark.parametrize(
-    "text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED, BYTES, HALVES]
+    "text",
+    [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED, BYTES, HALVES, LATENT, LATENT_CAPPED],
 )
 def test_a_problem_is_read_as_it_is_written(text):
     workload, problem = parse_problem(text)
@@ -147,7 +172,9 @@ def test_a_problem_is_read_as_it_is_written(text):
         ("decode:b1,h4,s64,d64,fp16,page0", "pages of 0 keys; give the page at least one, or leave it out"),
         ("decode:b1,h4,s64,d64,fp16,page-4", "part 'page-4' that is not b, h, kv, sq, s, d, page, window, softcap with a number"),
         ("decode:b1,h4,kv3,s64,d64,fp16", "4 heads over 3 kv heads; heads must be a multiple of kv heads"),
-        ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256"),
+        ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256, 576"),
+        ("decode:b1,h4,kv2,s64,d576,fp16", "head_dim 576, of latent attention, which has one KV head and a cache of the queries' dtype"),
+        ("decode:b1,h4,s64,d576,fp16,cache_fp8_e4m3", "leave out kv and the cache's dtype"),
         ("decode:b1,h4,s64,sq17,d64,fp16", "seq_q 17; it must be from 1 to 16"),
         ("decode:b1,h4,s3,sq4,d64,fp16", "4 queries of each sequence and 3 keys"),
         ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or cache_fp8_e4m3 or cache_fp8_e5m2 or alibi or sinks"),
@@ -222,14 +249,26 @@ def test_the_reference_of_a_cache_in_fp8_is_that_of_its_codes_times_their_scales
     assert torch.allclose(tensors.reference(problem, inputs)["o"], expected)
 
 
+def test_the_reference_of_latent_attention_has_values_in_its_keys():
+    tensors, problem, inputs = drawn("decode:b3,h4,s50,sq2,d576,fp16,page16")
+    found = tensors.reference(problem, inputs)["o"]
+    cache = inputs["kv"].view(-1, 576).double()
+    for b, length in enumerate(inputs["lengths"].tolist()):
+        slots = [int(inputs["block_table"][b, j // 16]) * 16 + j % 16 for j in range(length)]
+        if length:
+            weights = torch.softmax(inputs["q"][b, 1].double() @ cache[slots].T / math.sqrt(192), 1)
+            assert torch.allclose(found[b, 1], weights @ cache[slots, :512])
+
+
 def test_the_baseline_is_sdpa_on_the_gathered_cache():
     tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,sq3,d64,fp16,page16", "normal")
     found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
     assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
 
 
-def test_the_baseline_of_a_cache_in_fp8_has_its_values():
-    tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,d64,fp16,cache_fp8_e5m2,page16", "normal")
+@pytest.mark.parametrize("kind", ["kv2,s40,d64,fp16,cache_fp8_e5m2", "s40,sq2,d576,fp16"])
+def test_the_baseline_has_the_values_of_fp8_and_of_latent_attention(kind):
+    tensors, problem, inputs = drawn(f"decode:b2,h4,{kind},page16", "normal")
     found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
     assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
 
@@ -248,6 +287,12 @@ def test_figures_count_each_key_and_value_once():
     assert workload.flops(problem) == 4 * 32 * 32 * 8192 * 128
     cache, queries, table = 2 * 32 * 8192 * 8 * 128, 2 * 32 * 32 * 128, 32 * (512 + 1)
     assert workload.min_dram_bytes(problem) == 2 * (cache + queries) + 4 * table
+
+
+def test_latent_attention_reads_a_key_with_its_value():
+    workload, problem = parse_problem("decode:b32,h16,s8192,d576,bf16,page64")
+    assert workload.min_dram_bytes(problem) == 2 * 32 * (8192 * 576 + 16 * (576 + 512)) + 4 * 32 * (128 + 1)
+    assert workload.flops(problem) == 2 * 32 * 16 * 8192 * (576 + 512)
 
 
 def test_a_cache_in_fp8_has_half_the_bytes():

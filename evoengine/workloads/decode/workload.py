@@ -27,22 +27,24 @@ class Decode(Workload[DecodeProblem]):
     baseline_label = "SDPA"
 
     def constants(self, problem: DecodeProblem) -> dict[str, Value]:
-        """Return the compile-time values, with that of `cache` only where keys and values have a dtype of their own."""
-        return super().constants(problem) | ({"cache": problem.cache} if problem.cache else {})
+        """Return the compile-time values, with those of `cache` and `latent` only where the problem has them."""
+        of_cache = {"cache": problem.cache} if problem.cache else {}
+        of_latent = {"latent": True, "head_dim_v": problem.head_dim_v} if problem.latent else {}
+        return super().constants(problem) | of_cache | of_latent
 
     def parse(self, text: str) -> DecodeProblem:
         return parse_problem(text)
 
     def flops(self, problem: DecodeProblem) -> float:
-        """Return 4·B·H·Sq·S·D, as of attention without a mask, where S are the keys within the window."""
+        """Return 2·B·H·Sq·S·(D + Dv), as of attention without a mask, where S are the keys within the window."""
         p = problem
-        return 4.0 * p.batch * p.heads * p.seq_q * p.keys * p.head_dim
+        return 2.0 * p.batch * p.heads * p.seq_q * p.keys * (p.head_dim + p.head_dim_v)
 
     def min_dram_bytes(self, problem: DecodeProblem) -> float:
         """Return the bytes of the keys and values of all sequences read once, of q, o, the table and the lengths."""
         p = problem
-        cache = 2 * p.batch * p.keys * p.kv_heads * p.head_dim
-        queries = 2 * p.batch * p.seq_q * p.heads * p.head_dim
+        cache = len(p.caches) * p.batch * p.keys * p.kv_heads * p.head_dim
+        queries = p.batch * p.seq_q * p.heads * (p.head_dim + p.head_dim_v)
         return float(p.key_bytes * cache + DTYPE_BYTES[p.dtype] * queries + 4 * p.batch * (p.table_width + 1))
 
     def cases(self, problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
