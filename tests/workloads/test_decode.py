@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from evoengine.errors import UsageError
-from evoengine.records import CompiledCandidate
-from evoengine.search.evaluators import make_plans
+from evoengine.records import CompiledCandidate, Outcome, Plans
+from evoengine.search.evaluators import full_plan, make_plans
 from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import executor, judge_whole
 from evoengine.stages.predict import predict_binary
@@ -102,7 +102,7 @@ FAULTS = [
     ("latent: slot of the key before", SHARED, LATENT, "int key = own + n * STEP;", "int key = max(0, own + n * STEP - 1);"),
     ("latent: keys behind the length read", GROUPS, ROWS, "threadIdx.x, work.length - first_key(i), offset_of", "threadIdx.x, STEP_KEYS, offset_of"),
     ("latent: sink added to sums of another unit", SHARED, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
-    ("latent: a split without keys is not told", GROUPS, LATENT_CAPPED, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
+    ("latent: a split without keys is not told", GROUPS, ROWS, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -118,16 +118,21 @@ FAST = (
 )
 
 
+def completed(gate, wanted):
+    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, "combine_warps": 4, **wanted}
+    if wanted["family"] != "two_kernels":
+        del config["combine_warps"]
+    config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
+    assert gate.space.why_invalid(config) is None
+    return config
+
+
 @pytest.mark.parametrize(
     ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
 )
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
-    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, **wanted}
-    if wanted["family"] == "two_kernels":
-        config["combine_warps"] = 4
-    config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
-    assert gate.space.why_invalid(config) is None
+    config = completed(gate, wanted)
     assert gate.refutes(config, old, new), "the fault escaped"
 
 
@@ -152,6 +157,59 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
         executor(candidate), gate.target.workload, make_plans(gate.space, gate.target, config), number
     )
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
+
+
+# --- blocks of the problem's own launch
+
+LARGE = "decode:b512,h32,kv8,s8192,d128,bf16,page16"
+LARGE_LATENT = "decode:b512,h16,s8192,d576,bf16,page64"
+FULL_FAULTS = [
+    ("offsets of 32 bits", ONE, LARGE, "long long stride;", "int stride;"),
+    ("pages of 16 bits", LAST, LARGE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
+    ("sequences of 8 bits", TWO, LARGE, "sequence = blockIdx.z;", "sequence = blockIdx.z & 255;"),
+    ("lengths of 12 bits", ONE, LARGE, "length = lengths[sequence];", "length = lengths[sequence] & 4095;"),
+    ("offsets of latent keys of 32 bits", SHARED, LARGE_LATENT, "slots[row / STEP] * (long long)KEY_DIM", "slots[row / STEP] * KEY_DIM"),
+]  # fmt: skip
+
+
+def full_size(gate, config, source):
+    binary = compile_source(source, gate.target.gpu.arch)
+    plans = Plans((), (), full_plan(gate.space, gate.target, config))
+    return judge_whole(executor(CompiledCandidate(0, source, binary, config)), gate.target.workload, plans, 5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in FULL_FAULTS], "pages of 16 bits"),
+)
+def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = completed(gate, wanted)
+    found = full_size(gate, config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED) and found.reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (TWO, LARGE),
+        *more(
+            [
+                (ONE, LARGE),
+                (LAST, "decode:b512,h70,kv7,s4000,sq3,d128,fp16,softcap30,alibi,sinks,window600"),
+                (ONE, "decode:b300,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16"),
+                (SHARED, LARGE_LATENT),
+                (GROUPS, "decode:b9,h70,s3000,sq2,d576,fp16"),
+            ]
+        ),
+    ],
+)
+def test_a_right_kernel_passes_at_full_size(kernel_gate, wanted, problem):
+    gate = kernel_gate(problem)
+    config = completed(gate, wanted)
+    found = full_size(gate, config, gate.source(config))
+    assert found.outcome is None, found.reason
+    assert [case.name for case in found.cases] == ["full grid"] and "blocks" in found.cases[0].part
 
 
 # --- problems

@@ -47,7 +47,7 @@ class DecodeTensors(Tensors[DecodeProblem]):
             caches[name] = (
                 x.to(wide).masked_fill_(outside[..., None, None], torch.nan).to(TORCH_DTYPES[p.cache or p.dtype])
             )
-        inputs |= {name: _of_heads(name, p, generator) for name in of_heads(p)}
+        inputs |= {name: numbers_of_heads(name, p, generator) for name in of_heads(p)}
         if p.page:
             inputs |= _paged(p, caches, lengths, case.draw == "shared", generator)
         else:
@@ -243,7 +243,7 @@ def _paged(
     return found
 
 
-def _of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> torch.Tensor:
+def numbers_of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> torch.Tensor:
     """Return slopes from 0.04 to 0.3, in any order, or sinks that weigh as much as a dozen keys; float32 [heads]."""
     heads, device = problem.heads, generator.device
     if name == "sinks":

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter
-from evoengine.records import Config, Launch, Value
-from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
+from evoengine.records import Config, Launch, Plan, Value
+from evoengine.workloads.base import Case, FullSize, IndexBound, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import cells, gate_cases, visited
+from evoengine.workloads.decode.full_size import FullCase, full_plan
 from evoengine.workloads.decode.problem import CACHES, DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
 
 
@@ -74,6 +75,14 @@ class Decode(Workload[DecodeProblem]):
         if not problem.page:
             return (lengths,)
         return lengths, IndexBound("block_table", problem.pages - 1, "lengths", problem.page)
+
+    def full_plan(self, problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize[FullCase]:
+        from evoengine.workloads.decode.full_size_tensors import DecodeFullSize
+
+        return DecodeFullSize()
 
     def tensors(self) -> Tensors[DecodeProblem]:
         from evoengine.workloads.decode.tensors import DecodeTensors
