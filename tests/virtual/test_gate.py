@@ -77,6 +77,39 @@ def test_sizes_that_the_function_refuses_are_left_out_and_named():
     assert all(why.endswith("is odd") and why.startswith("line ") for why in verdict.refused.values())
 
 
+WANTS_CUDA = """
+import torch, triton
+import triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+WARPS = 8 if torch.cuda.get_device_capability() == (9, 0) else 4
+
+
+@triton.autotune([triton.Config({"BLOCK": n}, num_warps=WARPS) for n in (256, 512)], key=[])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK <= 256)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def call(n=700):
+    x = torch.randn(n, device="cuda")
+    double[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, torch.empty_like(x), n)
+
+
+def twice(x):
+    return 2 * x
+"""
+
+
+def test_a_file_may_ask_for_cuda_and_a_configuration_that_the_kernel_refuses_is_left_out(tmp_path):
+    (tmp_path / "wants_cuda.py").write_text(WANTS_CUDA, "utf-8")
+    taken, refused = verify(f"{tmp_path}/wants_cuda.py::double", "call", "twice", "h100", seed=1)
+    assert taken.outcome == "correct" and "num_warps=8" in taken.config
+    assert refused.outcome == "refused" and refused.refused["n=700"] == "tl.static_assert(BLOCK <= 256) fails"
+
+
 FAULTS = [
     ("naive_softmax", "", "softmax_of", "m=3", r"^large: \d+ of 120 outputs are NaN or were never written"),
     ("sums", "call_sums_into_anything", "total_of", "m=3", r"NaN or were never written"),
