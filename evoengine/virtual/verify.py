@@ -63,7 +63,7 @@ def run_case(gating: GatingGpu, program: Program, sizes: Mapping[str, int], numb
     Returns why the function launches nothing with them, which is noted as a refusal, as one by Triton is. Raises
     UsageError where the kernel cannot be judged.
     """
-    gating.sizes, gating.launches = sizes_text(sizes), 0
+    gating.begin(sizes_text(sizes))
     try:
         with uninitialized_as_nan(), warnings.catch_warnings():
             torch.manual_seed(gating.seed_of(number))
@@ -90,7 +90,7 @@ def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[st
     gating.exact = True
     try:
         for number, sizes in enumerate(cases):
-            gating.sizes, gating.launches = sizes_text(sizes), 0
+            gating.begin(sizes_text(sizes))
             if gating.sizes in gating.verdict.refused:
                 continue
             try:

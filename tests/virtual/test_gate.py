@@ -71,6 +71,20 @@ def test_values_are_drawn_as_the_function_needs_them(kernel, call, reference):
     assert verdict.outcome == "correct" and len(verdict.attempts) >= 6, verdict.wrong
 
 
+def test_what_an_earlier_launch_has_computed_stays_with_what_it_was_computed_from():
+    (verdict,) = gated("below_highest")
+    assert verdict.outcome == "correct" and {a.draw for a in verdict.attempts} == {AS_GIVEN}
+    (verdict,) = gated("below_highest", "call_below_anything")  # nothing says that the values belong together
+    assert verdict.wrong and verdict.wrong.draw == "normal" and "NaN" in verdict.wrong.reason
+
+
+def test_tensors_of_a_table_of_addresses_are_drawn_and_compared():
+    (verdict,) = gated("twice_of_each", reference="each_twice")
+    assert verdict.outcome == "correct" and {a.draw for a in verdict.attempts} >= {AS_GIVEN, "normal", "large"}
+    (verdict,) = gated("twice_of_each", reference="each_thrice")
+    assert re.search(r"error of outs\[\d\] .* where \S+ is allowed", verdict.wrong.reason), verdict.wrong.reason
+
+
 def test_sizes_that_the_function_refuses_are_left_out_and_named():
     (verdict,) = gated("add_in_place", reference="sum_of")
     assert all(re.match(r"n=\d*[13579]$", sizes) for sizes in verdict.refused) and len(verdict.refused) >= 3
