@@ -26,9 +26,9 @@ WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
 CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
 BYTES = "decode:b4,h8,kv2,s1000,d128,bf16,cache_fp8_e4m3,page16"
 HALVES = "decode:b3,h8,kv4,s500,d64,fp16,cache_fp8_e4m3"
-LATENT = "decode:b2,h24,s300,d576,bf16,page64"
+LATENT = "decode:b2,h24,kv1,s300,d576,bf16,page64"
 ROWS = "decode:b2,h70,s200,sq2,d576,fp16"
-LATENT_CAPPED = "decode:b2,h20,s300,sq2,d576,bf16,page16,window70,softcap30,alibi,sinks"
+LATENT_CAPPED = "decode:b2,h20,kv1,s300,sq2,d576,bf16,page16,window70,softcap30,alibi,sinks"
 SHARED = {"family": "last_block", "tile_m": 16, "tile_n": 16, "warps": 4, "row_warps": 1, "stages": 2, "splits": 3}
 GROUPS = {"family": "two_kernels", "tile_m": 32, "tile_n": 16, "warps": 4, "row_warps": 2, "stages": 2, "splits": 2}
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
@@ -101,7 +101,7 @@ FAULTS = [
     ("latent: sums of a warp's own keys alone", SHARED, LATENT, "sum += sums[row * WARPS + part]", "sum += sums[row * WARPS + place.part]"),
     ("latent: slot of the key before", SHARED, LATENT, "int key = own + n * STEP;", "int key = max(0, own + n * STEP - 1);"),
     ("latent: keys behind the length read", GROUPS, ROWS, "threadIdx.x, work.length - first_key(i), offset_of", "threadIdx.x, STEP_KEYS, offset_of"),
-    ("latent: sink added to sums of another unit", SHARED, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
+    ("latent: sink added to sums of another unit", SHARED | {"splits": 1}, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
     ("latent: a split without keys is not told", GROUPS, ROWS, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
