@@ -126,6 +126,8 @@ def _check_indices(bound, tensors):
             if not 0 <= index <= most:
                 at = f"{i}, {j}" if "lengths" in bound else f"{j}"
                 raise ValueError(f"{name}[{at}] is {index}; it must be from 0 to {most}")
+            if bound.get("rising") and j and index < row[j - 1]:
+                raise ValueError(f"{name}[{j}] is {index}, less than the {row[j - 1]} before it; it must not fall")
 
 
 @functools.cache
