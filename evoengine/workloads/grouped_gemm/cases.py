@@ -29,6 +29,7 @@ MANY = 36
 GUARD = 3
 """rows of A and C that belong to no group, in every case"""
 MORE_BLOCKS = "more than there are tiles"
+FEWER_BLOCKS = "several, with unlike numbers of tiles, of which some have three"
 OWN_GROUPS = "as many groups as the problem has"
 OWN_COLUMNS = "as many columns as the problem has, or all of them that there is time for"
 GROUPS = (
@@ -49,6 +50,17 @@ def gate_cases(problem: GroupedGemmProblem, config: Config) -> tuple[Case[Groupe
         replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
         for case in found
     )
+
+
+def tiles_of(problem: GroupedGemmProblem, config: Config) -> int:
+    tile_m, tile_n, _ = tile_sizes(config)
+    return problem.row_tiles(tile_m) * -(-problem.n // tile_n)
+
+
+def gate_blocks(case: Case[GroupedGemmProblem]) -> int:
+    """Return the blocks of a case, of which some have three tiles and others two, or some none."""
+    tiles = tiles_of(case.problem, case.config)
+    return next((blocks for blocks in range((tiles - 1) // 2, 1, -1) if tiles % blocks), tiles + 2)
 
 
 def _at(problem: GroupedGemmProblem, rows: Sequence[int], n: int, k: int) -> GroupedGemmProblem:
@@ -141,7 +153,7 @@ def cells(problem: GroupedGemmProblem, config: Config) -> frozenset[Cell]:
         *pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])),
         *(Cell("values", what) for what in VALUES),
         *(Cell("groups", what) for what in GROUPS),
-        Cell("blocks", MORE_BLOCKS),
+        *(Cell("blocks", what) for what in (MORE_BLOCKS, FEWER_BLOCKS)),
         Cell("extents", OWN_GROUPS),
         Cell("extents", OWN_COLUMNS),
     }
@@ -163,11 +175,12 @@ def visited(case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) 
     }
     for rows in filter(None, p.rows):
         found |= set(visited_remainders("rows", rows, tile_m, max(whole.rows)))
-    tiles_n, group = -(-p.n // tile_n), int(config.get("group_m", 1))
-    tiles = [-(-rows // tile_m) for rows in p.rows]
-    if prod(launch.grid) > sum(tiles) * tiles_n:
+    group, tiles, blocks = int(config.get("group_m", 1)), [-(-rows // tile_m) for rows in p.rows], prod(launch.grid)
+    if blocks > tiles_of(p, config):
         found.add(Cell("blocks", MORE_BLOCKS))
-    if group > 1 and tiles_n > 1 and any(of > group and of % group for of in tiles):
+    if 1 < blocks < tiles_of(p, config) / 2 and tiles_of(p, config) % blocks:
+        found.add(Cell("blocks", FEWER_BLOCKS))
+    if group > 1 and p.n > tile_n and any(of > group and of % group for of in tiles):
         found.add(Cell("together", GROUP))
     if p.rows == own_rows(whole, config):
         found.add(Cell("extents", OWN_GROUPS))
@@ -177,13 +190,16 @@ def visited(case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) 
 
 
 def _visited_steps(problem: GroupedGemmProblem, config: Config, visits: np.ndarray) -> set[Cell]:
-    """Return the steps that warps were counted at, of those that have rows and columns of their own in all tiles."""
-    p, (tile_m, tile_n, _) = problem, tile_sizes(config)
+    """Return the steps that warps were counted at, of those that have rows and columns of their own in all tiles.
+
+    A pipeline begins anew with each tile of a block.
+    """
+    p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
     parts = tile_parts(config, min((r - 1) % tile_m + 1 for r in p.rows if r), (p.n - 1) % tile_n + 1)
     kind, (warps,) = waits_of(config)
     found: set[Cell] = set()
     for count in visits_by_block(visits, kind, warps).values():
-        found |= set(visited_steps(parts, int(config["stages"]), count))
+        found |= set(visited_steps(parts, int(config["stages"]), min(count, -(-p.k // tile_k))))
     return found
 
 

@@ -11,6 +11,8 @@ from evoengine.workloads.problem_text import LARGEST, read_parts, read_runs, wri
 
 EXAMPLE = "grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk"
 MOST_GROUPS = 65_536
+TILE_ROWS = (64, 128)
+"""rows of a tile, for which a space may ask how many tiles there are"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,15 @@ class GroupedGemmProblem:
             return (self.groups,)
         return own if operand == "a" else (self.groups, *own)
 
+    def row_tiles(self, rows: int) -> int:
+        """Return the number of tiles of so many rows of all groups."""
+        return sum(-(-own // rows) for own in self.rows)
+
     def variables(self) -> dict[str, Value]:
-        """Return the names that a space's expressions and templates may use: a GEMM's, groups, and rows of them."""
-        return {**self.whole.variables(), "groups": self.groups, "total": self.total}
+        """Return the names that a space's expressions and templates may use: those of a GEMM and of the groups."""
+        of_gemm = self.whole.variables()
+        tiles = {f"row_tiles_{rows}": self.row_tiles(rows) for rows in TILE_ROWS}
+        return {**of_gemm, "groups": self.groups, "total": self.total, **tiles}
 
     def _gemm(self, rows: int) -> GemmProblem:
         return GemmProblem(

@@ -6,6 +6,7 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -15,7 +16,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.problem import DTYPES, NO_SCALES, OUT_DTYPES, SCALES
-from evoengine.workloads.grouped_gemm.cases import cells, gate_cases, visited
+from evoengine.workloads.grouped_gemm.cases import cells, gate_blocks, gate_cases, visited
 from evoengine.workloads.grouped_gemm.problem import EXAMPLE, GroupedGemmProblem, parse_problem
 
 
@@ -49,6 +50,13 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
         operands = DTYPE_BYTES[p.dtype] * (p.total * p.k + groups * p.k * p.n)
         scales = 0 if p.scales == NO_SCALES else 4 * sum(prod(p.scale_shape(name)) for name in "ab")
         return float(operands + scales + DTYPE_BYTES[p.out_dtype] * p.total * p.n)
+
+    def gate_launch(self, case: Case[GroupedGemmProblem], launch: Launch) -> Launch:
+        """Return the launch of a case with another number of blocks, as a kernel must be right with any.
+
+        They are more than there are tiles, or so few that each has several and the last round is not filled.
+        """
+        return replace(launch, grid=(gate_blocks(case), 1, 1))
 
     def cases(self, problem: GroupedGemmProblem, config: Config) -> tuple[Case[GroupedGemmProblem], ...]:
         return gate_cases(problem, config)
