@@ -17,7 +17,14 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_figure
 from evoengine.stages.verify import bounds
 from evoengine.workloads import parse_problem
-from evoengine.workloads.attention_backward.problem import PREPARE, TAKEN, BackwardProblem
+from evoengine.workloads.attention_backward.problem import (
+    GRADIENTS,
+    GRADIENTS_BY_TMA,
+    LAST,
+    PREPARE,
+    TAKEN,
+    BackwardProblem,
+)
 from evoengine.workloads.attention_backward.tensors import forward
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
@@ -159,9 +166,13 @@ FAULTS = [
     ("P where dS belongs", SCALAR, FULL, "sum_k[r].add(p * (gradient.dot(value[r]) - less), query)", "sum_k[r].add(p, query)"),
     ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
 ]  # fmt: skip
-BY_TEXT = ("sums overwritten before they were read", "block that ends before its sums were added")
+BY_TEXT = (
+    "sums overwritten before they were read", "block that ends before its sums were added",
+    "wgmma: scores read before their product ends", "wgmma: dP read before its product ends",
+    "wgmma: dQ read before its product ends", "wgmma: products never committed",
+)  # fmt: skip
 """faults that the emulator alone sees: ptxas gives cp.async and bulk additions one scoreboard, so that in machine code a
-wait for copies waits for the additions too"""
+wait for copies waits for the additions too; and it waits for products itself where the text does not"""
 FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late", "wgmma: dS not fenced")
 
 
@@ -268,30 +279,38 @@ def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():
         assert backward.flops(problem) == 2.5 * forwards.flops(own)
 
 
-def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken():
+@pytest.mark.parametrize("config", [ATOMIC, WGMMA])
+def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken(kernel_gate, config):
     workload, problem = parse_problem(FULL)
-    names = {p.name for p in workload.parameters(problem, ATOMIC)}
-    assert workload.entry == PREPARE and set().union(*TAKEN.values()) == names
+    launch = kernel_gate(FULL).source(config).launch
+    names = {p.name for p in workload.parameters(problem, config)}
+    taken = set().union(*(TAKEN[entry] for entry, _ in launch.kernels(PREPARE)))
+    assert workload.entry == PREPARE and taken == names
+
+
+def test_sums_of_dq_have_scratch_memory_where_they_are_added_up():
+    workload, problem = parse_problem(FULL)
     (sums,) = (p for p in workload.parameters(problem, ATOMIC) if p.name == "dq_sum")
     assert isinstance(sums, ScratchParameter) and sums.shape == (1, 2, 7, 32 * 64)
     (none,) = (p for p in workload.parameters(problem, PASS) if p.name == "dq_sum")
     assert none.shape == (1,)
 
 
-@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, BULK, SCALAR])])
+@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, BULK, SCALAR, WGMMA])])
 def test_the_time_is_predicted_from_all_three_kernels(kernel_gate, config):
     gate = kernel_gate(FULL)
     source = gate.source(config)
     binary = compile_source(source, gate.target.gpu.arch)
     found = predict_figure(gate.target, CompiledCandidate(0, source, binary, config), {})
     assert found.by_model and found.figure.kind is Kind.ESTIMATED
-    assert [entry for entry, _ in source.launch.kernels(source.entry)] == list(TAKEN)
+    second = GRADIENTS_BY_TMA if config["family"] == "wgmma" else GRADIENTS
+    assert [entry for entry, _ in source.launch.kernels(source.entry)] == [PREPARE, second, LAST]
 
 
 @pytest.mark.parametrize("problem", [CAUSAL, *more(PROBLEMS)])
 def test_cases_keep_what_is_compiled_in(kernel_gate, problem):
     gate = kernel_gate(problem)
-    for config in (ATOMIC, SCALAR):
+    for config in (ATOMIC, WGMMA, SCALAR):
         for case, _ in gate_plan(gate.space, gate.target, config):
             own, whole = case.problem, gate.problem
             assert (own.head_dim, own.dtype, own.causal) == (whole.head_dim, whole.dtype, whole.causal)
