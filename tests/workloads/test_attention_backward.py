@@ -169,7 +169,7 @@ FAULTS = [
 BY_TEXT = (
     "sums overwritten before they were read", "block that ends before its sums were added",
     "wgmma: scores read before their product ends", "wgmma: dP read before its product ends",
-    "wgmma: dQ read before its product ends", "wgmma: products never committed",
+    "wgmma: dQ read before its product ends", "wgmma: products never committed", "wgmma: barriers not fenced",
 )  # fmt: skip
 """faults that the emulator alone sees: ptxas gives cp.async and bulk additions one scoreboard, so that in machine code a
 wait for copies waits for the additions too; and it waits for products itself where the text does not"""
