@@ -346,6 +346,7 @@ Step store_bytes(Context& c, const Instruction& i) {
   }
   Completion work;
   work.queue = Completion::Queue::TensorStore;
+  work.combines = i.c;
   work.warp = &c.warp;
   work.bytes = int(bytes);
   one_row(work, to, bytes);
