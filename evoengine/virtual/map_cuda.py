@@ -27,10 +27,13 @@ OWN_NAMES = 3
 
 
 @contextmanager
-def cuda_on_cpu(device: VirtualGpu) -> Iterator[None]:
-    """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked."""
+def cuda_on_cpu(device: VirtualGpu, *, drop_repeats: bool) -> Iterator[None]:
+    """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked.
+
+    With `drop_repeats`, a launch or product like one before it, of which nothing can be seen, is not computed again.
+    """
     mode = _OnCpu(device)
-    device.repeats = Repeats()
+    device.repeats = Repeats() if drop_repeats else None
     with (
         mock.patch.multiple(
             torch.cuda, **_answers(device), CUDAGraph=lambda *_, **__: Graph(device), graph=mode.capture
@@ -65,7 +68,7 @@ class _OnCpu(TorchFunctionMode):
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
         args, kwargs = [_on_cpu(value) for value in args], {n: _on_cpu(value) for n, value in (kwargs or {}).items()}
-        if function in MULTIPLY and not kwargs:
+        if function in MULTIPLY and not kwargs and self._device.repeats is not None:
             return self.products.of(function, args)
         result = function(*args, **kwargs)
         if self._graph is not None:
@@ -158,10 +161,14 @@ class Blas:
     def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         """Put a [M, K] · b [N, K]ᵀ into c [M, N], unless nobody looks at c."""
         out = c.detach()
-        assert self._device.repeats is not None  # `cuda_on_cpu` has made it
-        self._device.repeats.wait(
-            Waiting([c.untyped_storage()], lambda: out.copy_(a.float() @ b.float().T), lambda: None)
-        )
+
+        def multiply() -> None:
+            out.copy_(a.float() @ b.float().T)
+
+        if self._device.repeats is None:
+            multiply()
+        else:
+            self._device.repeats.wait(Waiting([c.untyped_storage()], multiply, lambda: None))
 
 
 class Stream:

@@ -21,7 +21,7 @@ from evoengine.sass.launch import Geometry
 from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
 from evoengine.virtual.benchmarks import predicted_benchmarks, predicted_ms
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
-from evoengine.virtual.map_cuda import Event
+from evoengine.virtual.map_cuda import Event, cuda_on_cpu
 from evoengine.virtual.tables import KnownAddresses
 
 OLDEST, NEWEST = (3, 7), (3, 9)
@@ -63,10 +63,11 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(device: VirtualGpu) -> Iterator[None]:
-    """Make the virtual GPU Triton's active driver for a while."""
+    """Make the virtual GPU Triton's active driver, and that of what PyTorch is asked for on CUDA, for a while."""
     install(device)
     try:
-        yield
+        with cuda_on_cpu(device, drop_repeats=False):
+            yield
     finally:
         uninstall()
 
