@@ -231,7 +231,7 @@ def load_folder(folder: Path, described: Mapping[str, Any]) -> Kernel:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        kernel: Kernel = getattr(module, described["kernel"])
+        kernel: Kernel = getattr(module, described["kernel"].replace("-", "_"))
     except (OSError, ImportError, AttributeError) as error:
         raise UsageError(f"the loader {name}.py in {folder} cannot be used: {error}") from error
     return kernel
