@@ -48,6 +48,8 @@ MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 MAX_FRONT_TRIALS = 512
 """number of the best trials, and of the latest, among which Pareto fronts are sought"""
+MAX_SINGLE_READS = 128
+"""trials read one by one; of more, all are"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
@@ -58,6 +60,8 @@ N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
 LOG_WEIGHT = 0.25
 """weight of logarithms in the targets; the rest are ranks"""
+LED_WEIGHT = 1 / 8
+"""weight in the ranks of a trial that followed the prior: it is no fair sample of the space"""
 SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
 """operators of proposals by the surrogate"""
 EXPLORE_DISTANCE = 4
@@ -137,7 +141,7 @@ class EvolutionSampler(BaseSampler):
             if self._search is None or self._searched != search_space:
                 self._searched, space = search_space, self._space or Grid(search_space)
                 self._search = _Search(space, self._rng, self._prior)
-            self._search.read(study)
+            self._search.read(study, trial.number)
             config, operator, parents = self._search.propose(trial.number)
             if self._search.believed:
                 operator += LED_BY + ", ".join(self._search.believed)
@@ -213,6 +217,8 @@ class _Search:
         """rows that the surrogate chose, ascending"""
         self._prior_rows: set[int] = set()
         """rows that the prior chose alone"""
+        self._led_rows: set[int] = set()
+        """rows that followed the prior, those that it chose alone among them"""
         self._through = self._through_by_prior = self._failed = 0
         """trials that came through, those of them that the prior chose alone, and those that were rejected"""
         self._dropped = False
@@ -221,21 +227,23 @@ class _Search:
         self._unfinished: list[int] = []
         self._read = 0
 
-    def read(self, study: Study) -> None:
-        """Process the changes of the study's trials since the last call."""
-        trials = study.get_trials(deepcopy=False)
-        numbers = [*self._unfinished, *range(self._read, len(trials))]
-        self._read = len(trials)
-        self._unfinished = [n for n in numbers if not trials[n].state.is_finished()]
+    def read(self, study: Study, latest: int) -> None:
+        """Process the changes of the study's trials since the last call, up to the number of the latest."""
+        numbers = [*self._unfinished, *range(self._read, latest + 1)]
+        trials = [*_trials(study, numbers)]
+        self._read = max(self._read, latest + 1)
+        self._unfinished = [n for n, trial in zip(numbers, trials, strict=True) if not trial.state.is_finished()]
         signs = np.array([1.0 if d == StudyDirection.MAXIMIZE else -1.0 for d in study.directions])
-        for trial in (trials[n] for n in numbers):
+        for trial in trials:
             config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
-            operator = (trial.user_attrs.get("operator") or "").partition(LED_BY)[0]
+            operator, led, _ = (trial.user_attrs.get("operator") or "").partition(LED_BY)
             if operator == "prior":
                 self._prior_rows.add(place)
+            if led:
+                self._led_rows.add(place)
             if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
                 self._surrogate_rows.append(place)
             if trial.state.is_finished():
@@ -425,7 +433,8 @@ class _Search:
         values = np.array([self._values[i] for i in model.fitted])
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
-        targets[known] = scores(values[known])
+        weights = np.array([LED_WEIGHT if i in self._led_rows else 1.0 for i in model.fitted])
+        targets[known] = scores(values[known], weights[known])
         return targets
 
     def _elites(self) -> list[int]:
@@ -446,22 +455,41 @@ class _Search:
         return "surrogate", []
 
 
-def scores(values: np.ndarray) -> np.ndarray:
-    """Return targets for the surrogate from values [n], where greater is better.
+def _trials(study: Study, numbers: Sequence[int]) -> Iterator[FrozenTrial]:
+    """Yield the trials of these numbers; a list of all of them would take longer than a proposal after many."""
+    if len(numbers) > MAX_SINGLE_READS:
+        trials = study.get_trials(deepcopy=False)
+        yield from (trials[n] for n in numbers)
+        return
+    storage = study._storage  # noqa: SLF001
+    for n in numbers:
+        yield storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, n))  # noqa: SLF001
+
+
+def scores(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return targets for the surrogate from values [n], where greater is better, and their weights [n], 1 by default.
 
     They are normal scores, drawn towards the logarithms: ranks exaggerate small differences, and logarithms alone let a
     few outliers decide. Zero and infinite values keep their normal scores, and so do all values if the others differ in
     sign.
     """
-    worth, every = normal_scores(values), logarithms(values)
+    weights = np.ones(len(values)) if weights is None else weights
+    worth, every = normal_scores(values, weights), logarithms(values)
     plain = ~np.isnan(every)
     logs = every[plain]
     if len(logs) and np.ptp(logs) > 0:
         ranks = worth[plain]
-        drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
+        (middle, deviation), (centre, spread) = (_moments(of, weights[plain]) for of in (logs, ranks))
+        drawn = (logs - middle) / deviation * spread + centre
         # within the ranks' range, or the slowest would fall behind what failed
         worth[plain] += LOG_WEIGHT * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
     return worth
+
+
+def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the weighted mean and deviation of values [n]."""
+    mean = np.average(values, weights=weights)
+    return float(mean), float(np.sqrt(np.average(np.square(values - mean), weights=weights)))
 
 
 def logarithms(values: np.ndarray) -> np.ndarray:
@@ -477,11 +505,11 @@ def logarithms(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def normal_scores(values: np.ndarray) -> np.ndarray:
-    """Return the normal quantiles of the values' ranks [n]; ties share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    quantiles: np.ndarray = ndtri((ranks - 0.5) / len(values))
+def normal_scores(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return the normal quantiles of the values' weighted ranks [n]; ties share their mean rank."""
+    _, place = np.unique(values, return_inverse=True)
+    count = np.bincount(place, weights)
+    quantiles: np.ndarray = ndtri((np.cumsum(count) - count / 2) / count.sum())[place]
     return quantiles
 
 
