@@ -60,22 +60,18 @@ def test_the_same_seed_gives_the_same_search(space):
     assert one != other
 
 
-def test_trials_are_not_listed_for_each_proposal(space, monkeypatch):
-    """A list of 100,000 takes longer than the rest of a proposal."""
-    found = []
-    for most in (128, 0):
-        monkeypatch.setattr(evolution, "MAX_SINGLE_READS", most)
-        listed = []
-        with monkeypatch.context() as patched:
-            all_of = optuna.Study.get_trials
-            patched.setattr(optuna.Study, "get_trials", lambda *a, **k: (listed.append(1), all_of(*a, **k))[1])
-            study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
-            for _ in range(12):
-                trial = study.ask()
-                study.tell(trial, speed(suggest(trial, space)))
-            assert bool(listed) == (most == 0)
-        found.append([trial.params for trial in study.trials])
-    assert found[0] == found[1]
+@pytest.mark.parametrize(("most", "listing"), [(evolution.MAX_SINGLE_READS, False), (0, True)])
+def test_new_trials_are_read_alone_as_a_list_of_100_000_takes_longer_than_a_proposal(space, monkeypatch, most, listing):
+    plain = search(space, 0, 12, EvolutionSampler(0, space))
+    monkeypatch.setattr(evolution, "MAX_SINGLE_READS", most)
+    listed, all_of = [], optuna.Study.get_trials
+    monkeypatch.setattr(optuna.Study, "get_trials", lambda *a, **k: (listed.append(1), all_of(*a, **k))[1])
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
+    for _ in range(12):
+        trial = study.ask()
+        study.tell(trial, speed(suggest(trial, space)))
+    assert bool(listed) == listing
+    assert [t.params for t in all_of(study)] == [t.params for t in all_of(plain)]
 
 
 def test_workers_in_parallel_get_configurations_that_differ(space):

@@ -9,7 +9,8 @@ trials bring forth beside fresh random points and what the prior expects to be f
 largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
 have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
 the likelier is the next among those far from it. What is learned from are ranks and, less so, logarithms: the
-objective's unit does not matter, and a trial that failed is simply the worst.
+objective's unit does not matter, and a trial that failed is simply the worst. What followed the prior is no fair sample
+of the space: it counts little in the ranks, and a best that it found is no sign that the search has stalled.
 """
 
 from __future__ import annotations
@@ -215,6 +216,8 @@ class _Search:
         self._row_numbers: dict[bytes, int] = {}
         self._surrogate_rows: list[int] = []
         """rows that the surrogate chose, ascending"""
+        self._own_rows: list[int] = []
+        """those of them that did not follow the prior"""
         self._prior_rows: set[int] = set()
         """rows that the prior chose alone"""
         self._led_rows: set[int] = set()
@@ -245,7 +248,7 @@ class _Search:
             if led:
                 self._led_rows.add(place)
             if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
-                self._surrogate_rows.append(place)
+                self._count_surrogate_row(place, bool(led))
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 vector = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -288,7 +291,7 @@ class _Search:
         row = self._most_promising_row() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
-            self._surrogate_rows.append(len(self._rows))
+            self._count_surrogate_row(len(self._rows), bool(self.believed))
         else:
             row = self._fastest_expected()
             operator, parents = "random" if row is None else "prior", []
@@ -309,6 +312,11 @@ class _Search:
             self._coverage.add(row)
         return place
 
+    def _count_surrogate_row(self, place: int, led: bool) -> None:
+        self._surrogate_rows.append(place)
+        if not led:
+            self._own_rows.append(place)
+
     def _ready(self) -> bool:
         """Return whether enough trials succeeded.
 
@@ -327,7 +335,7 @@ class _Search:
 
     def _most_promising_row(self) -> np.ndarray | None:
         """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
-        late = self._since_best() >= PRODUCT_AFTER and len(self._rows) % 2
+        late = self._since_best(own=True) >= PRODUCT_AFTER and len(self._rows) % 2
         model = self._models[-1 if late else 0]
         if not model.extend(self._rows):
             self._fit(model)
@@ -342,7 +350,7 @@ class _Search:
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        best = int(np.where(self._proposable(), gain, -1.0).argmax())
+        best = int(np.where(self._proposable(own=not self.believed), gain, -1.0).argmax())
         if led is not None:
             ways = (led.mean, led.deviation), plain
             self._trust.forecast(
@@ -377,24 +385,29 @@ class _Search:
             return False
         return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._rows)))
 
-    def _proposable(self) -> np.ndarray:
+    def _proposable(self, own: bool) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
-        since = self._since_best()
-        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)):
+        best, since = self._latest_best(own), self._since_best(own)
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)) and best >= 0:
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
-            changed = (self._pool.rows != self._rows[self._latest_best()]).sum(1)
+            changed = (self._pool.rows != self._rows[best]).sum(1)
             far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
         return self._pool.available
 
-    def _latest_best(self) -> int:
-        """Return the place of the best trial, the latest of equal ones; -1 where none came through."""
-        return -1 if not self._best else max(place for value, place in self._best if value == self._best[0][0])
+    def _latest_best(self, own: bool = False) -> int:
+        """Return the place of the best trial, the latest of equal ones; -1 where none came through.
 
-    def _since_best(self) -> int:
-        """Return how many of the surrogate's proposals came after the best trial."""
-        return len(self._surrogate_rows) - bisect_right(self._surrogate_rows, self._latest_best())
+        `own` leaves out those that followed the prior: what it finds at once is no sign that the search has stalled.
+        """
+        best = [(value, place) for value, place in self._best if not own or place not in self._led_rows]
+        return -1 if not best else max(place for value, place in best if value == best[0][0])
+
+    def _since_best(self, own: bool) -> int:
+        """Return how many of the surrogate's proposals came after the best trial, of its own ones alone if `own`."""
+        rows = self._own_rows if own else self._surrogate_rows
+        return len(rows) - bisect_right(rows, self._latest_best(own))
 
     def _fit(self, model: _Model) -> None:
         latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
