@@ -29,7 +29,7 @@ from evoengine.cli.options import (
 )
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
-from evoengine.records import PROPOSAL, Config
+from evoengine.records import Config
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Given(NamedTuple):
     """A configuration, and where it is a trial's the problem and the GPU of that."""
 
     config: Config | int
-    """the number itself of a trial whose text was proposed, which no configuration renders"""
+    """the number itself of a trial whose text no configuration renders again"""
     problem: str | None = None
     gpu: str | None = None
 
@@ -244,9 +244,11 @@ def read_config(text: str, db: str | None) -> Given:
 
 
 def _of_trial(trial: int, db: str | None) -> Given:
+    from evoengine.tuning.verify import is_judged_as_stored
+
     with reading(db) as ledger:
         found = ledger.candidate(trial)
-    return Given(trial if found.operator == PROPOSAL else found.config, found.problem, found.gpu)
+    return Given(trial if is_judged_as_stored(found) else found.config, found.problem, found.gpu)
 
 
 def _file(path: Path) -> str:

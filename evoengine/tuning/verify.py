@@ -38,6 +38,7 @@ from evoengine.tuning.setup import (
     silent,
 )
 from evoengine.workloads.base import Target
+from evoengine.workloads.triton_kernel import is_triton
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,22 +93,27 @@ def verify(
     if isinstance(config, int):
         with open_ledger(place, create=False) as ledger:
             found = ledger.candidate(config)
-            if found.operator == PROPOSAL:
-                return _of_proposal(ledger, found, seed, on_stage)
+            if is_judged_as_stored(found):
+                return _as_stored(ledger, found, seed, on_stage)
         given |= {"config": found.config, "problem": problem or found.problem}
         given["gpu"] = found.gpu if gpu == AUTO and not gpu_file else gpu
     return _of_config(**given, echo=echo, on_stage=on_stage)
 
 
-def _of_proposal(ledger: Ledger, found: Candidate, seed: int | None, on_stage: Echo) -> Verified:
-    """Judge the text of a proposal, which no configuration renders."""
+def is_judged_as_stored(found: Candidate) -> bool:
+    """Return whether a trial's text is not rendered again: that of a proposal, or of a file with a Triton kernel."""
+    return found.operator == PROPOSAL or (found.source is not None and is_triton(found.source.text))
+
+
+def _as_stored(ledger: Ledger, found: Candidate, seed: int | None, on_stage: Echo) -> Verified:
+    """Judge the text and the binary that the ledger has."""
     require_seed(seed)
     known = with_machine_code(ledger, found.trial)
     if isinstance(known, Rejection):
         raise MachineError(f"trial {found.trial} cannot be judged here: {known.reason}")
     kernel, seed = kernel_of(ledger, found), secrets.randbelow(2**31) if seed is None else seed
     require_compilers(kernel.target.gpu, emulated=True)
-    on_stage("executing the machine code and the text")
+    on_stage("executing it")
     judged = judge_once(kernel.target, kernel.space, known.contender, seed)
     if isinstance(judged, Rejection):
         raise MachineError(f"trial {found.trial} cannot be judged here: {judged.reason}")

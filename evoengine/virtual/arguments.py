@@ -65,12 +65,12 @@ class Arguments:
     def __init__(self) -> None:
         self.parameters: list[AnyArgument | ConstantArgument] = []
         self.given: dict[str, Any] = {}
-        """what the program passed, by the names of the function's parameters"""
+        """what the program passed, by the names of the function's parameters; of a table of addresses, the tensors"""
         self._storages: dict[int, HostMemory] = {}
         self.fresh: dict[str, torch.UntypedStorage] = {}
         """those that PyTorch alone has and no launch had before, by their names"""
-        self._addresses: list[np.ndarray] = []
-        """64-bit integers that may be addresses"""
+        self._addresses: dict[str, np.ndarray] = {}
+        """64-bit integers that may be addresses, by the names of the parameters"""
 
     @property
     def mapped(self) -> Sequence[HostMemory]:
@@ -87,11 +87,14 @@ class Arguments:
 
     def follow(self, known: KnownAddresses) -> None:
         """Hold what addresses among the arguments point to: those in tensors of 64-bit integers, and numbers."""
-        for storage in known.storages_at(np.concatenate([np.empty(0, np.int64), *self._addresses])):
+        for storage in known.storages_at(np.concatenate([np.empty(0, np.int64), *self._addresses.values()])):
             start = storage.data_ptr()
             name = self._storages[start].name if start in self._storages else f"the tensor at {start:#x}"
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             self._storages[start] = HostMemory(name, data, start)
+        for name, addresses in self._addresses.items():
+            if tensors := known.tensors_at(addresses):
+                self.given[name] = tensors
 
     def add(self, name: str, kind: Any, value: Any) -> None:
         """Append the parameters that an argument of Triton's type `kind` becomes. Raises BadArgument."""
@@ -101,13 +104,13 @@ class Arguments:
         elif kind.startswith("*"):
             self.parameters.append(self._pointer(name, value))
             if kind.lstrip("*") in _ADDRESSES and isinstance(value, torch.Tensor):
-                self._addresses.append(value.detach().reshape(-1).view(torch.int64).numpy())
+                self._addresses[name] = value.detach().reshape(-1).view(torch.int64).numpy()
         elif kind.startswith("tensordesc"):
             self._add_descriptor(name, value)
         elif kind != "constexpr":
             self.parameters.append(ScalarArgument(name, np.void(_packed(name, kind, value))))
             if kind in _ADDRESSES:
-                self._addresses.append(np.array([value & _WHOLE], np.uint64).view(np.int64))
+                self._addresses[name] = np.array([value & _WHOLE], np.uint64).view(np.int64)
 
     def _pointer(self, name: str, value: Any) -> Part:
         if value is None:

@@ -148,10 +148,19 @@ class GatingGpu(VirtualGpu):
         self.sizes = ""
         self.launches = 0
         """of the kernel, in this call of the function"""
+        self._computed: set[int] = set()
+        """addresses of storages to which launches of this call have written"""
+
+    def begin(self, sizes: str) -> None:
+        """Begin a call of the function, with these sizes."""
+        self.sizes, self.launches = sizes, 0
+        self._computed.clear()
 
     def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
         if loaded.function is not self._function:
+            before = _contents(arguments)
             super().launch(loaded, geometry, arguments, options)
+            self._note_computed(arguments, before)
             return
         if self.exact:
             self._compare_bits(loaded, geometry, arguments)
@@ -178,7 +187,14 @@ class GatingGpu(VirtualGpu):
             if self._redraw(draw, arguments):
                 self._attempt(draw, loaded, geometry, arguments)
         _restore(arguments, after)
+        self._note_computed(arguments, before)
         self.launches += 1
+
+    def _note_computed(self, arguments: Arguments, before: Sequence[np.ndarray]) -> None:
+        """Note the storages whose contents a launch has changed."""
+        for storage, data in zip(arguments.mapped, before, strict=True):
+            if not np.array_equal(storage.data, data):
+                self._computed.add(storage.data.ctypes.data)
 
     def _attempt(self, draw: str, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
         """Execute once and judge.
@@ -269,8 +285,11 @@ class GatingGpu(VirtualGpu):
         """Draw the values of the inputs again, and return whether the reference is finite for them.
 
         Those are floating-point tensors of which not all elements are alike: others are counters, or as the function
-        needs them. What is never negative stays so, and values keep their size.
+        needs them. What is never negative stays so, and values keep their size. Where an earlier launch has computed
+        a tensor, from the others perhaps, nothing is drawn, as they would not belong together; zeros are an output's.
         """
+        if any(storage.data.ctypes.data in self._computed and storage.data.any() for storage in arguments.mapped):
+            return False
         inputs = {n: t.detach() for n, t in _tensors(arguments).items() if t.is_floating_point() and _varies(t)}
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         for factor in LARGE if draw == BIG else (1.0,):
@@ -303,8 +322,8 @@ class GatingGpu(VirtualGpu):
         first = self._first.setdefault(key, outputs)
         if self._reference is None:
             for name, output in outputs.items():
-                if output.is_floating_point() and output[stored[name]].isnan().any():
-                    raise Wrong(f"{int(output[stored[name]].isnan().sum())} elements of {name} are NaN")
+                if output.is_floating_point() and output[stored[name]].float().isnan().any():
+                    raise Wrong(f"{int(output[stored[name]].float().isnan().sum())} elements of {name} are NaN")
         return bound, None if first is outputs else _difference(first, outputs)
 
     def _compared(self, given: Mapping[str, Any], outputs: Outputs) -> Bound:
@@ -332,6 +351,8 @@ class GatingGpu(VirtualGpu):
 
     def _widened(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return a floating-point tensor in float64, with a generator off by some rounding; else the value."""
+        if isinstance(value, list):
+            return [self._widened(each, generator) for each in value]
         value = getattr(value, "base", value)
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
@@ -361,8 +382,11 @@ class GatingGpu(VirtualGpu):
 
 
 def _tensors(arguments: Arguments) -> dict[str, torch.Tensor]:
-    """Return the launch's tensors by the names of the parameters; of a descriptor, its tensor."""
-    found = ((name, getattr(value, "base", value)) for name, value in arguments.given.items())
+    """Return the launch's tensors by the names of the parameters; of a descriptor, its tensor, of a table, each."""
+    found = []
+    for name, value in arguments.given.items():
+        each = {f"{name}[{n}]": one for n, one in enumerate(value)} if isinstance(value, list) else {name: value}
+        found += [(key, getattr(one, "base", one)) for key, one in each.items()]
     return {name: value for name, value in found if isinstance(value, torch.Tensor) and value.numel()}
 
 
@@ -376,7 +400,9 @@ def _restore(arguments: Arguments, contents: Sequence[np.ndarray]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, of a descriptor's too; anything else as it is."""
+    """Return a copy of a tensor, of a descriptor's and of those of a table too; anything else as it is."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
     value = getattr(value, "base", value)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
@@ -393,12 +419,14 @@ def _varies(tensor: torch.Tensor) -> bool:
     """Whether its elements are numbers, not all alike, and each at a place of its own."""
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return False
-    return bool(tensor.isfinite().all()) and bool((tensor != tensor.reshape(-1)[0]).any())
+    plain = tensor if tensor.element_size() > 1 else tensor.float()
+    return bool(plain.isfinite().all()) and bool((plain != plain.reshape(-1)[0]).any())
 
 
 def _values(draw: str, given: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return float32 values in the shape of a tensor, of its size and never negative where it is not."""
-    positive, plain = bool((given >= 0).all()), given.float()
+    plain = given.float()
+    positive = bool((plain >= 0).all())
     values = torch.randn(given.shape, generator=generator) * plain.square().mean().sqrt()
     if draw in SHAPED:
         values = SHAPED[draw](values, generator)
@@ -417,7 +445,7 @@ def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[t
     these dtypes alone may be right by chance, for a sum that nearly cancels for one.
     """
     named = f" of {of}" if of else ""
-    missing = int((output.isnan() & ~exact.isnan()).sum()) if output.is_floating_point() else 0
+    missing = int((output.float().isnan() & ~exact.isnan()).sum()) if output.is_floating_point() else 0
     if missing:
         raise Wrong(f"{missing} of {output.numel()} outputs{named} are NaN or were never written")
     error = torch.where(output.double() == exact, 0.0, output.double() - exact)  # infinities too

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import triton
 from triton.runtime.autotuner import Config
-from triton.runtime.errors import OutOfResources
 
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import EvoengineError, UsageError
@@ -48,7 +47,7 @@ from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
 from evoengine.virtual.gate import MOST_DRAWN, Attempt, ConfigVerdict, GatingGpu, TooLarge
 from evoengine.virtual.triton_driver import installed
-from evoengine.virtual.triton_file import Program, Pruned, said
+from evoengine.virtual.triton_file import REFUSALS, Program, said, why_refused
 from evoengine.virtual.verify import run_case, uninitialized_as_nan
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, Stated, read_last_line, sizes_text
@@ -104,8 +103,8 @@ def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu
             program.function(**sizes)
         except _Reached:
             pass
-        except (OutOfResources, Pruned) as error:
-            raise Refused(str(error)) from None
+        except REFUSALS as error:
+            raise Refused(why_refused(error)) from None
         except Exception as error:
             raise Refused(f"{call} raises {said(error, program.path)}") from None
     if device.reached is None:
@@ -119,7 +118,7 @@ def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu
 def examine(host: Host, gpu: Gpu) -> Examined:
     """Execute the file. Raises UsageError where it has no such kernel, functions or list of configurations."""
     require_arch_of(gpu.capability)
-    program = Program(host)
+    program = Program(host, gpu)
     return Examined(program.sizes, program.kernel.settings)
 
 
@@ -131,7 +130,7 @@ def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
 
     Raises UsageError where one of them raises for the first configuration of the list.
     """
-    program = Program(host)
+    program = Program(host, gpu)
     try:
         reached = reach(program, sizes, program.kernel.config_of(program.kernel.settings[0]), gpu)
     except Refused as refusal:
@@ -175,7 +174,7 @@ def compile_text(source: Source, arch: str) -> Binary:
 
 def _reach(stated: Stated) -> Reached:
     try:
-        program = Program(stated.host)
+        program = Program(stated.host, stated.gpu)
         return reach(program, stated.sizes, program.kernel.config_of(stated.config), stated.gpu)
     except UsageError as error:
         raise Refused(str(error)) from None
@@ -202,7 +201,7 @@ def autotune_entry(text: str, times_ms: Sequence[float]) -> AutotuneEntry:
     and launches nothing. Raises UsageError where it keeps none.
     """
     stated = read_last_line(text)
-    program = Program(stated.host)
+    program = Program(stated.host, stated.gpu)
     tuner = program.kernel.tuner
     if len(tuner.configs) < 2 or any(config.pre_hook for config in tuner.configs):
         raise UsageError("Triton's autotuner keeps no cache for a single configuration, nor for one with a pre_hook")
@@ -268,7 +267,7 @@ class HostJudge:
         """Call the function with the sizes of each case, until a launch is wrong."""
         start = time.perf_counter()
         stated = self._stated
-        program = self._program = self._program or Program(stated.host)
+        program = self._program = self._program or Program(stated.host, stated.gpu)
         gating = GatingGpu(stated.gpu, program, self._seed)
         gating.longest, gating.most = LONGEST_ATTEMPT, MOST_DRAWN
         config = program.kernel.config_of(stated.config)

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from triton._C.libtriton import nvidia
 
 from evoengine.virtual.device import Instant, VirtualGpu
-from evoengine.virtual.graphs import Graph
 from evoengine.virtual.profiler import profiled
 from evoengine.virtual.repeats import OWN_REFERENCES, Repeats, Waiting, references
 
@@ -27,10 +26,13 @@ OWN_NAMES = 3
 
 
 @contextmanager
-def cuda_on_cpu(device: VirtualGpu) -> Iterator[None]:
-    """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked."""
+def cuda_on_cpu(device: VirtualGpu, *, drop_repeats: bool) -> Iterator[None]:
+    """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked.
+
+    With `drop_repeats`, a launch or product like one before it, of which nothing can be seen, is not computed again.
+    """
     mode = _OnCpu(device)
-    device.repeats = Repeats()
+    device.repeats = Repeats() if drop_repeats else None
     with (
         mock.patch.multiple(
             torch.cuda, **_answers(device), CUDAGraph=lambda *_, **__: Graph(device), graph=mode.capture
@@ -65,7 +67,7 @@ class _OnCpu(TorchFunctionMode):
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
         args, kwargs = [_on_cpu(value) for value in args], {n: _on_cpu(value) for n, value in (kwargs or {}).items()}
-        if function in MULTIPLY and not kwargs:
+        if function in MULTIPLY and not kwargs and self._device.repeats is not None:
             return self.products.of(function, args)
         result = function(*args, **kwargs)
         if self._graph is not None:
@@ -120,6 +122,50 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
     }
 
 
+class Graph:
+    """Stands for torch.cuda.CUDAGraph: what is captured is executed at once, and again by each replay."""
+
+    def __init__(self, device: VirtualGpu) -> None:
+        self._device = device
+        self._calls: list[Callable[[], object]] = []
+
+    @contextmanager
+    def launches(self) -> Iterator[None]:
+        """Remember the launches of Triton kernels."""
+        before, self._device.captured = self._device.captured, self._calls
+        try:
+            yield
+        finally:
+            self._device.captured = before
+
+    def note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Remember a call of PyTorch; a replay puts what it returns into the tensors that it returned before."""
+        before = _tensors(result)
+
+        def again() -> None:
+            for old, new in zip(before, _tensors(function(*args, **kwargs)), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+        if before:
+            self._calls.append(again)
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+    def reset(self) -> None:
+        self._calls.clear()
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 0
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    values = result if isinstance(result, tuple | list) else [result]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
 class Products:
     """The last product of PyTorch's, which a program that repeats it gets again while nobody has it or changes it."""
 
@@ -158,10 +204,14 @@ class Blas:
     def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         """Put a [M, K] · b [N, K]ᵀ into c [M, N], unless nobody looks at c."""
         out = c.detach()
-        assert self._device.repeats is not None  # `cuda_on_cpu` has made it
-        self._device.repeats.wait(
-            Waiting([c.untyped_storage()], lambda: out.copy_(a.float() @ b.float().T), lambda: None)
-        )
+
+        def multiply() -> None:
+            out.copy_(a.float() @ b.float().T)
+
+        if self._device.repeats is None:
+            multiply()
+        else:
+            self._device.repeats.wait(Waiting([c.untyped_storage()], multiply, lambda: None))
 
 
 class Stream:

@@ -36,7 +36,7 @@ def run_script(script: Path, arguments: Sequence[str], gpu: str, sample: bool = 
             if map_cuda:
                 from evoengine.virtual.map_cuda import cuda_on_cpu
 
-                stack.enter_context(cuda_on_cpu(device))
+                stack.enter_context(cuda_on_cpu(device, drop_repeats=True))
             code = _run(script, arguments)
             return code or int(device.raced)
     finally:

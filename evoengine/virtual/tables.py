@@ -2,7 +2,7 @@
 
 A kernel may be given addresses as integers, as those of the tutorial of grouped products are. Tensors whose address was
 asked for are remembered; a launch that gets such an address, in a tensor of 64-bit integers or as a number, has that
-tensor in its memory, at the address that it has on the CPU.
+tensor in its memory, at the address that it has on the CPU. The gate takes the tensors of such a table for arguments.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class KnownAddresses:
-    """Storages whose address a program has asked for, as long as they live."""
+    """Storages and tensors whose address a program has asked for, as long as they live."""
 
     def __init__(self) -> None:
         self._refs: dict[int, StorageWeakRef] = {}
+        self._tensors: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -32,10 +34,16 @@ class KnownAddresses:
             if tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()
                 self._refs[storage.data_ptr()] = StorageWeakRef(storage)
+                self._tensors[own(tensor)] = tensor
             return own(tensor)
 
         with mock.patch.object(torch.Tensor, "data_ptr", data_ptr):
             yield
+
+    def tensors_at(self, addresses: np.ndarray) -> list[torch.Tensor]:
+        """Return the tensors that begin at these addresses, [n] int64; none unless all are known."""
+        known = [tensor for address in addresses.tolist() if (tensor := self._tensors.get(address)) is not None]
+        return known if len(known) == addresses.size else []
 
     def storages_at(self, addresses: np.ndarray) -> list[torch.UntypedStorage]:
         """Return the storages that hold one of these addresses, [n] int64."""

@@ -5,13 +5,16 @@ What Triton asks of a driver changes between its releases, so the versions that 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
+import triton.testing
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import _allocation
@@ -19,9 +22,8 @@ from triton.runtime import _allocation
 from evoengine.errors import UsageError
 from evoengine.sass.launch import Geometry
 from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
-from evoengine.virtual.benchmarks import predicted_benchmarks, predicted_ms
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
-from evoengine.virtual.map_cuda import Event
+from evoengine.virtual.map_cuda import Event, cuda_on_cpu
 from evoengine.virtual.tables import KnownAddresses
 
 OLDEST, NEWEST = (3, 7), (3, 9)
@@ -63,10 +65,11 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(device: VirtualGpu) -> Iterator[None]:
-    """Make the virtual GPU Triton's active driver for a while."""
+    """Make the virtual GPU Triton's active driver, and that of what PyTorch is asked for on CUDA, for a while."""
     install(device)
     try:
-        yield
+        with cuda_on_cpu(device, drop_repeats=False):
+            yield
     finally:
         uninstall()
 
@@ -161,6 +164,54 @@ class Driver(DriverBase):
 
     def clear_cache(self, cache: Benchmark) -> None:
         self.device.pass_time(CLEARING_US)
+
+
+@contextmanager
+def predicted_benchmarks(device: VirtualGpu) -> Iterator[None]:
+    """Put benchmarks by prediction in place of `do_bench` and `do_bench_cudagraph` in triton.testing.
+
+    What is given is called once to be executed, and once to be predicted.
+    """
+
+    def do_bench(
+        fn: Callable[[], object],
+        warmup: int = 25,
+        rep: int = 100,
+        grad_to_none: Sequence[torch.Tensor] | None = None,
+        quantiles: Sequence[float] | None = None,
+        return_mode: str = "mean",
+    ) -> Any:
+        """Return the predicted milliseconds of a call; infinite where it launches nothing, or what has no time."""
+        assert return_mode in ("min", "max", "mean", "median", "all")
+        before = device.now
+        fn()
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        ms = math.inf if device.now.launches == before.launches else predicted_ms(device, fn)
+        return triton.testing._summarize_statistics([ms], quantiles, return_mode)  # noqa: SLF001 # as Triton's own do
+
+    def do_bench_cudagraph(
+        fn: Callable[[], object],
+        rep: int = 20,
+        grad_to_none: Sequence[torch.Tensor] | None = None,
+        quantiles: Sequence[float] | None = None,
+        return_mode: str = "mean",
+    ) -> Any:
+        return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
+
+    with mock.patch.multiple(triton.testing, do_bench=do_bench, do_bench_cudagraph=do_bench_cudagraph):
+        yield
+
+
+def predicted_ms(device: VirtualGpu, call: Callable[[], object]) -> float:
+    """Call with launches only predicted, and return their milliseconds."""
+    before, device.only_predicts = device.only_predicts, True
+    try:
+        start = device.now
+        call()
+        return device.ms_between(start, device.now)
+    finally:
+        device.only_predicts = before
 
 
 class Benchmark:

@@ -13,12 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner, Config
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
 from evoengine.hints import did_you_mean
 from evoengine.records import Value
+from evoengine.virtual.device import VirtualGpu
+from evoengine.virtual.triton_driver import installed
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import FIELDS
 
@@ -59,12 +64,24 @@ class Pruned(Exception):
     """The autotuner's own function leaves a configuration out."""
 
 
+REFUSALS = (Pruned, OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""what makes an autotuner leave out one configuration and go on"""
+
+
+def why_refused(error: BaseException) -> str:
+    """Return why one of REFUSALS was raised, in one line; of an assertion, its text in the kernel."""
+    if isinstance(error, CompileTimeAssertionFailure) and error.src and error.node is not None:
+        return f"{error.src.splitlines()[error.node.lineno - 1].strip()} fails"
+    return " ".join(str(error).split())
+
+
 class Program:
     """A user's file, executed: the kernel, the function that launches it, and the reference."""
 
-    def __init__(self, host: Host) -> None:
-        """Execute the file. Raises UsageError where it raises, or lacks what `host` names."""
-        module = load(host.file, host.text)
+    def __init__(self, host: Host, gpu: Gpu) -> None:
+        """Execute the file on a virtual GPU. Raises UsageError where it raises, or lacks what `host` names."""
+        with installed(VirtualGpu(gpu)):
+            module = load(host.file, host.text)
         self.host, self.path = host, Path(host.file)
         self.kernel = TritonKernel(module, host.kernel)
         self.function = function_of(module, host.call, "--call")

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 
 import torch
 import triton
-from triton.runtime.errors import OutOfResources
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.virtual.device import VirtualGpuError
 from evoengine.virtual.gate import ConfigVerdict, GatingGpu
 from evoengine.virtual.triton_driver import installed
-from evoengine.virtual.triton_file import Program, Pruned, config_text, said
+from evoengine.virtual.triton_file import REFUSALS, Program, config_text, said, why_refused
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import gate_sizes, sizes_text
 
@@ -25,7 +24,7 @@ class Session:
 
     def __init__(self, host: Host, gpu: Gpu, seed: int) -> None:
         """Execute the file. Raises UsageError where a function is missing."""
-        self._program = Program(host)
+        self._program = Program(host, gpu)
         self.configs = tuple(config_text(config) for config in self._program.kernel.configs)
         self._gating = GatingGpu(gpu, self._program, seed)
         self._cases = gate_sizes(self._program.sizes, seed)
@@ -64,13 +63,13 @@ def run_case(gating: GatingGpu, program: Program, sizes: Mapping[str, int], numb
     Returns why the function launches nothing with them, which is noted as a refusal, as one by Triton is. Raises
     UsageError where the kernel cannot be judged.
     """
-    gating.sizes, gating.launches = sizes_text(sizes), 0
+    gating.begin(sizes_text(sizes))
     try:
         with uninitialized_as_nan(), warnings.catch_warnings():
             torch.manual_seed(gating.seed_of(number))
             program.function(**sizes)
-    except (OutOfResources, Pruned) as error:
-        gating.verdict.refused[gating.sizes] = str(error)
+    except REFUSALS as error:
+        gating.verdict.refused[gating.sizes] = why_refused(error)
     except (UsageError, VirtualGpuError) as error:
         if isinstance(error, UsageError) or gating.verdict.wrong is None:
             raise UsageError(str(error)) from None
@@ -91,7 +90,7 @@ def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[st
     gating.exact = True
     try:
         for number, sizes in enumerate(cases):
-            gating.sizes, gating.launches = sizes_text(sizes), 0
+            gating.begin(sizes_text(sizes))
             if gating.sizes in gating.verdict.refused:
                 continue
             try:

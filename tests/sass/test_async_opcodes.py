@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelCrashed, KernelHung, KernelRaced
+from evoengine.devices.base import KernelCrashed, KernelHung, KernelRaced, TensorArgument, TensorMapArgument
 from tests.support.cluster_kernels import READS, multicast, pair
 from tests.support.copy_async_kernels import COMMIT, WAIT, WAIT_ALL, copy
 from tests.support.exhaustive import more
 from tests.support.mbarrier_kernels import SOURCES, one, registers_text, ring
-from tests.support.tma_kernels import load, store_text, swizzled, tensor, tile, view
+from tests.support.tma_kernels import VOCABULARY, load, store_text, swizzled, tensor, tile, view
 
 SEEDS = range(4)
 UNWRITTEN = 0xFFFF
@@ -130,6 +130,63 @@ def test_a_store_writes_what_lies_inside_and_nothing_else(execute, swizzle, at):
     padded = np.full((96, 256), UNWRITTEN, np.uint16)
     padded[at[0] + 16 : at[0] + 32, at[1] + 64 : at[1] + 64 + box[1]] = rows
     np.testing.assert_array_equal(o, padded[16:56, 64:192])
+
+
+REDUCE = """
+extern "C" __global__ void
+f(const unsigned char* a, unsigned char* o, const __grid_constant__ TensorMap map, int count) {
+    extern __shared__ __align__(1024) unsigned char tile[];
+    for (int i = threadIdx.x; i < count; i += 64) tile[i] = a[count * blockIdx.x + i];
+    async_proxy_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.OPERATION.tile.bulk_group [%0, {8, 36}], [%1];"
+                     :: "l"(&map), "r"(shared_address(tile)) : "memory");
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+"""
+COMBINE = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "xor": np.bitwise_xor, "and": np.bitwise_and,
+    "inc": lambda old, most: np.where(old >= most, 0, old + 1).astype(old.dtype),
+}  # fmt: skip # a table
+
+
+def combined_tile(execute, operation: str, dtype: str, seed: int = 0):
+    """Two blocks' boxes [8, 16] combined with a tensor [40, 16] at (36, 8), of which a half of a half lies inside."""
+    kind = np.dtype({"fp16": "f2", "fp32": "f4"}.get(dtype, dtype))
+    draw = np.random.default_rng(3)
+    o, a = ((draw.integers(0, 50, shape)).astype(kind) for shape in ((40, 16), (2, 8, 16)))
+    if operation == "inc":
+        a[1] = a[0]  # of unlike ones the order of the blocks would count
+    row = 16 * kind.itemsize
+    tensor_map = TensorMapArgument("map", "o", dtype, (16, 40), (row,), (16, 8), 0)
+    text = VOCABULARY + REDUCE.replace("OPERATION", operation)
+    there = TensorArgument("o", o.view(np.uint8).ravel(), output=True, inout=True)
+    arguments = (a.view(np.uint8).ravel(), there, tensor_map, np.int32(8 * row))
+    found = execute(text, *arguments, threads=64, grid=2, shared=8 * row, seed=seed)["o"]
+    expected = o.copy()
+    for block in a:
+        expected[36:, 8:] = COMBINE[operation](expected[36:, 8:], block[:4, :8])
+    return found.view(kind).reshape(o.shape), expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [
+        *[("add", "fp32"), ("min", "fp16"), ("xor", "uint64")],
+        *more([("add", "fp16"), ("max", "int32"), ("inc", "uint32"), ("add", "int64"), ("and", "uint32")]),
+    ],
+)
+def test_tiles_of_several_blocks_are_combined_with_what_is_there(execute, operation, dtype):
+    for seed in SEEDS:
+        np.testing.assert_array_equal(*combined_tile(execute, operation, dtype, seed))
+
+
+def test_an_operation_that_elements_of_the_tensor_map_do_not_have_is_named(execute):
+    with pytest.raises(KernelCrashed, match=r"UTMAREDG.*MIN.*elements of type 7, which it does not combine"):
+        combined_tile(execute, "min", "fp32")
 
 
 def test_a_store_that_its_block_does_not_wait_for_is_named(execute):

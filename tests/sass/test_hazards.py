@@ -124,3 +124,13 @@ def test_what_the_last_of_several_barriers_has_read_tells_of_those_before(mask):
     )
     found, _ = Program(listing, "kernel").hazards(90, 32)
     assert not found if mask else "overwrites UR8, which `SYNCS.EXCH.64" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("second", "found"), [("DMMA.16x8x16 R32, R32, R16, RZ", False), ("IADD3 R32, R1, R2, RZ", True)]
+)
+def test_a_product_of_doubles_reads_before_the_next_one_writes(second, found):
+    """Products go through one unit in their order; an addition overtakes them."""
+    listing = written_out(("DMMA.16x8x16 R8, R32, R8, RZ", 0, 7, 0), (second, 1, 7, 0), ("EXIT", 7, 7, 3))
+    hazards, _ = Program(listing, "kernel").hazards(90, 64)
+    assert ("overwrites R32" in " ".join(hazards)) == found

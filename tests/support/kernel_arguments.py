@@ -12,7 +12,7 @@ SIGNATURE = re.compile(r"__global__\s+void\s+(?:__(?:launch_bounds|cluster_dims)
 
 def argument(parameter, value):
     name = re.search(r"(\w+)\s*$", parameter)[1]
-    if isinstance(value, TensorMapArgument | ScratchArgument):
+    if isinstance(value, TensorArgument | TensorMapArgument | ScratchArgument):
         return replace(value, name=name)
     if "*" not in parameter:
         return ScalarArgument(name, value)

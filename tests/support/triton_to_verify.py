@@ -169,6 +169,57 @@ def call_shares_its_ends(m=3):
     rows(shares_its_ends, m, 40, BLOCK=64)
 
 
+@triton.jit
+def twice_of_each(xs, outs, n, BLOCK: tl.constexpr):
+    """Double tensors of which tables hold the addresses."""
+    at = tl.arange(0, BLOCK)
+    x = tl.load(xs + tl.program_id(0)).to(tl.pointer_type(tl.float8e5))
+    out = tl.load(outs + tl.program_id(0)).to(tl.pointer_type(tl.float8e5))
+    tl.store(out + at, (2 * tl.load(x + at, mask=at < n).to(tl.float32)).to(tl.float8e5), mask=at < n)
+
+
+def call_twice_of_each(m=3):
+    xs = [torch.randn(40).to(torch.float8_e5m2) for _ in range(m)]
+    outs = [torch.empty_like(x) for x in xs]
+    tables = [torch.tensor([x.data_ptr() for x in tensors]) for tensors in (xs, outs)]
+    twice_of_each[(m,)](*tables, 40, BLOCK=64)
+
+
+def each_twice(xs):
+    return [2 * x.double() for x in xs]
+
+
+def each_thrice(xs):
+    return [3 * x.double() for x in xs]
+
+
+@triton.jit
+def highest(x, high, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + tl.program_id(0) * n + at, mask=at < n, other=-float("inf"))
+    tl.store(high + tl.program_id(0), tl.max(values))
+
+
+@triton.jit
+def below_highest(x, high, out, n, BLOCK: tl.constexpr):
+    """Store e to the power of x - high: NaN where x is far above high, as it never is."""
+    at = tl.program_id(0) * n + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < n
+    power = tl.exp(100 * (tl.load(x + at, mask=mask, other=0.0) - tl.load(high + tl.program_id(0))))
+    tl.store(out + at, power + power * 0, mask=mask)
+
+
+def call_below_highest(m=3):
+    x, high = torch.randn(m, 40), torch.empty(m)
+    highest[(m,)](x, high, 40, BLOCK=64)
+    below_highest[(m,)](x, high, torch.empty_like(x), 40, BLOCK=64)
+
+
+def call_below_anything(m=3):
+    x = torch.randn(m, 40)
+    below_highest[(m,)](x, x.amax(1), torch.empty_like(x), 40, BLOCK=64)
+
+
 def call_nothing():
     pass
 

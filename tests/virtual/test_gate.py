@@ -71,10 +71,57 @@ def test_values_are_drawn_as_the_function_needs_them(kernel, call, reference):
     assert verdict.outcome == "correct" and len(verdict.attempts) >= 6, verdict.wrong
 
 
+def test_what_an_earlier_launch_has_computed_stays_with_what_it_was_computed_from():
+    (verdict,) = gated("below_highest")
+    assert verdict.outcome == "correct" and {a.draw for a in verdict.attempts} == {AS_GIVEN}
+    (verdict,) = gated("below_highest", "call_below_anything")  # nothing says that the values belong together
+    assert verdict.wrong and verdict.wrong.draw == "normal" and "NaN" in verdict.wrong.reason
+
+
+def test_tensors_of_a_table_of_addresses_are_drawn_and_compared():
+    (verdict,) = gated("twice_of_each", reference="each_twice")
+    assert verdict.outcome == "correct" and {a.draw for a in verdict.attempts} >= {AS_GIVEN, "normal", "large"}
+    (verdict,) = gated("twice_of_each", reference="each_thrice")
+    assert re.search(r"error of outs\[\d\] .* where \S+ is allowed", verdict.wrong.reason), verdict.wrong.reason
+
+
 def test_sizes_that_the_function_refuses_are_left_out_and_named():
     (verdict,) = gated("add_in_place", reference="sum_of")
     assert all(re.match(r"n=\d*[13579]$", sizes) for sizes in verdict.refused) and len(verdict.refused) >= 3
     assert all(why.endswith("is odd") and why.startswith("line ") for why in verdict.refused.values())
+
+
+WANTS_CUDA = """
+import torch, triton
+import triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+WARPS = 8 if torch.cuda.get_device_capability() == (9, 0) else 4
+
+
+@triton.autotune([triton.Config({"BLOCK": n}, num_warps=WARPS) for n in (256, 512)], key=[])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK <= 256)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def call(n=700):
+    x = torch.randn(n, device="cuda")
+    double[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, torch.empty_like(x), n)
+
+
+def twice(x):
+    return 2 * x
+"""
+
+
+def test_a_file_may_ask_for_cuda_and_a_configuration_that_the_kernel_refuses_is_left_out(tmp_path):
+    (tmp_path / "wants_cuda.py").write_text(WANTS_CUDA, "utf-8")
+    taken, refused = verify(f"{tmp_path}/wants_cuda.py::double", "call", "twice", "h100", seed=1)
+    assert taken.outcome == "correct" and "num_warps=8" in taken.config
+    assert refused.outcome == "refused" and refused.refused["n=700"] == "tl.static_assert(BLOCK <= 256) fails"
 
 
 FAULTS = [

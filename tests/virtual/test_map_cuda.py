@@ -25,7 +25,7 @@ def gpu(tmp_path, monkeypatch):
     require_tools()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     device = activate("h100")
-    with cuda_on_cpu(device):
+    with cuda_on_cpu(device, drop_repeats=True):
         yield device
     deactivate()
 

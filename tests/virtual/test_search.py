@@ -111,6 +111,14 @@ def test_a_candidate_is_judged_with_small_sizes_and_its_own(softmax):
         assert one.verdict.abstained and "Python" in one.verdict.reason
 
 
+def test_a_trial_is_verified_again_as_it_is_stored(softmax):
+    folder, found, _ = softmax
+    best = found.best[0]
+    again = evoengine.verify(best.trial, db=folder / "own.db", seed=5)
+    assert again.correct and again.candidate.config == best.config
+    assert {case.name for case in again.candidate.binary_verdict.cases} >= {"as given", "normal", "large"}
+
+
 def test_a_wrong_configuration_is_recorded_with_its_case_and_never_ranked(tmp_path):
     """With BLOCK above 64 the kernel leaves the end of a row out, which the function's own sizes do not show."""
     found, _ = searched(

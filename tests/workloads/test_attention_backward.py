@@ -17,7 +17,14 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_figure
 from evoengine.stages.verify import bounds
 from evoengine.workloads import parse_problem
-from evoengine.workloads.attention_backward.problem import PREPARE, TAKEN, BackwardProblem
+from evoengine.workloads.attention_backward.problem import (
+    GRADIENTS,
+    GRADIENTS_BY_TMA,
+    LAST,
+    PREPARE,
+    TAKEN,
+    BackwardProblem,
+)
 from evoengine.workloads.attention_backward.tensors import forward
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
@@ -27,6 +34,8 @@ FULL = "attention-backward:b1,h2,s200,d64,fp16"
 CAUSAL = "attention-backward:b1,h4,sq90,sk150,d64,bf16,causal,kv2"
 ATOMIC = {"family": "mma", "tile_m": 32, "tile_n": 64, "warps": 4, "stages": 2, "dq": "atomic", "layout": "swizzle", "min_blocks": 1}  # fmt: skip
 PASS, BULK = {**ATOMIC, "dq": "second_pass"}, {**ATOMIC, "dq": "bulk"}
+WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 128, "stages": 2, "dq": "bulk", "ds_stages": 2, "min_blocks": 1}
+ONE_DS = {**WGMMA, "ds_stages": 1}
 SCALAR = {"family": "scalar", "tile_m": 16, "tile_n": 16, "warps": 8}
 
 # ── what the kernels compute ────────────────────────────────────────────────────────────────────────────────────────
@@ -43,6 +52,7 @@ def judged(gate: KernelGate, config, old: str = "", new: str = "", seed: int = 7
     ("problem", "config"),
     [
         (CAUSAL, ATOMIC),
+        (CAUSAL, WGMMA),
         *more(
             [
                 (FULL, ATOMIC),
@@ -50,6 +60,8 @@ def judged(gate: KernelGate, config, old: str = "", new: str = "", seed: int = 7
                 (CAUSAL, BULK),
                 (FULL, PASS),
                 (CAUSAL, PASS),
+                (FULL, WGMMA),
+                (FULL, ONE_DS),
                 (FULL, SCALAR),
                 (CAUSAL, SCALAR),
             ]
@@ -117,13 +129,51 @@ FAULTS = [
     ("block that ends before its sums were added", BULK, FULL, "if (lane() == 0) bulk_add_wait();", ""),
     ("tiles stored in bulk and not added", BULK, FULL, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", "cp.async.bulk.global.shared::cta.bulk_group"),
     ("half of a warp's sums added", BULK, FULL, "TURNS * 16 * PART_COLS * sizeof(float)", "TURNS * 8 * PART_COLS * sizeof(float)"),
+    ("wgmma: scale left out of dK", WGMMA, FULL, "store_rows(sum_k, scale,", "store_rows(sum_k, 1.0f,"),
+    ("wgmma: scale left out of dQ", WGMMA, FULL, "four.x * scale, four.y * scale", "four.x, four.y"),
+    ("wgmma: LSE in base 2", WGMMA, FULL, "-LOG2_E * top.y", "-top.y"),
+    ("wgmma: LSE in delta's place", WGMMA, FULL, "derive(ds, p, tiles.delta(step))", "derive(ds, p, tiles.lse(step))"),
+    ("wgmma: LSE of the first head", WGMMA, FULL, "at = head * seq_q + row", "at = row"),
+    ("wgmma: dO not transposed", WGMMA, FULL, "weights_p, Walked::mn_major(", "weights_p, Walked::k_major("),
+    ("wgmma: dS of the first part of the queries for all", WGMMA, FULL, "tiles.ds(step) + part * TileDS::BYTES", "tiles.ds(step)"),
+    ("wgmma: dV begun anew at each step", WGMMA, FULL, "Walked::mn_major(tiles.gradients(step)), 1)", "Walked::mn_major(tiles.gradients(step)), 0)"),
+    ("wgmma: dS not fenced", WGMMA, FULL, "        async_proxy_fence();\n        named_barrier_sync(1", "        named_barrier_sync(1"),
+    ("wgmma: barrier between dS and its readers dropped", WGMMA, FULL, "        named_barrier_sync(1, 128 * CONSUMERS);\n        issue", "        issue"),
+    ("wgmma: one dS, overwritten while it is read", ONE_DS, FULL, "        named_barrier_sync(2, 128 * CONSUMERS);", "        //"),
+    ("wgmma: scores read before their product ends", WGMMA, FULL, "wait_for<1>(p)", "wait_for<2>(p)"),
+    ("wgmma: dP read before its product ends", WGMMA, FULL, "wait_for<0>(ds)", "wait_for<1>(ds)"),
+    ("wgmma: dQ read before its product ends", WGMMA, FULL, "wait_for<1>(part_q)", "wait_for<2>(part_q)"),
+    ("wgmma: a buffer handed back before dK's product ends", WGMMA, FULL, "wait_for<0>(sum_k)", "wait_for<1>(sum_k)"),
+    ("wgmma: products never committed", WGMMA, FULL, "    wgmma_commit();\n}", "}"),
+    ("wgmma: a buffer filled while it is read", WGMMA, FULL, "tiles.walked.acquire(step);", "arrive_expect_tx(tiles.walked.full_of(step), 2 * Walked::BYTES + 2 * ROWS_BYTES);"),
+    ("wgmma: a step's tile read before it is there", WGMMA, FULL, "        tiles.walked.wait(step);", "        //"),
+    ("wgmma: K read before it is there", WGMMA, FULL, "    tiles.owned.wait(0);", "    //"),
+    ("wgmma: barriers not fenced", WGMMA, FULL, "        barrier_init_fence();\n", ""),
+    ("wgmma: sums of dQ overwritten before they were read", WGMMA, FULL, "if (lane() == 0) bulk_add_read();", ""),
+    ("wgmma: a block that ends before its sums were added", WGMMA, FULL, "if (lane() == 0) bulk_add_wait();", ""),
+    ("wgmma: bulk addition that is not fenced", WGMMA, FULL, "    async_proxy_fence();\n    __syncwarp();\n    const int first", "    __syncwarp();\n    const int first"),
+    ("wgmma: sums of dQ not zeroed", WGMMA, FULL, "write_four(zeros + i, make_float4(0, 0, 0, 0));", ";"),
+    ("wgmma: K's place overwritten while it is read", WGMMA, FULL, "    named_barrier_sync(1, 128 * CONSUMERS);  // no product", "    // no product"),
+    ("wgmma: keys behind the last not masked", WGMMA, FULL, "first_key + 64 <= work.seq_k && ", ""),
+    ("wgmma: queries behind the last not masked", WGMMA, CAUSAL, "row + TILE_M <= work.seq_q &&", "true &&"),
+    ("wgmma: mask aligned to the upper left", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - row : 0"),
+    ("wgmma: mask one query too late", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row + 1 : 0"),
+    ("wgmma: mask one query too early", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row - 1 : 0"),
+    ("wgmma: the diagonal taken for below it", WGMMA, CAUSAL, "first_key + 63 <= row + work.diagonal", "first_key + 62 <= row + work.diagonal"),
+    ("wgmma: tiles of queries skipped that see a key", WGMMA, CAUSAL, "max(0, first_key - diagonal) / TILE_M", "min(query_tiles - 1, (max(0, first_key - diagonal) + TILE_M - 1) / TILE_M)"),
+    ("wgmma: first head of a group alone", WGMMA, CAUSAL, "steps(heads / kv_heads * (query_tiles - first_tile))", "steps(query_tiles - first_tile)"),
+    ("wgmma: more registers asked for than there are", WGMMA, FULL, "= SHARE < 256 ? SHARE : 256", "= 248"),
     ("P where dS belongs", SCALAR, FULL, "sum_k[r].add(p * (gradient.dot(value[r]) - less), query)", "sum_k[r].add(p, query)"),
     ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
 ]  # fmt: skip
-BY_TEXT = ("sums overwritten before they were read", "block that ends before its sums were added")
+BY_TEXT = (
+    "sums overwritten before they were read", "block that ends before its sums were added",
+    "wgmma: scores read before their product ends", "wgmma: dP read before its product ends",
+    "wgmma: dQ read before its product ends", "wgmma: products never committed", "wgmma: barriers not fenced",
+)  # fmt: skip
 """faults that the emulator alone sees: ptxas gives cp.async and bulk additions one scoreboard, so that in machine code a
-wait for copies waits for the additions too"""
-FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late")
+wait for copies waits for the additions too; and it waits for products itself where the text does not"""
+FAST = ("dQ added up without atomics", "sums of dQ not zeroed", "mask one query too late", "wgmma: dS not fenced")
 
 
 @pytest.mark.parametrize(
@@ -229,30 +279,38 @@ def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():
         assert backward.flops(problem) == 2.5 * forwards.flops(own)
 
 
-def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken():
+@pytest.mark.parametrize("config", [ATOMIC, WGMMA])
+def test_every_kernel_takes_parameters_that_there_are_and_all_are_taken(kernel_gate, config):
     workload, problem = parse_problem(FULL)
-    names = {p.name for p in workload.parameters(problem, ATOMIC)}
-    assert workload.entry == PREPARE and set().union(*TAKEN.values()) == names
+    launch = kernel_gate(FULL).source(config).launch
+    names = {p.name for p in workload.parameters(problem, config)}
+    taken = set().union(*(TAKEN[entry] for entry, _ in launch.kernels(PREPARE)))
+    assert workload.entry == PREPARE and taken == names
+
+
+def test_sums_of_dq_have_scratch_memory_where_they_are_added_up():
+    workload, problem = parse_problem(FULL)
     (sums,) = (p for p in workload.parameters(problem, ATOMIC) if p.name == "dq_sum")
     assert isinstance(sums, ScratchParameter) and sums.shape == (1, 2, 7, 32 * 64)
     (none,) = (p for p in workload.parameters(problem, PASS) if p.name == "dq_sum")
     assert none.shape == (1,)
 
 
-@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, BULK, SCALAR])])
+@pytest.mark.parametrize("config", [PASS, *more([ATOMIC, BULK, SCALAR, WGMMA])])
 def test_the_time_is_predicted_from_all_three_kernels(kernel_gate, config):
     gate = kernel_gate(FULL)
     source = gate.source(config)
     binary = compile_source(source, gate.target.gpu.arch)
     found = predict_figure(gate.target, CompiledCandidate(0, source, binary, config), {})
     assert found.by_model and found.figure.kind is Kind.ESTIMATED
-    assert [entry for entry, _ in source.launch.kernels(source.entry)] == list(TAKEN)
+    second = GRADIENTS_BY_TMA if config["family"] == "wgmma" else GRADIENTS
+    assert [entry for entry, _ in source.launch.kernels(source.entry)] == [PREPARE, second, LAST]
 
 
 @pytest.mark.parametrize("problem", [CAUSAL, *more(PROBLEMS)])
 def test_cases_keep_what_is_compiled_in(kernel_gate, problem):
     gate = kernel_gate(problem)
-    for config in (ATOMIC, SCALAR):
+    for config in (ATOMIC, WGMMA, SCALAR):
         for case, _ in gate_plan(gate.space, gate.target, config):
             own, whole = case.problem, gate.problem
             assert (own.head_dim, own.dtype, own.causal) == (whole.head_dim, whole.dtype, whole.causal)

@@ -35,6 +35,7 @@ ROWWISE = (
 FAMILIES = {
     **{f"attention {family}": (family, ATTENTION) for family in ("scalar", "wmma", "mma", "wgmma")},
     "attention-backward mma": ("mma", ("attention-backward:b2,h4,s700,d64,fp16,kv2", "attention-backward:b3,h6,sq300,sk1000,d128,bf16,causal,kv2", "attention-backward:b1,h2,sq4100,sk67,d64,bf16,causal")),
+    "attention-backward wgmma": ("wgmma", ("attention-backward:b2,h4,s700,d64,fp16,kv2", "attention-backward:b3,h6,sq300,sk1000,d128,bf16,causal,kv2", "attention-backward:b1,h2,sq4100,sk67,d64,bf16,causal")),
     "attention-backward scalar": ("scalar", ("attention-backward:b2,h4,s700,d64,fp16,kv2", "attention-backward:b3,h6,sq300,sk1000,d128,bf16,causal,kv2")),
     "gemm mma": ("mma", (*GEMM, "gemm:m1000,n777,k333,bf16,bias")),
     "gemm wgmma": ("wgmma", GEMM),

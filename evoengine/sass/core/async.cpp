@@ -345,6 +345,7 @@ const Opcode ASYNC[] = {
     {"SYNCS", Pipe::Memory, prepare_transaction_barrier},
     {"UTMALDG", Pipe::Uniform, prepare_tensor_load},
     {"UTMASTG", Pipe::Uniform, prepare_tensor_store},
+    {"UTMAREDG", Pipe::Uniform, prepare_tensor_reduction},
     {"UBLKCP", Pipe::Uniform, prepare_bulk_copy},
     {"UBLKRED", Pipe::Uniform, prepare_bulk_reduction},
     {"UTMACMDFLUSH", Pipe::Uniform, prepare_close_stores},

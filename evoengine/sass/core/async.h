@@ -34,6 +34,7 @@ Execute prepare_transaction_barrier(Instruction&);    // SYNCS
 Execute prepare_copies_arrive(Instruction&);          // ARRIVES
 Execute prepare_tensor_load(Instruction&);            // UTMALDG
 Execute prepare_tensor_store(Instruction&);           // UTMASTG
+Execute prepare_tensor_reduction(Instruction&);       // UTMAREDG
 Execute prepare_bulk_copy(Instruction&);              // UBLKCP
 Execute prepare_bulk_reduction(Instruction&);         // UBLKRED
 

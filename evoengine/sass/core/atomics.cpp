@@ -214,11 +214,10 @@ Execute prepare_atomic(Instruction& i) {
 
 }  // namespace
 
-u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
-  const int type = i.b;
-  switch (i.a) {
+static u64 combined(int operation, int type, bool flushes, u64 old, u64 value, u64 with) {
+  switch (operation) {
     case ADD:
-      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
+      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), flushes));
       if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
       if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
       return old + value;
@@ -233,6 +232,22 @@ u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
     case POPC_INC: return old + 1;
     default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
   }
+}
+
+u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
+  return combined(i.a, i.b, has(i, "FTZ"), old, value, with);
+}
+
+int take_operation(Modifiers& m) { return take_one(m, OPERATIONS); }
+
+u64 combine_elements(const Instruction& i, int operation, u32 map_type, u64 old, u64 value) {
+  static constexpr int TYPES[11] = {-1, -1, U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE, F16_PAIR, F32_TYPE, -1, -1, BF16_PAIR};
+  const int type = map_type < 11 ? TYPES[map_type] : -1;
+  const bool orders = operation == MIN || operation == MAX, counts = operation == INC || operation == DEC;
+  const bool known = operation == ADD || (orders ? type != F32_TYPE : counts ? type == U32_TYPE : type <= S64_TYPE);
+  if (type < 0 || !known)
+    throw Fault{named(i) + ": its tensor map has elements of type " + std::to_string(map_type) + ", which it does not combine"};
+  return combined(operation, type, false, old, value, 0);
 }
 
 bool take_combination(Modifiers& m, Instruction& i) {

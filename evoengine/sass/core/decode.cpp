@@ -292,10 +292,10 @@ void classify(Instruction& i, string_view base) {
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
-  if (base == "UBLKRED") i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
+  if (is_one_of({"UBLKRED", "UTMAREDG"})) i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
   i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG", "UBLKRED"});
-  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED",
-                      "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",
+                      "UBLKRED", "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;

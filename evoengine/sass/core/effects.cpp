@@ -18,7 +18,7 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 bool only_reads(string_view base) {
   return one_of(base, {"STG", "STS", "STL", "ST", "STSM", "RED", "REDG", "BRA", "JMP", "BRX", "EXIT", "BAR", "NOP", "BSSY",
                        "BSYNC", "BREAK", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "CCTLL", "WARPSYNC", "LDGSTS", "LDGDEPBAR",
-                       "DEPBAR", "CALL", "RET", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
+                       "DEPBAR", "CALL", "RET", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
                        "UTMACCTL", "FENCE", "WARPGROUP", "ARRIVES", "NANOSLEEP", "YIELD", "UCGABAR_ARV", "UCGABAR_WAIT",
                        "BPT", "ENDCOLLECTIVE", "PREFETCH", "ACQBULK", "PREEXIT"});
 }
@@ -167,7 +167,7 @@ struct Builder {
     for (int d = 1; d <= 5; d++)
       if (has(i, std::to_string(d) + "D")) dimensions = d;
     if (base == "UTMALDG") uniforms(e.reads, first.uniform, 2 + dimensions);
-    if (base == "UTMASTG") uniforms(e.reads, first.uniform, 1 + dimensions);
+    if (one_of(base, {"UTMASTG", "UTMAREDG"})) uniforms(e.reads, first.uniform, 1 + dimensions);
     read_from(0);
     for (const Use& u : e.reads)
       if (u.slot >= UNIFORM_SLOTS && u.slot < PREDICATE_SLOTS) e.late.push_back(u.slot);
@@ -177,7 +177,7 @@ struct Builder {
     if (i.operands.empty()) return;
     if (one_of(base, {"HMMA", "QMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
-    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
+    if (one_of(base, {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
     if (one_of(base, {"R2P", "UR2UP"})) return predicates(e.writes, i.operands.back()), read_from(1);
     if (one_of(base, {"STG", "ST", "STS", "STL"})) return read(0), read(1, width()), read_from(2);
@@ -258,7 +258,7 @@ struct Builder {
   // A fence, and mbarrier.init, end when their scoreboard says so; what tells others of memory comes behind that.
   void order() {
     const bool fence = one_of(base, {"FENCE", "MEMBAR"});
-    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMALDG", "UBLKCP", "UBLKRED", "WARPGROUP", "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
+    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UBLKRED", "WARPGROUP", "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
     const bool initialises = base == "SYNCS" && has(i, "EXCH");
     if (base == "FENCE" || tells || (base == "SYNCS" && has(i, "ARRIVE"))) add(e.reads, ORDER_SLOT);
     if ((fence || initialises) && (i.write_barrier < 6 || i.read_barrier < 6)) add(e.writes, ORDER_SLOT);
@@ -300,10 +300,11 @@ struct Builder {
     if (base == "LDC") return Queue::Constant;
     if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
-    if (one_of(base, {"UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED"})) return Queue::TensorMemory;
+    if (one_of(base, {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;
     if (base == "SYNCS") return Queue::Barriers;  // ptxas waits for what the last of several has read
     if (base == "HMMA" && arch == 75) return Queue::Tensor;
+    if (base == "DMMA" && (i.write_barrier < 6 || i.read_barrier < 6)) return Queue::DoubleTensor;
     return Queue::None;
   }
 

@@ -30,7 +30,7 @@ constexpr int UNITS = 0 SASS_UNITS(SASS_ONE);
 const char* unit_name(Unit);
 
 // Where instructions of a variable latency wait for their turn.
-enum class Queue : u8 { None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, TensorMemory };
+enum class Queue : u8 { None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, DoubleTensor, TensorMemory };
 // Whether the scoreboard of a later instruction tells that an earlier one's result is there too.
 bool answers_in_order(Queue);
 // Whether instructions of the two queues read their registers in the order of their issue.

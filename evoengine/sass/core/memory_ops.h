@@ -26,6 +26,11 @@ void check_alignment(u64 address, u32 bytes, int lane);
 u64 combine(const Instruction&, u64 old, u64 value, u64 with);
 // Sets a and b by the modifiers of a reduction of 32-bit words or pairs of halves; false where they name none.
 bool take_combination(Modifiers&, Instruction&);
+// Takes the name of an operation; -1 where there is none.
+int take_operation(Modifiers&);
+// What such an operation makes of one element of a tensor map's type (number, see tensor_copy.cpp), 2 to 8 bytes.
+// Throws Fault where there is no such operation on elements of that type.
+u64 combine_elements(const Instruction&, int operation, u32 map_type, u64 old, u64 value);
 
 // Takes what says only how a memory instruction is cached, ordered or addressed. False: it goes past the L1.
 bool take_caching(Modifiers&);

@@ -1,4 +1,4 @@
-// UTMALDG, UTMASTG and UBLKCP: tiles of tensors and plain blocks, between global and shared memory.
+// UTMALDG, UTMASTG, UTMAREDG, UBLKCP and UBLKRED: tiles of tensors and plain blocks, between global and shared memory.
 //
 // Operands, as compiled code shows: [UR8] is the shared address, at UR9 the barrier's (loads only), then the
 // coordinates, innermost first; [UR4] the generic address of the tensor map; a multicast's mask is in the upper half
@@ -21,7 +21,7 @@ struct TensorMap {
   u64 strides[4];  // bytes, of the dimensions but the innermost
   u32 dims[5];
   u16 box[5];
-  u8 element_bytes, rank;
+  u8 element_bytes, rank, type;
   u16 swizzle;     // bytes; 16 for none
   bool nan;        // whether what lies outside of the tensor reads as NaN
 
@@ -51,7 +51,8 @@ TensorMap unpacked(const Packed& p) {
   TensorMap map{};
   map.address = p.address;
   map.rank = u8(p.field(RANK_AT, 3) + 1);
-  map.element_bytes = ELEMENT_BYTES[p.field(TYPE_AT, 4)];
+  map.type = u8(p.field(TYPE_AT, 4));
+  map.element_bytes = ELEMENT_BYTES[map.type];
   map.swizzle = u16(16u << p.field(SWIZZLE_AT, 2));
   map.nan = p.field(FILL_AT, 1);
   for (int d = 0; d < 4; d++) map.strides[d] = (u64(p.upper >> 4 * d & 15) << 32 | p.strides[d]) << 4;
@@ -258,7 +259,18 @@ Step load_tile(Context& c, const Instruction& i) {
 }
 
 
-// UTMASTG.3D [UR8], [UR4]
+// Combines elements with those in memory by the instruction's operation, c less one.
+void combine_row(GlobalMemory& memory, const TensorMap& m, const Instruction& by, u64 to, const u8* from, u32 bytes) {
+  for (u32 at = 0; at < bytes; at += m.element_bytes) {
+    u64 old = 0, value = 0;
+    memory.load(to + at, &old, m.element_bytes);
+    std::memcpy(&value, from + at, m.element_bytes);
+    value = combine_elements(by, by.c - 1, m.type, old, value);
+    memory.store(to + at, &value, m.element_bytes);
+  }
+}
+
+// UTMASTG.3D [UR8], [UR4], and UTMAREDG.3D.ADD: c = one more than the operation
 Step store_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   Tile tile = tile_of(c, i, 1, at);
@@ -267,10 +279,11 @@ Step store_tile(Context& c, const Instruction& i) {
     const std::vector<u32> lines = lines_of(tile);
     order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
     for_each_row(tile, [&](u32, u64 to, u32 first, u32 bytes) {
-      if (bytes) order_global(*order, c, i, Touch::Write, to + first, bytes);
+      if (bytes) order_global(*order, c, i, i.c ? Touch::Atomic : Touch::Write, to + first, bytes);
     });
   }
   Completion work = completion_of(c.warp, Completion::Queue::TensorStore, tile);
+  work.combines = i.c;
   work.land = [tile, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
     const TensorMap& m = tile.map;
@@ -280,7 +293,8 @@ Step store_tile(Context& c, const Instruction& i) {
       alignas(16) u8 row[MAX_ROW];
       for (u32 chunk = 0; chunk < m.row_bytes(); chunk += 16)
         std::memcpy(row + chunk, shared + swizzled((tile.shared & 0xffffff) + offset + chunk, m.swizzle), 16);
-      machine->memory.store(to + first, row + first, bytes);
+      if (by->c) combine_row(machine->memory, m, *by, to + first, row + first, bytes);
+      else machine->memory.store(to + first, row + first, bytes);
     });
     warp->tensor_stores.land();
   };
@@ -346,6 +360,7 @@ Step store_bytes(Context& c, const Instruction& i) {
   }
   Completion work;
   work.queue = Completion::Queue::TensorStore;
+  work.combines = i.c;
   work.warp = &c.warp;
   work.bytes = int(bytes);
   one_row(work, to, bytes);
@@ -398,6 +413,15 @@ Execute prepare_tensor_store(Instruction& i) {
   bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) &&
                   is_uniform_address(i.operands[1]);
   return rank && operands && m.none_left() ? store_tile : nullptr;
+}
+
+Execute prepare_tensor_reduction(Instruction& i) {
+  Modifiers m(i);
+  i.c = take_operation(m) + 1;
+  bool rank = take_rank(m, i);
+  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) &&
+                  is_uniform_address(i.operands[1]);
+  return i.c && rank && operands && m.none_left() ? store_tile : nullptr;
 }
 
 Execute prepare_bulk_copy(Instruction& i) {

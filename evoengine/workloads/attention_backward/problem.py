@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, PassedParameter, ScalarArgument, ScratchParameter, TensorParameter
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    PassedParameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.workloads.problem_text import read_parts, require_groups
@@ -101,10 +108,17 @@ def _check(problem: BackwardProblem, text: str) -> None:
 
 PREPARE, GRADIENTS, LAST = "attention_backward", "attention_backward_kv", "attention_backward_q"
 """the kernels in stream order: sums of dO·O and zeros in the scratch memory; dK and dV; dQ"""
+GRADIENTS_BY_TMA = "attention_backward_kv_tma"
+"""that of dK and dV where TMA brings its tiles"""
+MAPPED = ("q", "k", "v", "dout", "lse", "delta")
+"""what has a tensor map there"""
+ROW_BOX = 128
+"""numbers of LSE and of delta that a step's loads bring, whatever its tile has"""
 SCALARS = ("heads", "kv_heads", "seq_q", "seq_k", "scale")
 TAKEN = {
     PREPARE: ("o", "dout", "delta", "dq_sum", "seq_q"),
     GRADIENTS: ("q", "k", "v", "dout", "lse", "delta", "dq_sum", "dk", "dv", *SCALARS),
+    GRADIENTS_BY_TMA: ("dq_sum", "dk", "dv", *SCALARS, *(f"map_{name}" for name in MAPPED)),
     LAST: ("q", "k", "v", "dout", "lse", "delta", "dq_sum", "dq", *SCALARS),
 }
 """names of the parameters that each kernel takes, in order"""
@@ -137,4 +151,27 @@ def parameters(problem: BackwardProblem, config: Config) -> tuple[PassedParamete
         ScalarArgument("seq_q", np.int32(p.seq_q)),
         ScalarArgument("seq_k", np.int32(p.seq_k)),
         ScalarArgument("scale", np.float32(1.0 / math.sqrt(p.head_dim))),
+        *(_tensor_maps(p, config) if config.get("family") == "wgmma" else ()),
     )
+
+
+def _tensor_maps(problem: BackwardProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Return the tensor maps of MAPPED.
+
+    Those of matrices are of [heads of the batch, seq, head_dim], a box a tile's rows by 64 columns; beyond a head's end
+    it reads zeros. LSE and delta are one row of all heads, as a head need not begin at a multiple of 16 bytes.
+    """
+    p, row = problem, 2 * problem.head_dim
+
+    def matrix(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
+        dims = (p.head_dim, seq, heads * p.batch)
+        return TensorMapArgument(f"map_{name}", name, p.dtype, dims, (row, row * seq), (64, rows, 1), swizzle=128)
+
+    def numbers(name: str) -> TensorMapArgument:
+        count = p.batch * p.heads * p.seq_q
+        return TensorMapArgument(f"map_{name}", name, "fp32", (count, 1), (16,), (ROW_BOX, 1), swizzle=0)
+
+    queries = (p.heads, p.seq_q, int(config["tile_m"]))
+    keys = (p.kv_heads, p.seq_k, int(config["tile_n"]))
+    matrices = (matrix("q", *queries), matrix("k", *keys), matrix("v", *keys), matrix("dout", *queries))
+    return (*matrices, numbers("lse"), numbers("delta"))

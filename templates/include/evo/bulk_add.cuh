@@ -1,6 +1,8 @@
 // ---- bulk_add: floats from shared memory added to those in global memory by the copy engine (sm_90) ----
+{% if wgmma_n is not defined %}
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+{% endif %}
 // By one thread, which must wait before it ends; `bytes` and both addresses are multiples of 16. The stores of all threads
 // that wrote there must be fenced first (async_proxy_fence, then a barrier). Other blocks may add to the same place.
 __device__ __forceinline__ void bulk_add(float* to, unsigned from, unsigned bytes) {
