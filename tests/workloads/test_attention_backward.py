@@ -161,7 +161,7 @@ FAULTS = [
     ("wgmma: mask one query too early", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row - 1 : 0"),
     ("wgmma: the diagonal taken for below it", WGMMA, CAUSAL, "first_key + 63 <= row + work.diagonal", "first_key + 62 <= row + work.diagonal"),
     ("wgmma: tiles of queries skipped that see a key", WGMMA, CAUSAL, "max(0, first_key - diagonal) / TILE_M", "min(query_tiles - 1, (max(0, first_key - diagonal) + TILE_M - 1) / TILE_M)"),
-    ("wgmma: first head of a group alone", WGMMA, CAUSAL, "steps(heads / kv_heads * (query_tiles - first_tile))", "steps(query_tiles - first_tile)"),
+    ("wgmma: first head of a group alone", WGMMA, CAUSAL, "steps(group * turns)", "steps(turns)"),
     ("wgmma: more registers asked for than there are", WGMMA, FULL, "= SHARE < 256 ? SHARE : 256", "= 248"),
     ("P where dS belongs", SCALAR, FULL, "sum_k[r].add(p * (gradient.dot(value[r]) - less), query)", "sum_k[r].add(p, query)"),
     ("rows that see no key count", SCALAR, CAUSAL, "return seen ?", "return seen || lse < -1e30f ?"),
