@@ -87,7 +87,8 @@ def best(**options: Any) -> None:
     the kernel must pass both judges, the executor of machine code and the emulator; otherwise nothing is written.
 
     Of several problems the table shows which of at most --kernels kernels serves each, and how much slower that is than
-    the best known one. --export then writes an export for each, and table.json, which evoengine.torch uses.
+    the best known one. --export then writes an export for each, and table.json, which evoengine.torch uses; --package
+    packs them as a wheel or hf-kernel.
     """
     from evoengine.workloads.problem_sets import stands_for_several
 
@@ -152,8 +153,8 @@ def _show_dispatch_table(asked: _Asked) -> None:
 
     _require_several(asked)
     problems = expand(asked.problems)
-    if asked.folder:
-        found = _export_table(asked, asked.folder, problems)
+    if folder := asked.folder or asked.package:
+        found = _export_table(asked, folder, problems)
     else:
         with reading(asked.db) as ledger:
             on, _ = ledger.targets.last(asked.gpu, problems[0])
@@ -167,12 +168,13 @@ def _show_dispatch_table(asked: _Asked) -> None:
 
 
 def _require_several(asked: _Asked) -> None:
-    """Raise UsageError if an option that is about one problem is given."""
-    named = {"as": asked.form, "fused-moe": asked.fused_moe}
-    alone = ("top", "trial", "package", "pareto", "server", "kernel", "sign")
-    for option, value in ({name: getattr(asked, name) for name in alone} | named).items():
+    """Raise UsageError if an option that is about one problem is given, or options that do not go together."""
+    alone = ("top", "trial", "pareto", "server", "kernel", "sign")
+    for option, value in ({name: getattr(asked, name) for name in alone} | {"fused-moe": asked.fused_moe}).items():
         if value not in (None, False):
             raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+    if bool(asked.package) != bool(asked.form) or (asked.package and asked.folder) or (asked.name and not asked.form):
+        raise UsageError("of several problems either --export is given, or --package and --as, with or without --name")
 
 
 def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> DispatchTable:
@@ -182,9 +184,17 @@ def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> Dispa
 
     with LiveProgress() as live:
         found, written = export_table(
-            folder, problems, asked.gpu, kernels=asked.kernels, db=asked.db, echo=live.say, on_stage=live.stage
+            folder,
+            problems,
+            asked.gpu,
+            kernels=asked.kernels,
+            form=asked.form,
+            name=asked.name,
+            db=asked.db,
+            echo=live.say,
+            on_stage=live.stage,
         )
-    say(f"wrote {written[0]} and {len(written) - 1} files of its exports")
+    say(f"wrote {written[0]}" + (f" and {len(written) - 1} files beside it" if written[1:] else ""))
     return found
 
 

@@ -9,8 +9,8 @@ import shutil
 import signal
 import struct
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -109,7 +109,23 @@ def run(
 
 
 def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
-    """Run single blocks and return what each of them touches. Raises as `run_rounds` does."""
+    """Run single blocks and return what each of them touches. Raises as `run_rounds` does.
+
+    A process ends where it gives a block up; another one goes on behind it.
+    """
+    traces: list[BlockTrace] = []
+    while len(traces) < len(asked.blocks):
+        left = replace(asked, blocks=asked.blocks[len(traces) :])
+        found = _run_until_given_up(executable, entry, left, seed, timeout)
+        if not found:
+            raise KernelCrashed(f"the emulator's process ended without a report, kernel {entry}")
+        traces += found
+    return traces
+
+
+def _run_until_given_up(
+    executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float
+) -> list[BlockTrace]:
     tensors = {t.name: t for t in _in_memory(asked.arguments)}
     header = _header(executable, seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
     chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
@@ -184,7 +200,7 @@ def _kind(argument: _InMemory) -> str:
 def _header(
     executable: Path, seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fill: int, pool_bytes: int
 ) -> bytes:
-    parent = 1 if executable.name.startswith(JAILED) else os.getpid()  # in a jail it is the first process
+    parent = 1 if _is_jailed(executable) else os.getpid()  # in a jail it is the first process
     rows = [_TENSOR.pack(t.bytes, t.number, t.element, t.kind.encode(), t.name.encode()[:54]) for t in tensors]
     return b"".join([_HEADER.pack(seed % 2**64, parent, rounds, len(rows), chosen, fill, pool_bytes), *rows])
 
@@ -283,13 +299,7 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     killed_before = oom_kills()
     hung = KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}")
     seconds = max(1, ceil(timeout))
-    pipes = subprocess.PIPE
-    in_jail = executable.name.startswith(JAILED)
-    command = _limited_in_jail(executable, seconds) if in_jail else [str(executable)]
-    with subprocess.Popen(command, stdin=pipes, stdout=pipes, stderr=pipes) as process:
-        if not in_jail:
-            with suppress(ProcessLookupError):  # it has ended
-                resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+    with _started(executable, seconds) as process:
         try:
             output, errors = process.communicate(message, _CLOCK_OVER_CPU * timeout)
         except BaseException as error:
@@ -297,7 +307,7 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
             if isinstance(error, subprocess.TimeoutExpired):
                 raise hung from None
             raise
-    code = jail.end_of(process.returncode) if in_jail else process.returncode
+    code = jail.end_of(process.returncode) if _is_jailed(executable) else process.returncode
     done = subprocess.CompletedProcess(process.args, code, output, errors)
     if done.returncode == -signal.SIGXCPU:
         raise hung
@@ -308,10 +318,30 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     return done.stdout
 
 
-def _limited_in_jail(executable: Path, seconds: int) -> list[str]:
+@contextmanager
+def _started(executable: Path, seconds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process with a limit of CPU time; a proposal's in a jail, where it can start no other one."""
+    pipe = subprocess.PIPE
+    if _is_jailed(executable):
+        with jail.no_new_processes() as seccomp:
+            command = _limited_in_jail(executable, seconds, seccomp)
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[seccomp]) as process:
+                yield process
+        return
+    with subprocess.Popen([str(executable)], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        with suppress(ProcessLookupError):  # it has ended
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+        yield process
+
+
+def _is_jailed(executable: Path) -> bool:
+    return executable.name.startswith(JAILED)
+
+
+def _limited_in_jail(executable: Path, seconds: int, seccomp: int) -> list[str]:
     """Return the command that runs an executable in a jail; its shell sets the limit before the executable starts."""
     limited = f'ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; exec "$0"'
-    return jail.jailed(["/bin/sh", "-c", limited, str(executable)], [executable])
+    return jail.jailed(["/bin/sh", "-c", limited, str(executable)], [executable], seccomp=seccomp)
 
 
 def _fail(done: subprocess.CompletedProcess[bytes], executable: Path, entry: str) -> None:
@@ -331,7 +361,7 @@ def _line_of(executable: Path, address: str) -> str:
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
     command = [tool, "-i", "-e", str(executable), address]
-    if executable.name.startswith(JAILED):
+    if _is_jailed(executable):
         command = jail.jailed(command, [executable])
     found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input

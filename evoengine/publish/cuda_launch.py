@@ -27,7 +27,15 @@ CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least r
 
 
 def check_loader(name):
-    """Raise ImportError if the loader of that name, beside this file, belongs to another kernel."""
+    """Raise ImportError if the loader of that name, beside this file, belongs to another kernel.
+
+    So it does where the machine code is not that of the verification record, of a folder that has one.
+    """
+    record, binary = FOLDER / "record.json", FOLDER / "kernel.cubin"
+    if record.exists():
+        verified = json.loads(record.read_text("utf-8"))["machine_code"]["sha256"]
+        if hashlib.sha256(binary.read_bytes()).hexdigest() != verified:
+            raise ImportError(f"{binary} is not the machine code that record.json beside it says was verified")
     if name != KERNEL["module"]:
         own = KERNEL["module"]
         remedy = f"keep each export in a folder of its own, and its loader's name, here {own}.py"

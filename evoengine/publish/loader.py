@@ -1,7 +1,7 @@
 """Calls the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
 
-README.md says how it is imported; the function has the name of the kernel, and help() of it lists its tensors. Ship the
-folder whole, and keep the name of this file, which no other export has.
+README.md says how it is imported; the function has the name of the kernel (with _ for -), and help() of it lists
+its tensors. Ship the folder whole, and keep the name of this file, which no other export has.
 
 Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
 returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
@@ -30,7 +30,8 @@ _cuda = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_cuda)
 _cuda.check_loader(Path(__file__).stem)
 
-NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
+NAME = _cuda.KERNEL["kernel"].replace("-", "_")
+LAUNCH, PARAMETERS = _cuda.KERNEL["launch"], _cuda.KERNEL["parameters"]
 TENSORS, SCRATCH, CONSTANTS, SCALARS, MAPS, STRUCTS = (
     [p for p in PARAMETERS if mark in p] for mark in ("output", "scratch", "constant", "scalar", "box", "struct")
 )
@@ -126,6 +127,8 @@ def _check_indices(bound, tensors):
             if not 0 <= index <= most:
                 at = f"{i}, {j}" if "lengths" in bound else f"{j}"
                 raise ValueError(f"{name}[{at}] is {index}; it must be from 0 to {most}")
+            if bound.get("rising") and j and index < row[j - 1]:
+                raise ValueError(f"{name}[{j}] is {index}, less than the {row[j - 1]} before it; it must not fall")
 
 
 @functools.cache

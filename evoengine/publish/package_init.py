@@ -1,7 +1,7 @@
 """A tuned CUDA kernel. README.md beside this file says what it computes, for which GPU, and how it was verified.
 
-The function has the name of the kernel, help() of it lists its tensors; KERNEL is the content of kernel.json, with the
-verdicts of the gate and the figure. The import fails if a file is not what SHA256SUMS says.
+The function has the name of the kernel (with _ for -), help() of it lists its tensors; KERNEL is the content of
+kernel.json, with the verdicts of the gate and the figure. The import fails if a file is not what SHA256SUMS says.
 """
 
 import hashlib
@@ -24,10 +24,11 @@ def _load():
     spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, KERNEL["kernel"])
+    return getattr(module, NAME)
 
 
 _check()
 KERNEL = json.loads((FOLDER / "kernel.json").read_text("utf-8"))
-globals()[KERNEL["kernel"]] = _load()
-__all__ = ["KERNEL", KERNEL["kernel"]]
+NAME = KERNEL["kernel"].replace("-", "_")
+globals()[NAME] = _load()
+__all__ = ["KERNEL", NAME]

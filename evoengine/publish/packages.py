@@ -20,10 +20,11 @@ from typing import Any
 from evoengine import __version__
 from evoengine.errors import UsageError
 from evoengine.publish.cpp_package import cpp_files, tvm_ffi_files
+from evoengine.publish.dispatch import TABLE
 from evoengine.publish.folder import CHECKSUMS, MARK, with_checksums
 from evoengine.workloads import find_workload
 
-INIT = Path(__file__).with_name("package_init.py")
+INIT, TABLE_INIT = (Path(__file__).with_name(name) for name in ("package_init.py", "package_table_init.py"))
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 RECORD, SOLUTION, TRACE = "record.json", "solution.json", "trace.json"
 DEFINITION_KEYS = ("name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "description", "constraints")
@@ -67,6 +68,44 @@ def package_files(form: str, exported: Files, name: str | None = None) -> dict[s
     name = default_name(described) if name is None else name
     module = {"__init__.py": INIT.read_bytes(), **{path: data for path, data in exported.items() if path != CHECKSUMS}}
     return FORMS[form](name, with_checksums(module), described)
+
+
+def require_table_form(form: str, name: str | None) -> None:
+    """Raise UsageError as `require_form`, and for a form that holds one kernel alone."""
+    require_form(form, name)
+    if form not in TABLE_FORMS:
+        raise UsageError(f"--as {form} holds one kernel; of several problems --as takes {' and '.join(TABLE_FORMS)}")
+
+
+def table_package_files(form: str, exported: Files, name: str | None = None) -> dict[str, bytes]:
+    """Return the files of a package with the kernels of a dispatch table, by their paths within its folder.
+
+    `exported` holds table.json and the exports beside it. Raises UsageError as `require_table_form`.
+    """
+    require_table_form(form, name)
+    table = json.loads(exported[TABLE])
+    described = json.loads(exported[f"{table['entries'][0]['folder']}/{MARK}"])
+    name = f"{described['kernel']}-table-{table['gpu']}".replace("_", "-") if name is None else name
+    module = {"__init__.py": TABLE_INIT.read_bytes(), "README.md": _table_readme(table), **exported}
+    return FORMS[form](name, with_checksums(module), described)
+
+
+def _table_readme(table: Mapping[str, Any]) -> bytes:
+    rows = [
+        f"| `{e['problem']}` | {e['kernel']} | {e['median_us']:.4g} | {e['regret']:.1%} | `{e['folder']}` |"
+        for e in table["entries"]
+    ]
+    lines = [
+        f"# Kernels for {len(rows)} problems on {table['gpu']}",
+        "",
+        "The folder of each problem has a README.md, which says how the kernel was verified and how its time is known,",
+        "and a verification record. Regret is the time over that of the fastest known kernel of the problem, less 1.",
+        "",
+        "| problem | kernel | time, µs | regret | folder |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _wheel(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
@@ -183,6 +222,8 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+TABLE_FORMS = ("wheel", "hf-kernel")
+"""forms that hold the kernels of several problems"""
 FORMS: dict[str, Pack] = {
     "wheel": _wheel,
     "hf-kernel": _hf_kernel,

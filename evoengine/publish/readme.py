@@ -56,7 +56,7 @@ def _title(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
 
 
 def _usage(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
-    name = target.workload.name
+    name = target.workload.name.replace("-", "_")
     inputs, outputs = _tensors(target, candidate)
     yield "## Use"
     yield ""

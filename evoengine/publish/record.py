@@ -169,15 +169,20 @@ def _opened(found: dict[str, Any], path: Path, key: Path | None) -> Any:
     return record
 
 
-def _verify(found: dict[str, Any], path: Path, key: Path) -> None:
-    """Raise UsageError unless the public key in a PEM file signed the envelope."""
-    _, envelope_class, key_class = _library()
+def require_public_key(key: Path) -> Any:
+    """Return the public key in a PEM file. Raises UsageError where there is none, or no securesystemslib."""
+    _, _, key_class = _library()
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-        public = key_class.from_crypto(load_pem_public_key(key.read_bytes()))
+        return key_class.from_crypto(load_pem_public_key(key.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{key} is no public key in PEM: {error}") from error
+
+
+def _verify(found: dict[str, Any], path: Path, key: Path) -> None:
+    """Raise UsageError unless the public key in a PEM file signed the envelope."""
+    public, (_, envelope_class, _) = require_public_key(key), _library()
     from securesystemslib.exceptions import VerificationError
 
     try:

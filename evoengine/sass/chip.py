@@ -83,7 +83,7 @@ NEEDED = {
     "l2_kept_share": Origin(STREAM),  # of the L2 that stays when as much again passes through it
     "l2_bytes_per_clock": Origin(STREAM),  # of an SM, with all at work on the same lines
     "l2_private_bytes_per_clock": Origin(STREAM),  # on lines of its own
-    "l2_atomic_clocks": Origin(REPEATED),  # of a lane, on a line that others of its lanes and of all SMs' change
+    "l2_atomic_clocks": Origin(REPEATED),  # of a slice of the L2, for what a request changes in a sector
     "dram_latency": Origin(CHASE),
     "dram_efficiency": Origin(STREAM),
     "dram_loaded_delay": Origin(STREAM, HOPPER),  # of its latency, that is added where the DRAM is always busy
@@ -94,6 +94,7 @@ NEEDED = {
     "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
     "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
     "l2_partial_clocks": Origin(STREAM, HOPPER),  # of an SM, for a sector that a store does not fill, or of an atomic
+    "l2_slices": Origin(STREAM, HOPPER),  # that combine what the copy engine adds, each for itself
     "barrier_interval": Origin(REPEATED, HOPPER),  # between the arrivals of two of an SM's warps at barriers
     "wide_interval": Origin(REPEATED, HOPPER),  # of accesses of 16 bytes a lane; of narrower ones in proportion
     "conflict_latency": Origin(CHASE, HOPPER),  # of a wavefront of shared memory but the first, beside its clock

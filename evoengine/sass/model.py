@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -127,6 +128,8 @@ def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
         **chip.rates,
         "l1_bytes": chip.rates["l1_kb"] * 1024 - carveout,
         "dram_bytes_per_clock": dram,
+        # of an SM's share of the slices; 0 where no copy engine adds
+        "l2_combine_clocks": chip.sms * chip.rates["l2_atomic_clocks"] / max(1, chip.rates["l2_slices"] or math.inf),
         "local_from_dram": 0.0,  # where the L2 holds all of it; see evoengine.sass.memory.local_from_dram
         "l2_written_bytes": WRITTEN * chip.l2_kept_bytes / chip.sms,
     }

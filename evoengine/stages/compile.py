@@ -9,20 +9,19 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
-from evoengine.cuda_files import disassembler, toolkit
+from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, KernelResources, Launch, Source
-from evoengine.sandbox.jail import end_of, jailed_python, needs_jail, require_jail
-from evoengine.sandbox.machine import how_ended, memory_for
+from evoengine.sandbox.jail import needs_jail
+from evoengine.sandbox.machine import memory_for
 from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix, line_table, names_an_instruction, with_source_lines
-from evoengine.stages import nvrtc_process
 from evoengine.stages.includes import C_HEADERS
-from evoengine.stages.toolchain import compiler_version, include_folders, uncached
+from evoengine.stages.jailed import in_jail
+from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
 from evoengine.workloads.triton_kernel import is_triton
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
@@ -55,8 +54,11 @@ def compile_source(source: Source, arch: str) -> Binary:
     """Compile a source for `arch` (sm_90a, sm_80, …).
 
     Raises CompileFailed with the first error; MachineError without NVRTC, or if not even an empty kernel compiles. A
-    source that fails while an empty kernel compiles is tried once more. A Triton kernel is compiled by Triton.
+    source that fails while an empty kernel compiles is tried once more. A Triton kernel is compiled by Triton, and a
+    proposal in a jail.
     """
+    if needs_jail(source.text):
+        return in_jail(compile_source, source, arch, returns=Binary, raises=(CompileFailed,), executes=False)
     if is_triton(source.text):
         return _compile_triton(source, arch)
     try:
@@ -96,33 +98,30 @@ def _require_working(arch: str) -> None:
 
 def _to_cubin(source: Source, flags: Sequence[str]) -> tuple[bytes, str]:
     """Return the cubin, and the compiler's log."""
-    includes = include_folders()
-    given = nvrtc_process.Compilation(
-        source.text, f"{source.entry}.cu", C_HEADERS, (*flags, *uncached(), *(f"-I{folder}" for folder in includes))
-    )
+    file = f"{source.entry}.cu"
     with memory_for(COMPILE_BYTES):
-        found = _run_in_jail(given, includes) if needs_jail(source.text) else nvrtc_process.run(given)
-    if found.error is None:
-        return _with_plain_names(source, whole_image(found.cubin), found.log)
-    first = _ERROR.search(found.log)
-    in_text = first is not None and first[1] in (None, f"{source.entry}.cu")
+        cubin, log, error = _run_nvrtc(source.text, file, (*flags, *uncached()))
+    if error is None:
+        return _with_plain_names(source, whole_image(cubin), log)
+    first = _ERROR.search(log)
+    in_text = first is not None and first[1] in (None, file)
     kind = CompileFailed if in_text else _NotInText
-    raise kind(_first_error(found.log) or found.error)
+    raise kind(_first_error(log) or error)
 
 
-def _run_in_jail(given: nvrtc_process.Compilation, includes: Sequence[Path]) -> nvrtc_process.Compiled:
-    """Compile in a process that reads nothing but Python's packages and CUDA's headers."""
-    require_jail()
-    libraries = [folder for folder in [toolkit()] if folder.is_dir()]
-    command = jailed_python(["-m", nvrtc_process.__name__], [*includes, *libraries])
-    done = subprocess.run(command, input=given.to_json(), capture_output=True, check=False)
-    if code := end_of(done.returncode):
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _NotInText(f"the compiler's process ended with {how_ended(code)}: {said[-1] if said else ''}")
+def _run_nvrtc(text: str, file: str, flags: Sequence[str]) -> tuple[bytes, str, str | None]:
+    """Return the cubin and the compiler's log; where it refused the text, an error in place of the cubin."""
+    api = nvrtc()
+    headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
+    program = api.createProgram(text, file, *headers)
     try:
-        return nvrtc_process.Compiled.from_json(done.stdout)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _NotInText(f"the compiler's process gave no answer: {error}") from None
+        try:
+            api.compileProgram(program, (*flags, *(f"-I{folder}" for folder in include_folders())))
+        except api.NVRTCError as error:
+            return b"", api.getProgramLog(program), str(error)
+        return api.getCUBIN(program), api.getProgramLog(program), None
+    finally:
+        api.destroyProgram(program)
 
 
 def _with_plain_names(source: Source, cubin: bytes, log: str) -> tuple[bytes, str]:

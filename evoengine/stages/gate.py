@@ -38,10 +38,12 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.sandbox.jail import needs_jail
 from evoengine.sass import core, rounds
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import require_arch
 from evoengine.stages.compile import listing_of, name_source_lines
+from evoengine.stages.jailed import in_jail
 from evoengine.stages.verify import (
     CaseIdentity,
     compare,
@@ -192,12 +194,10 @@ class Judges:
         found: list[Verdict] = []
         for device in (EXECUTOR, EMULATOR):
             try:
-                judge = self._prepare(device)
+                found.append(self._short(device))
+                break
             except CannotJudge as error:
                 found.append(_abstention(device, error))
-            else:
-                found.append(self._short(judge))
-                break
         return _judged(found)
 
     def judge_whole(self) -> Judged:
@@ -229,13 +229,26 @@ class Judges:
 
     def _to_the_end(self, device: str, earlier: Verdict | None, first: bool) -> Verdict:
         try:
-            judge = self._prepare(device)
+            return self._rest(device, earlier, first)
         except CannotJudge as error:
             return _abstention(device, error)
-        short = earlier or self._short(judge)
-        if first:
-            return judge_rest(judge, self._workload, self._plans, self._seed, short)
-        return judge_second(judge, self._workload, self._plans, self._seed, short)
+
+    def _short(self, device: str) -> Verdict:
+        if self._enters_jail(device):
+            return self._rest(device, None, first=True)  # the process starts in more time than the cases take
+        return judge_short(self._prepare(device), self._workload, self._plans, self._seed)
+
+    def _rest(self, device: str, earlier: Verdict | None, first: bool) -> Verdict:
+        if self._enters_jail(device):
+            return in_jail(self._rest, device, earlier, first, returns=Verdict, raises=(CannotJudge,))
+        judge = self._prepare(device)
+        short = earlier or judge_short(judge, self._workload, self._plans, self._seed)
+        rest = judge_rest if first else judge_second
+        return rest(judge, self._workload, self._plans, self._seed, short)
+
+    def _enters_jail(self, device: str) -> bool:
+        """Return whether a proposal's machine code is judged; the emulator has a jail for its own process."""
+        return device == EXECUTOR and not self._failed and needs_jail(self._contender.source.text)
 
     def _prepare(self, device: str) -> Judge:
         if device == EMULATOR:
@@ -243,9 +256,6 @@ class Judges:
         if self._failed:
             raise CannotJudge(f"its machine code was not executed: {self._failed}")
         return executor(self._contender)
-
-    def _short(self, judge: Judge) -> Verdict:
-        return judge_short(judge, self._workload, self._plans, self._seed)
 
 
 def judges_of(

@@ -26,6 +26,7 @@ from evoengine.devices.base import (
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, CompiledCandidate, Kind, Launch, Measurement
+from evoengine.sandbox.jail import needs_jail
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip, why_unmodelled
 from evoengine.sass.clock import Clock
@@ -34,6 +35,7 @@ from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.stages.compile import listing_of
+from evoengine.stages.jailed import in_jail
 from evoengine.workloads.base import Target, taken
 
 SEED = 0
@@ -92,10 +94,13 @@ def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mappin
 def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = True) -> Prediction:
     """Predict the launch for the problem, on tensors of its sizes with drawn contents; of several kernels the sum.
 
-    `cold` says that nothing of the tensors is in the L2 before.
+    `cold` says that nothing of the tensors is in the L2 before. A proposal's is predicted in a jail, and without how
+    long each of its instructions waits.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
+    if needs_jail(contender.source.text):
+        return in_jail(_predict_alone, target, contender, cold, returns=Prediction, raises=(Unpredictable,))
     gpu = target.gpu
     if missing := why_no_model(gpu) or _why_unbuilt():
         raise Unpredictable(missing)
@@ -120,6 +125,10 @@ def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = Tr
         raise  # what is missing was asked for above
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
         raise Unpredictable(str(error)) from error
+
+
+def _predict_alone(target: Target, contender: CompiledCandidate, cold: bool) -> Prediction:
+    return replace(predict_binary(target, contender, cold), timed=None)
 
 
 def _in_stream_order(predictions: Sequence[Prediction], roofline_us: float) -> Prediction:

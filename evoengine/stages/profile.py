@@ -22,11 +22,13 @@ import numpy as np
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, CompiledCandidate, Profile
+from evoengine.sandbox.jail import needs_jail
 from evoengine.sass.core import Program
 from evoengine.sass.listing import instructions
 from evoengine.sass.model import Timed, addresses, stall_names
 from evoengine.sass.predict import Prediction, Unpredictable
 from evoengine.stages.compile import listing_of
+from evoengine.stages.jailed import in_jail
 from evoengine.stages.predict import model_name, predict_binary
 from evoengine.workloads.base import Target
 
@@ -186,7 +188,12 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
 
 
 def profile_without_gpu(target: Target, contender: CompiledCandidate) -> Profile:
-    """Return the model's profile, or the instruction mix with the reason if the model cannot read the binary."""
+    """Return the model's profile, or the instruction mix with the reason if the model cannot read the binary.
+
+    Raises MachineError for a proposal where there is no jail.
+    """
+    if needs_jail(contender.source.text):
+        return in_jail(profile_without_gpu, target, contender, returns=Profile, raises=())
     try:
         return model_profile(target, contender)
     except Unpredictable as reason:

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.dispatch import TABLE, read_table
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
 from evoengine.publish.folder import MARK, write_folder
+from evoengine.publish.record import SIGNED_FILE, read_record, require_public_key
 from evoengine.search.targets import target_of
 from evoengine.tuning.exporting import bundle
 from evoengine.workloads import find_workload
@@ -82,6 +83,8 @@ class Offer:
     """infinite where it has no figure"""
     load: Callable[[], Kernel]
     origin: str
+    folder: Path | None = None
+    """that of the export; None in a ledger and on a server"""
 
     def fits(self, request: Request) -> bool:
         if request.sizes is None and self.inputs != request.inputs:
@@ -111,7 +114,8 @@ class Exports:
         for path in sorted([*self.folder.glob(MARK), *self.folder.glob(f"*/{MARK}")]):
             described = read_description(path)
             if described["kernel"] == request.workload and described["provenance"]["gpu"] == request.gpu:
-                yield _offer(described, partial(load_folder, path.parent, described), path.parent)
+                folder = path.parent
+                yield replace(_offer(described, partial(load_folder, folder, described), folder), folder=folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +235,20 @@ def load_folder(folder: Path, described: Mapping[str, Any]) -> Kernel:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        kernel: Kernel = getattr(module, described["kernel"])
+        kernel: Kernel = getattr(module, described["kernel"].replace("-", "_"))
     except (OSError, ImportError, AttributeError) as error:
         raise UsageError(f"the loader {name}.py in {folder} cannot be used: {error}") from error
     return kernel
+
+
+def _require_signed(offer: Offer, key: Path) -> None:
+    """Raise UsageError unless a record that the public key signed vouches for the machine code of an export."""
+    signed = offer.folder and offer.folder / SIGNED_FILE
+    if not signed or not signed.is_file():
+        raise UsageError(f"the kernel of {offer.origin} has no signed record, which best --export --sign writes")
+    binary = read_record(signed, key).contender.binary
+    if (signed.parent / "kernel.cubin").read_bytes() != binary.cubin:
+        raise UsageError(f"the machine code in {offer.origin} is not that of its signed record")
 
 
 def _load_files(files: Mapping[str, bytes]) -> Kernel:
@@ -277,14 +291,15 @@ class Kernels:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: Sequence[Place] | None = None
+        self._key: Path | None = None
         self.chosen: dict[object, Kernel | None] = {}
         """by a call's GPU, shapes and dtypes; None where torch computes it"""
         self.origins: dict[object, str] = {}
         """where each kernel comes from, or why there is none"""
 
-    def use(self, places: Sequence[Place]) -> None:
+    def use(self, places: Sequence[Place], key: Path | None = None) -> None:
         with self._lock:
-            self._places = places
+            self._places, self._key = places, key
             self.chosen.clear()
             self.origins.clear()
 
@@ -316,6 +331,8 @@ class Kernels:
                 fitting = [offer for offer in place.offers(request) if offer.fits(request)]
                 if fitting:
                     best = min(fitting, key=lambda offer: (offer.distance(request), offer.median_us))
+                    if self._key:
+                        _require_signed(best, self._key)
                     return best.load(), best.origin
             except EvoengineError as error:
                 reasons.append(str(error))
@@ -330,15 +347,19 @@ def _shown(request: Request) -> str:
 KERNELS = Kernels()
 
 
-def use(*places: str | os.PathLike[str]) -> None:
+def use(*places: str | os.PathLike[str], key: str | os.PathLike[str] | None = None) -> None:
     """Name the places where kernels are found, in the order in which they are asked.
 
     A place is the folder of an export (or one that holds several), that of a dispatch table, a ledger (a file or a
     URL), or the address of a server, whose token is in EVOENGINE_TOKEN. From a server no Python code is taken, only the
-    binary and its description. What was chosen before is chosen again. Raises UsageError or NothingFound for what is no
-    place, MachineError for a server where the extra `client` is not installed.
+    binary and its description. What was chosen before is chosen again. With `key`, a public key in PEM, only exports
+    are used whose machine code has a record that it signed. Raises UsageError or NothingFound for what is no place, and
+    UsageError for what is no key, MachineError for a server where the extra `client` is not installed.
     """
-    KERNELS.use([place_of(place) for place in places])
+    signer = None if key is None else Path(key)
+    if signer:
+        require_public_key(signer)
+    KERNELS.use([place_of(place) for place in places], signer)
 
 
 _gpu_keys: dict[torch.device, str] = {}

@@ -26,7 +26,7 @@ from evoengine.publish.folder import (
     write_folder,
     write_new,
 )
-from evoengine.publish.packages import package_files, require_form
+from evoengine.publish.packages import package_files, require_form, require_table_form, table_package_files
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
 from evoengine.publish.triton_export import triton_files
@@ -81,6 +81,8 @@ def export_table(
     gpu: str | None = None,
     *,
     kernels: int | None = None,
+    form: str | None = None,
+    name: str | None = None,
     db: str | os.PathLike[str] | None = None,
     echo: Echo = silent,
     on_stage: Echo = silent,
@@ -89,10 +91,13 @@ def export_table(
 
     Return the table, and the files with table.json first.
 
-    table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` found. Raises
-    what `find_table` and `export` raise.
+    table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` found. With
+    `form` all of it is packed as a "wheel" or "hf-kernel" of that `name`. Raises what `find_table` and `export` raise,
+    UsageError for a form or name that is none.
     """
     require_new(Path(folder))
+    if form is not None:
+        require_table_form(form, name)
     with open_ledger(db, create=False) as ledger:
         on, _ = ledger.targets.last(gpu, problems[0])
         table = find_table(ledger, problems, on, kernels)
@@ -100,10 +105,11 @@ def export_table(
         entries = []
         for served in table.served:
             own = with_checksums(_exported(ledger, served.candidate.trial, echo, on_stage))
-            name = json.loads(own[MARK])["module"]
-            files |= {f"{name}/{file}": data for file, data in own.items()}
-            entries.append(entry(served, name, own[CHECKSUMS]))
-    return table, write_new(Path(folder), {TABLE: _json(table_file(table, entries)), **files})
+            module = json.loads(own[MARK])["module"]
+            files |= {f"{module}/{file}": data for file, data in own.items()}
+            entries.append(entry(served, module, own[CHECKSUMS]))
+    written = {TABLE: _json(table_file(table, entries)), **files}
+    return table, write_new(Path(folder), table_package_files(form, written, name) if form else written)
 
 
 def package(

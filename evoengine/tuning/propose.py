@@ -35,8 +35,6 @@ LINE_BYTES = 8 * MOST_BYTES
 """of an answer: a text of the largest size, each of whose characters JSON may write as six"""
 BAD_ANSWERS = 3
 """answers in a row that hold no proposal, after which the program is ended"""
-DEFAULT_PROPOSALS = 20
-ANSWER_SECONDS = 600.0
 _CHUNK = 1 << 16
 
 
@@ -55,10 +53,10 @@ def propose(
     problem: str | None = None,
     gpu: str = AUTO,
     *,
+    proposals: int,
+    timeout: float,
     kernel: Path | str | None = None,
     start: int | None = None,
-    proposals: int = DEFAULT_PROPOSALS,
-    timeout: float = ANSWER_SECONDS,
     db: str | os.PathLike[str] | None = None,
     echo: Echo = silent,
     on_stage: Echo = silent,

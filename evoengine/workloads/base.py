@@ -175,13 +175,15 @@ class Tensors(ABC, Generic[P]):
 class IndexBound:
     """The elements of an input are from 0 to `most`, as the loader of an exported kernel checks.
 
-    With `lengths`, the name of an input, only the first ⌈length / page⌉ elements of each row count.
+    With `lengths`, the name of an input, only the first ⌈length / page⌉ elements of each row count. With `rising`, none
+    is less than the one before.
     """
 
     tensor: str
     most: int
     lengths: str | None = None
     page: int | None = None
+    rising: bool | None = None
 
 
 class FullSize(ABC, Generic[C]):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from evoengine.errors import UsageError
 
@@ -11,6 +12,7 @@ LARGEST = 2**31 - 1
 """sizes are passed to kernels as int32"""
 
 _PART = re.compile(r"([a-z]+)(\d+)\Z")
+_RUN = re.compile(r"(?:(\d+)x)?(\d+)\Z")
 
 
 def read_parts(
@@ -19,18 +21,20 @@ def read_parts(
     numbers: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
+    lists: Sequence[str] = (),
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Return the fields of a problem: those that are numbers, and those that are words.
 
     `numbers` maps how a part begins to its field; `words` maps a field to the words that it may be. All fields but the
-    `optional` ones must be present; numbers are at least 1. `example` is a whole problem as a user would write it,
+    `optional` ones must be present; numbers are at least 1. `lists` are fields written as `field=512+37`; what stands
+    behind the `=` is returned among the words, for `read_runs`. `example` is a whole problem as a user would write it,
     including its workload's name. Raises UsageError naming the part that is wrong and what would be right.
     """
     workload, _, _ = example.partition(":")
     sizes: dict[str, int] = {}
     chosen: dict[str, str] = {}
     for part in text.removeprefix(f"{workload}:").split(","):
-        name, value = _field(part.strip(), text, example, numbers, words)
+        name, value = _field(part.strip(), text, example, numbers, words, lists)
         if name in sizes or name in chosen:
             raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {example}")
         if isinstance(value, str):
@@ -40,7 +44,7 @@ def read_parts(
             raise UsageError(f"the problem {text!r} has {name} {value}; it must be from 1 to {LARGEST}")
         sizes[name] = value
     fields = {*sizes, *chosen}
-    missing = [name for name in (*numbers.values(), *words) if name not in fields and name not in optional]
+    missing = [name for name in (*numbers.values(), *words, *lists) if name not in fields and name not in optional]
     if missing:
         raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {example}")
     return sizes, chosen
@@ -54,6 +58,29 @@ def require_groups(text: str, heads: int, kv_heads: int) -> None:
         )
 
 
+def read_runs(value: str, name: str, text: str, of: str, most: int) -> Iterator[int]:
+    """Yield the lengths of `512+37+16x2048`, at most so many of what `of` names. Raises UsageError."""
+    found = 0
+    for part in value.split("+"):
+        match = _RUN.match(part.strip())
+        if not match:
+            raise UsageError(
+                f"the problem {text!r} has {name}={value}, of which {part!r} is no length: write numbers from 0 on "
+                f"with + between them, and 16x2048 for 16 {of} of 2048"
+            )
+        count = read_size(match[1] or "1")
+        found += count
+        if not count or found > most:
+            raise UsageError(f"the problem {text!r} has {name} of {found} {of}; they must be from 1 to {most}")
+        yield from [read_size(match[2])] * count
+
+
+def written_runs(lengths: Sequence[int]) -> str:
+    """Return lengths as `read_runs` reads them."""
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    return "+".join(str(length) if count == 1 else f"{count}x{length}" for length, count in runs)
+
+
 def read_size(digits: str) -> int:
     """Return the number, cut to 19 digits: longer ones are too large in any case."""
     significant = digits.lstrip("0")
@@ -61,16 +88,24 @@ def read_size(digits: str) -> int:
 
 
 def _field(
-    part: str, text: str, example: str, numbers: Mapping[str, str], words: Mapping[str, Sequence[str]]
+    part: str,
+    text: str,
+    example: str,
+    numbers: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    lists: Sequence[str],
 ) -> tuple[str, int | str]:
     for field, known in words.items():
         if part in known:
             return field, part
+    name, equals, value = part.partition("=")
+    if equals and name in lists:
+        return name, value
     match = _PART.match(part)
     if match and match[1] in numbers:
         return numbers[match[1]], read_size(match[2])
     listed = " or ".join(word for known in words.values() for word in known)
-    either = f", or {listed}" if listed else ""
+    either = "".join(f", {name}=…" for name in lists) + (f", or {listed}" if listed else "")
     raise UsageError(
         f"the problem {text!r} has a part {part!r} that is not {', '.join(numbers)} with a number{either}; "
         f"write it like {example}"

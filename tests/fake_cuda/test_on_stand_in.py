@@ -24,6 +24,7 @@ SUITES = {
         "tests/fake_cuda/test_exported_loader.py",
         "tests/fake_cuda/test_cpp_package.py",
         "tests/fake_cuda/test_model_on_device.py",
+        "tests/fake_cuda/test_installed_wheels.py",
     ],
     "a library for TVM-FFI": ["tests/fake_cuda/test_tvm_ffi_package.py"],
     "the command line": ["tests/cli/test_road.py"],

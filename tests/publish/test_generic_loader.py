@@ -382,6 +382,30 @@ def test_a_block_table_that_leads_out_of_the_pool_is_refused_by_its_place(driver
     assert len(driver.launches()) == 1
 
 
+ENDS = {
+    "none": ([3, 3, 8], None),
+    "rows behind the last group": ([3, 3, 7], None),
+    "a group of fewer than no rows": ([3, 2, 8], r"ends\[1\] is 2, less than the 3 before it; it must not fall"),
+    "a group behind A": ([3, 3, 9], r"ends\[2\] is 9; it must be from 0 to 8"),
+    "a group before A": ([-1, 3, 8], r"ends\[0\] is -1; it must be from 0 to 8"),
+}
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_groups_that_do_not_follow_one_another_within_a_are_refused_by_their_place(driver, load, fault):
+    ends, says = ENDS[fault]
+    gemm = load(target_of("grouped-gemm:rows=3+0+5,n16,k32,bf16"), {"family": "mma", "tile_m": 64})
+    given = (torch.zeros(8, 32).bfloat16(), torch.zeros(3, 32, 16).bfloat16(), torch.tensor(ends).int())
+    call = gemm.grouped_gemm
+    if says is None:
+        call(*given)
+    else:
+        with pytest.raises(ValueError, match=says):
+            call(*given)
+        call(*given, check_indices=False)
+    assert len(driver.launches()) == 1
+
+
 def test_what_those_refusals_border_on_is_taken(driver, rms_norm):
     """Inputs that are one, neighbours in memory, and strides of dims of one element."""
     room = torch.zeros(6 * 32 * 2).half()

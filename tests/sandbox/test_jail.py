@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 from pathlib import Path
@@ -18,8 +19,8 @@ from evoengine.records import Launch, Source
 from evoengine.sandbox import jail
 from evoengine.sandbox.jail import MARK
 from evoengine.stages.compile import CompileFailed, compile_source
-from tests.support.waiting import wait_for
 
+CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 ONE_WARP = Launch((1, 1, 1), 32, 0)
 HOST = """
 extern "C" {
@@ -29,8 +30,8 @@ int socket(int, int, int);
 int connect(int, const void*, unsigned);
 int kill(int, int);
 long ptrace(int, ...);
-int fork(void);
-unsigned sleep(unsigned);
+long syscall(long, ...);
+void _exit(int);
 }
 """
 """of the C library: the emulator compiles a kernel's text as host code"""
@@ -75,6 +76,9 @@ def probes(secret: Path, port: int, victim: int) -> dict[str, str]:
     """Texts whose kernel answers 1 where it reaches what it should not."""
     address = f"""struct {{ unsigned short family, port; unsigned host; char pad[8]; }} static to = {{
         2, (unsigned short){socket.htons(port)}, {socket.htonl(0x7F000001)}u, {{}}}};"""
+    starting = """static int started; static void start(long pid) { if (pid == 0) _exit(0); started = pid > 0; }
+        __attribute__((constructor)) void begin() { start(syscall(%s)); }"""
+    clone3 = "static unsigned long given[11] = {0, 0, 0, 0, 17};\n"
     early = f'static int early; __attribute__((constructor)) void begin() {{ early = open("{secret}", 0) >= 0; }}'
     return {
         "reads a file of the user's": kernel(f'open("{secret}", 0) >= 0'),
@@ -85,6 +89,9 @@ def probes(secret: Path, port: int, victim: int) -> dict[str, str]:
         "reaches the network": kernel("connect(socket(2, 1, 0), &to, 16) == 0", address),
         "signals another process": kernel(f"kill({victim}, 0) == 0"),
         "traces another process": kernel(f"threadIdx.x == 0 && ptrace(16, {victim}, 0L, 0L) == 0"),
+        "starts a process as fork does": kernel("started", starting % f"{CLONE}L, 17L, 0L, 0L, 0L, 0L"),
+        "starts a process as vfork does": kernel("started", starting % f"{CLONE}L, 0x4111L, 0L, 0L, 0L, 0L"),
+        "starts a process by clone3": kernel("started", clone3 + starting % "435L, given, sizeof given"),
         "sees another process": kernel(f'open("/proc/{victim}/environ", 0) >= 0'),
     }
 
@@ -96,12 +103,31 @@ def test_a_kernel_in_the_jail_reaches_nothing(name, secret, port, victim):
     assert answered(text) == 1, "the probe shows nothing: the same text outside the jail does not reach it"
 
 
-def test_a_process_that_a_kernel_starts_ends_with_it():
-    text = MARK + kernel("1", "__attribute__((constructor)) void begin() { if (fork() == 0) for (;;) sleep(1); }")
-    assert answered(text) == 1
-    name = build(Source(text, "probe", ONE_WARP), "sm_90a").name
-    assert name.startswith("jailed-")
-    wait_for(lambda: name not in subprocess.run(["ps", "-weo", "args="], capture_output=True, text=True).stdout)
+IN_32_BITS = """import ctypes, mmap
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("53b802000000cd805bc3"))  # push rbx; mov eax, 2 (fork); int 0x80; pop rbx; ret
+fork = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+print(fork())
+"""
+"""prints what a call of fork by the convention of 32 bits returns"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is x86-64's")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.fork()",
+        "import threading; threading.Thread(target=int).start()",
+        "import ctypes; print(ctypes.CDLL(None).syscall(57 | 0x40000000), ctypes.get_errno())",
+        IN_32_BITS,
+    ],
+)
+def test_no_call_of_the_kernel_starts_a_process_or_a_thread(code):
+    with jail.no_new_processes() as seccomp:
+        command = jail.jailed(["/usr/bin/python3", "-I", "-c", code], seccomp=seccomp)
+        done = subprocess.run(command, capture_output=True, text=True, pass_fds=[seccomp], check=False)
+    refused = "Operation not permitted" in done.stderr or "can't start new thread" in done.stderr
+    assert refused or done.stdout.split()[:1] == ["-1"], done
 
 
 def test_limits_and_reports_are_those_outside():

@@ -395,15 +395,106 @@ extern "C" __global__ void atomics(unsigned* o, int steps) {
 """
 
 
-@pytest.mark.parametrize(
-    ("where", "measured_us"), [("0", 53.0), ("blockIdx.x * 256 + threadIdx.x", 8.2)], ids=["one word", "own words"]
-)
-def test_atomics_on_one_line_take_their_turns(where, measured_us):
-    program, kernel = program_of(ATOMICS.replace("WHERE", where), "atomics")
-    arguments = [DrawnArgument("o", 4 * 132 * 256, "int32", True), ScalarArgument("steps", np.int32(64))]
+def atomics_us(where: str, words: int = 132 * 256, steps: int = 64, gpu: str = H100, arch: str = "sm_90a") -> float:
+    """Return the warm time of 132 blocks of 256 threads, each of which adds to words of `o`."""
+    program, kernel = program_of(ATOMICS.replace("WHERE", where), "atomics", arch)
+    arguments = [DrawnArgument("o", 4 * words, "int32", True), ScalarArgument("steps", np.int32(steps))]
     launch = prepare(kernel, Geometry((132, 1, 1), (256, 1, 1)), arguments, 0)
-    found = predict(program, launch, find_chip(H100), cold=False).time_us
-    assert found == pytest.approx(measured_us, rel=0.15)
+    return predict(program, launch, find_chip(gpu), cold=False).time_us
+
+
+OWN_WORDS = "blockIdx.x * 256 + threadIdx.x"
+WORD_OF_A_WARP = "(blockIdx.x * 8 + threadIdx.x / 32) * 8"
+
+
+@pytest.mark.parametrize(("where", "measured_us"), [("0", 53.0), (OWN_WORDS, 8.2)], ids=["one word", "own words"])
+def test_atomics_on_one_line_take_their_turns(where, measured_us):
+    assert atomics_us(where) == pytest.approx(measured_us, rel=0.15)
+
+
+def test_lanes_that_add_to_one_word_take_their_turns():
+    """Measured: 70.7 µs, and 8.2 with words of their own."""
+    assert 30 < atomics_us(WORD_OF_A_WARP) < 75
+
+
+@pytest.mark.parametrize(("gpu", "arch"), [(H100, "sm_90a"), ("a100", "sm_80"), ("rtx3090", "sm_86")])
+def test_words_side_by_side_that_all_sms_add_to_are_added_together(gpu, arch):
+    """Measured of no GPU; FlashAttention-2's backward pass adds dQ up so, at 147 words a clock of an H100 or more."""
+    ours = "(blockIdx.x % BLOCKS * 4096 + i % 16 * 256 + threadIdx.x)"
+    own, shared = (atomics_us(ours.replace("BLOCKS", n), 132 * 4096, 256, gpu, arch) for n in ("132", "2"))
+    assert own <= shared < 2 * own
+
+
+HISTOGRAM = """
+extern "C" __global__ void histogram(const int* a, unsigned* o, int n) {
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += 256 * gridDim.x) atomicAdd(&o[a[i]], 1u);
+}
+"""
+
+
+def test_a_histogram_of_64_counters_takes_what_was_measured():
+    program, kernel = program_of(HISTOGRAM, "histogram")
+    numbers, counters = DrawnArgument("a", 4 << 22, "int32", False), DrawnArgument("o", 256, "int32", True)
+    arguments = [numbers, counters, ScalarArgument("n", np.int32(1 << 22))]
+    launch = prepare(kernel, Geometry((132 * 8, 1, 1), (256, 1, 1)), arguments, 0)
+    assert predict(program, launch, find_chip(H100), cold=False).time_us == pytest.approx(1220, rel=0.15)
+
+
+PAIRS = """
+extern "C" __global__ void pairs(float* o, int steps) {
+  for (int i = 0; i < steps; i++) {
+    float* at = o + ((blockIdx.x * steps + i) * 256 + threadIdx.x) * WIDTH;
+    ADD
+  }
+}
+"""
+ONE_BY_ONE = "for (int k = 0; k < WIDTH; k++) atomicAdd(at + k, 1.0f);"
+TWO = """asm volatile("red.global.add.v2.f32 [%0], {%1, %1};" :: "l"(at), "f"(1.0f) : "memory");"""
+FOUR = """asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" :: "l"(at), "f"(1.0f) : "memory");"""
+
+
+@pytest.mark.parametrize(("width", "together"), [(2, TWO), (4, FOUR)])
+def test_floats_that_one_instruction_adds_cost_a_sector_once(width, together):
+    def clocks(add: str, steps: int = 32) -> float:
+        program, kernel = program_of(PAIRS.replace("ADD", add).replace("WIDTH", str(width)), "pairs")
+        sums = DrawnArgument("o", 4 * width * 132 * 256 * steps, "fp32", True)
+        geometry = Geometry((132, 1, 1), (256, 1, 1))
+        launch = prepare(kernel, geometry, [sums, ScalarArgument("steps", np.int32(steps))], 0)
+        return predict(program, launch, find_chip(H100), cold=False).clocks
+
+    assert clocks(ONE_BY_ONE) == pytest.approx(width * clocks(together), rel=0.2)
+
+
+BULK = """
+extern "C" __global__ void bulk(float* o, int steps) {
+  __shared__ alignas(128) float tile[2048];
+  for (int i = threadIdx.x; i < 2048; i += 32) tile[i] = i;
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncwarp();
+  if (threadIdx.x) return;
+  unsigned from = (unsigned)__cvta_generic_to_shared(tile);
+  for (int i = 0; i < steps; i++)
+    asm volatile("COPY [%0], [%1], 8192;" :: "l"(o + WHERE * 2048), "r"(from) : "memory");
+  asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+}
+"""
+STORES = "cp.async.bulk.global.shared::cta.bulk_group"
+ADDS = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
+
+
+def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_place():
+    """FlashAttention-3's backward pass adds a sector of dQ in 3.9 clocks of an SM or less."""
+
+    def clocks_of_a_sector(copy: str, where: str, steps: int = 256) -> float:
+        program, kernel = program_of(BULK.replace("COPY", copy).replace("WHERE", where), "bulk")
+        arguments = [DrawnArgument("o", 8192 * 132 * 16, "fp32", True), ScalarArgument("steps", np.int32(steps))]
+        launch = prepare(kernel, Geometry((132, 1, 1), (32, 1, 1)), arguments, 0)
+        return predict(program, launch, find_chip(H100), cold=False).clocks / (256 * steps)
+
+    own = "(blockIdx.x * 16 + i % 16)"
+    stored, added = clocks_of_a_sector(STORES, own), clocks_of_a_sector(ADDS, own)
+    assert 1.02 * stored < added < 3.9
+    assert clocks_of_a_sector(ADDS, "0") > 3 * added
 
 
 STORED = """

@@ -27,7 +27,7 @@ def ideal_visits(case: AnyCase, launch: Launch) -> np.ndarray:
 
 
 def _gemm(case: AnyCase, launch: Launch) -> list[Row]:
-    kind, teams = gemm._waits(case.config)
+    kind, teams = gemm.waits_of(case.config)
     split, steps = split_k(case.config), -(-case.problem.k // int(case.config["tile_k"]))
     together, tiles = blocks_of_cluster(case.config), cluster_tiles(case.problem, case.config)
     clusters = prod(launch.grid) // together

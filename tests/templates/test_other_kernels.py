@@ -23,6 +23,7 @@ PROBLEMS = [
     "convolution:w4096,h4096,fw17,fh17",
 ]
 SEQUENCES = ["varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048", "varlen:h32,kv8,d64,fp16,lens=512+37+2048,page16"]
+GROUPS = ["grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk", "grouped-gemm:rows=8x40,n1000,k200,fp16"]
 
 
 ALL = 99
@@ -42,10 +43,10 @@ def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arc
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES])
+@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES, *GROUPS])
 def test_every_family_has_a_start_on_every_gpu(problem):
     workload, own = parse_problem(problem)
-    least = 80 if problem.startswith("varlen") else 75
+    least = 80 if problem in (*SEQUENCES, *GROUPS) else 75
     for gpu in (gpu for gpu in known_gpus().values() if gpu.capability >= least):
         space = load_space(asset("search_spaces") / f"{workload.name}.toml", own, gpu)
         assert {c["family"] for c in space.starts} == set(space.families) - space.empty_families.keys(), gpu.key

@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import evoengine
+import evoengine.torch as tuned
 from evoengine.errors import UsageError
+from evoengine.publish.folder import CHECKSUMS, write_new
+from evoengine.publish.packages import package_files
 from evoengine.publish.record import FILE, SIGNED_FILE, read_record
+from evoengine.torch import kernels, operators
 from evoengine.tuning.attest import verify_record
 from tests.support.exhaustive import more
 
@@ -160,3 +168,74 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_judged(place, tmp_
     with pytest.raises(UsageError, match="is no private key in PEM without a password"):
         evoengine.export(tmp_path / "out", db=place / "a.db", sign=tmp_path / "bad.pem")
     assert not (tmp_path / "out").exists()
+
+
+# at load
+
+
+def planted(place: Path) -> dict[str, bytes]:
+    """The files of the export with another machine code, of which all but the record knows."""
+    files = {
+        path.name: path.read_bytes() for path in (place / "out").iterdir() if path.name != CHECKSUMS and path.is_file()
+    }
+    described = json.loads(files["kernel.json"])
+    files["kernel.cubin"] += b"another"
+    described["cubin_sha256"] = hashlib.sha256(files["kernel.cubin"]).hexdigest()
+    return {**files, "kernel.json": json.dumps(described).encode()}
+
+
+def imported(folder: Path, name: str) -> str:
+    """What an import says in a process that has Python alone."""
+    script = f"import sys; sys.path.insert(0, {str(folder)!r}); import {name}"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("form", ["wheel", "hf-kernel"])
+def test_a_planted_kernel_in_a_package_is_refused_by_its_record(place, tmp_path, form):
+    files = planted(place)
+    assert imported(place / "out", json.loads(files["kernel.json"])["module"]) == ""
+    (first, *_) = write_new(tmp_path / "package", package_files(form, files, "mine"))
+    if form == "wheel":
+        zipfile.ZipFile(first).extractall(tmp_path)
+        said = imported(tmp_path, "mine")
+    else:
+        (tmp_path / "package" / "build" / "torch-cuda").rename(tmp_path / "mine")
+        said = imported(tmp_path, "mine")
+    assert "kernel.cubin is not the machine code that record.json beside it says was verified" in said
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The kernel that torch would call for tensors of the export's sizes, or why there is none."""
+    monkeypatch.setattr(operators, "gpu_key", lambda device: "h100")
+    x, weight = torch.zeros(9, 64, dtype=torch.float16), torch.zeros(64, dtype=torch.float16)
+
+    def choose():
+        request = operators._rms_norm_request(x, weight, x, operators.EPS)
+        kernel = kernels.KERNELS.choose("call", request)
+        return kernel, kernels.KERNELS.origins["call"]
+
+    yield choose
+    kernels.KERNELS.use(())
+
+
+def test_with_a_key_only_what_it_signed_is_called(place, chosen):
+    tuned.use(place / "out", key=place / "own.pub.pem")
+    kernel, origin = chosen()
+    assert kernel is not None and origin == str(place / "out")
+    tuned.use(place / "out", key=place / "other.pub.pem")
+    with pytest.warns(tuned.NoKernel, match="did not sign"):
+        assert chosen()[0] is None
+    tuned.use(place / "a.db", key=place / "own.pub.pem")
+    with pytest.warns(tuned.NoKernel, match=r"the kernel of trial 1 of .*a\.db has no signed record"):
+        assert chosen()[0] is None
+    with pytest.raises(UsageError, match="is no public key in PEM"):
+        tuned.use(place / "out", key=place / "own.pem")
+
+
+@pytest.mark.parametrize(("left_out", "said"), [(SIGNED_FILE, "has no signed record"), ("", "not that of its signed")])
+def test_with_a_key_an_unsigned_and_a_planted_kernel_are_not_called(place, chosen, tmp_path, left_out, said):
+    write_new(tmp_path / "out", {name: data for name, data in planted(place).items() if name != left_out})
+    tuned.use(tmp_path / "out", key=place / "own.pub.pem")
+    with pytest.warns(tuned.NoKernel, match=said):
+        assert chosen()[0] is None

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import zipfile
 
 import pytest
+from click.testing import CliRunner
 
 import evoengine
+from evoengine.cli.main import evoengine as commands
 from evoengine.errors import NothingFound, UsageError
 from evoengine.publish.dispatch import TABLE, read_table
 from evoengine.tuning.exporting import export_table
@@ -45,6 +51,64 @@ def test_a_table_is_written_whole_or_not_at_all(searched, tmp_path):
     with pytest.raises(NothingFound):
         export_table(tmp_path / "out", (*PROBLEMS, "rms_norm:rows1,hidden8,fp16"), "h100", db=searched)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def wheel(searched, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    _, (path,) = export_table(folder / "out", PROBLEMS, "h100", form="wheel", db=searched)
+    zipfile.ZipFile(path).extractall(folder / "site")
+    return path, folder / "site"
+
+
+def run(folder, script):
+    """Run a script in a process that has Python alone and the folder."""
+    text = f"import sys; sys.path.insert(0, {str(folder)!r}); {script}"
+    return subprocess.run([sys.executable, "-I", "-S", "-B", "-c", text], capture_output=True, text=True)
+
+
+def test_a_wheel_holds_the_kernels_of_all_problems(wheel):
+    path, site = wheel
+    assert path.name == "rms_norm_table_h100-1.0-py3-none-any.whl"
+    done = run(site, "import rms_norm_table_h100 as m; print([*m.KERNELS], {f.__name__ for f in m.KERNELS.values()})")
+    assert done.stdout == f"{list(PROBLEMS)} {{'rms_norm'}}\n", done.stderr
+    assert len(read_table(site / "rms_norm_table_h100")) == 2
+    read_me = (site / "rms_norm_table_h100" / "README.md").read_text()
+    assert all(problem in read_me for problem in PROBLEMS)
+
+
+def test_a_changed_file_of_any_kernel_is_refused_at_the_import(wheel, tmp_path):
+    shutil.copytree(wheel[1], tmp_path / "site")
+    (_, last) = read_table(tmp_path / "site" / "rms_norm_table_h100")
+    change(last / "kernel.cubin", b"ELF", b"ELG")
+    done = run(tmp_path / "site", "import rms_norm_table_h100")
+    assert "kernel.cubin is not the file that was packaged" in done.stderr
+
+
+def test_a_repository_of_kernels_holds_all_problems_too(searched, tmp_path):
+    export_table(tmp_path / "out", PROBLEMS, "h100", form="hf-kernel", name="norms", db=searched)
+    build = tmp_path / "out" / "build" / "torch-cuda"
+    done = run(build.parent, "import importlib; print(len(importlib.import_module('torch-cuda').KERNELS))")
+    assert done.stdout == "2\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--package", "out"], "either --export is given, or --package and --as"),
+        (["--as", "wheel"], "either --export is given, or --package and --as"),
+        (["--export", "a", "--name", "x"], "either --export is given, or --package and --as"),
+        (["--package", "out", "--as", "wheel", "--export", "a"], "either --export is given"),
+        (["--package", "out", "--as", "cpp"], "--as cpp holds one kernel; of several problems --as takes wheel and"),
+        (["--package", "out", "--as", "wheel", "--name", "../x"], "cannot name a package"),
+    ],
+)
+def test_options_for_a_package_that_do_not_fit_are_named_and_nothing_is_written(searched, tmp_path, options, sentence):
+    given = ["best", "--db", str(searched), *(word for p in PROBLEMS for word in ("--problem", p))]
+    where = [str(tmp_path / word) if word in ("out", "a") else word for word in options]
+    done = CliRunner().invoke(commands, [*given, *where])
+    assert isinstance(done.exception, UsageError) and sentence in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def change(path, old, new):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.sandbox import jail
 from evoengine.tuning.proposals import Proposals, kernel_of
-from evoengine.tuning.propose import Proposer, propose
+from evoengine.tuning.propose import Proposer
+from evoengine.tuning.propose import propose as propose_within
 from evoengine.tuning.verify import verify
 from tests.support import rule_proposer
 
 pytestmark = pytest.mark.skipif(jail.why_no_jail() is not None, reason=str(jail.why_no_jail()))
 
+propose = partial(propose_within, proposals=20, timeout=600.0)
 PROBLEM = {
     "name": "scale",
     "axes": {"rows": {"type": "var"}, "cols": {"type": "var"}},

@@ -3,10 +3,8 @@
 // touched of pooled tensors follows.
 #include "internal.h"
 
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -279,33 +277,12 @@ void read_chosen(const Header& header) {
     set_pool(pool, header.pool_bytes / pool_page);
 }
 
-// One after the other in a process that ends where a block is given up; the next process goes on behind that.
+// One after the other. Where a block is given up the process ends, and its parent starts another one for the rest.
 void run_chosen() {
-    const pid_t parent = getpid();
-    void* shared = mmap(nullptr, sizeof(unsigned), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) crash("the emulator has no memory for the number of blocks done");
-    auto& begun = *static_cast<volatile unsigned*>(shared);
-    while (begun < chosen_count) {
-        pid_t child = fork();
-        if (child < 0) crash("the emulator cannot start a process");
-        if (child == 0) {
-            die_with(parent);
-            while (begun < chosen_count) {
-                const ChosenBlock& block = chosen[begun];
-                begun = begun + 1;
-                begin_chosen_block(block.number, block.input_limit);
-                run_blocks_from(block.number / kernel.cluster * kernel.cluster);
-                write_touched(false);
-            }
-            _exit(0);
-        }
-        int status = 0;
-        waitpid(child, &status, 0);
-        if (WIFSIGNALED(status)) {  // a fault of the kernel is reported there: somebody killed the process
-            signal(WTERMSIG(status), SIG_DFL);
-            raise(WTERMSIG(status));
-        }
-        if (WEXITSTATUS(status)) _exit(WEXITSTATUS(status));
+    for (unsigned i = 0; i < chosen_count; ++i) {
+        begin_chosen_block(chosen[i].number, chosen[i].input_limit);
+        run_blocks_from(chosen[i].number / kernel.cluster * kernel.cluster);
+        write_touched(false);
     }
 }
 

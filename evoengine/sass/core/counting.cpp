@@ -142,7 +142,7 @@ struct Surveyor : Counter {
   void began(const Completion& work) override {
     Counter::began(work);
     if (!work.rows) return;
-    bool store = work.queue == Completion::Queue::TensorStore;
+    bool store = work.queue == Completion::Queue::TensorStore && !work.combines;
     if (int n = work.sectors && !store ? allocation_of(work.address >> PIECE) : -1; n >= 0) {
       eviction[n] += work.eviction;
       boxes[n]++;

@@ -216,6 +216,7 @@ struct Completion {
   int sectors = 0;           // TensorLoad, TensorStore: of 32 bytes of global memory, those that lie in the tensor
   int destinations = 1;      // TensorLoad: blocks that a multicast reaches
   int eviction = 0;          // TensorLoad: by its cache hint, first (-1) or last (1)
+  bool combines = false;     // TensorStore: with what is there
   int n = 0;                 // Product: columns; rows are the warp's 16, and it is 32 bytes deep
   bool a_in_registers = false;
   u64 address = 0;           // TensorLoad, TensorStore: global address of the box's first byte in the tensor

@@ -67,6 +67,7 @@ struct Sm {
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
   double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
   double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
+  double met = 0;                         // the same by waiting for slices of the L2 that combine
   double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
@@ -76,7 +77,7 @@ struct Sm {
   Product running;                        // the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;            // for the tensor cores
-  std::unordered_map<u64, double> changed;  // by line: until when the L2 works on atomics
+  std::unordered_map<u64, double> combined;  // by what lies in a slice of the L2 together: until when it works on atomics
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };
@@ -121,7 +122,8 @@ class Timing : public Machine {
   void touch_shared(Sm&, const Access&, double start, double& done, double& read);
   double fetch(Sm&, const u64* sectors, int count, double start, bool cached, bool ahead);
   double store(Sm&, const Access&, const u64* sectors, int count, double start, bool local);
-  double change(Sm&, const Access&, int sectors, double start);
+  double change(Sm&, const Access&, const u64* sectors, int count, double start);
+  double combine(Sm&, int allocation, u64 sector, double turns, double start);
   double load_clocks(int allocation, bool tma) const;
   double dram_clocks(Sm&, int allocation, double sectors);
   bool misses_l2(Sm&, int allocation, double sectors);

@@ -77,19 +77,31 @@ double Timing::load_box(Slot& slot, const Completion& work) {
   return latest + (reached > 1 ? rates.multicast_latency : 0);
 }
 
+// When the L2 has the box. What it combines with what is there it loads first, as it does for atomics.
 double Timing::store_box(Slot& slot, const Completion& work) {
   Sm& sm = chips[slot.sm];
   int allocation = work.sectors ? allocation_at(work.address) : int(request.traffic.size());
   double share = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].stores_to_dram : 0;
   double l2 = work.sectors * SECTOR / rates.l2_private_tma_bytes_per_clock;
   double dram = share * work.sectors * SECTOR / rates.dram_bytes_per_clock;
+  double combined = now;
+  if (work.combines && work.sectors) {
+    l2 = std::max(l2, work.sectors * rates.l2_combine_clocks);
+    work.rows([&](u64 address, u32 bytes) {
+      for (u64 sector = address >> 5; sector <= (address + bytes - 1) >> 5; sector++)
+        combined = std::max(combined, combine(sm, allocation, sector, 1, now));
+    });
+    sm.asked[allocation].loaded += work.sectors;
+    dram = dram_clocks(sm, allocation, work.sectors);
+    if (dram) load_dram(sm, now, dram, true);
+  }
   sm.tma = std::max(sm.tma, now) + std::max(work.bytes / rates.tma_bytes_per_clock, rates.tma_issue);
   sm.l2_in = std::max(sm.l2_in, now) + l2;
   store_dram(sm, now, dram);
   sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
   result.l2_in += l2;
   result.stored += work.sectors;
-  return std::max(sm.tma, sm.l2_in) + rates.tma_latency;
+  return std::max({sm.tma, sm.l2_in, combined}) + rates.tma_latency;
 }
 
 // ── wgmma ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,8 @@ int partial(const Access& access, const u64* sectors, int count) {
 }
 
 constexpr int TAGS = 4;  // lines that the L1 looks up in a clock
+constexpr int SLICE = 8;  // log2 of the bytes side by side that lie in one slice of the L2 (Accel-Sim, dramid@8)
+constexpr int SECTOR_WORDS = 8;
 
 }  // namespace
 
@@ -160,21 +162,39 @@ double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count
   return sm.l2_in;
 }
 
-// When the L2 has done the atomics. Those on one line it does one after the other, of all SMs.
-double Timing::change(Sm& sm, const Access& access, int sectors, double start) {
-  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + sectors * rates.l2_partial_clocks;
-  result.l2_in += sectors * rates.l2_partial_clocks;
-  double done = sm.l2_in;
-  for (u32 rest = access.lanes; rest; rest &= rest - 1) {
-    u64 address = access.addresses[__builtin_ctz(rest)];
-    int allocation = allocation_at(address);
-    double sharers = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].sharers : 1;
-    double& until = sm.changed[address >> 7];
-    until = std::max(until, start) + sharers * rates.l2_atomic_clocks;
-    done = std::max(done, until);
+// When a slice of the L2 has combined a sector with what comes for it, `turns` times, for all SMs that change the sector.
+// SMs that met there once do not meet there again: as of the DRAM, time for which a slice was idle is had later.
+double Timing::combine(Sm& sm, int allocation, u64 sector, double turns, double start) {
+  double sharers = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].sharers : 1;
+  double& until = sm.combined[sector >> (SLICE - 5)];
+  until = std::max(until, start - sm.met) + turns * sharers * rates.l2_atomic_clocks;
+  sm.met = std::max(sm.met, until - start);
+  return until;
+}
+
+// When the L2 has done the atomics. It does the words of a sector together, and one that several lanes change once for
+// each of them. What had to come from the DRAM goes back there.
+double Timing::change(Sm& sm, const Access& access, const u64* sectors, int count, double start) {
+  u8 lanes[4 * LANES][SECTOR_WORDS] = {};
+  for (u32 rest = access.lanes; rest; rest &= rest - 1)
+    for (int k = 0; k < std::max(1, access.bytes / 4); k++) {
+      u64 word = access.addresses[__builtin_ctz(rest)] / 4 + k;
+      int n = int(std::find(sectors, sectors + count, word / SECTOR_WORDS) - sectors);
+      lanes[n][word % SECTOR_WORDS]++;
+    }
+  double turns = 0, done = start;
+  for (int n = 0; n < count; n++) {
+    int of_sector = *std::max_element(lanes[n], lanes[n] + SECTOR_WORDS);
+    turns += of_sector;
+    done = std::max(done, combine(sm, allocation_at(sectors[n] << 5), sectors[n], of_sector, start));
   }
-  sm.misses_l2 = std::max(sm.misses_l2, done);
-  return done;
+  double l2 = turns * std::max(rates.l2_partial_clocks, (SECTOR + HEADER) / rates.l2_private_bytes_per_clock);
+  sm.l2_in = std::max(sm.l2_in, start) + l2;
+  result.l2_in += l2;
+  int allocation = allocation_at(sectors[0] << 5);
+  double share = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].loads_from_dram : 0;
+  if (store_dram(sm, start, share * count * SECTOR / rates.dram_bytes_per_clock)) sm.misses_dram = sm.dram;
+  return sm.misses_l2 = std::max(done, sm.l2_in);
 }
 
 // A block has not ended before the L2 has told of what it stored.
@@ -235,7 +255,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
     if (access.atomic) {
-      done = std::max(done, change(sm, access, sector_count, start) + rates.l2_latency);
+      done = std::max(done, change(sm, access, sectors, sector_count, start) + rates.l2_latency);
       settle(slot, done);
     }
   }

@@ -283,6 +283,7 @@ Step store_tile(Context& c, const Instruction& i) {
     });
   }
   Completion work = completion_of(c.warp, Completion::Queue::TensorStore, tile);
+  work.combines = i.c;
   work.land = [tile, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
     const TensorMap& m = tile.map;
@@ -359,6 +360,7 @@ Step store_bytes(Context& c, const Instruction& i) {
   }
   Completion work;
   work.queue = Completion::Queue::TensorStore;
+  work.combines = i.c;
   work.warp = &c.warp;
   work.bytes = int(bytes);
   one_row(work, to, bytes);

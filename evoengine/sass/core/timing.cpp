@@ -386,7 +386,7 @@ Timed Timing::simulate() {
     result.clocks = std::max(result.clocks, now);
     for (Sm& sm : chips) {
       result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
-      for (auto [line, until] : sm.changed) result.clocks = std::max(result.clocks, until);
+      for (auto [place, until] : sm.combined) result.clocks = std::max(result.clocks, until);
     }
   } else {
     result.clocks = now;

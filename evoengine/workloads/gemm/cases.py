@@ -60,14 +60,14 @@ def chunk_elements(dtype: str) -> int:
     return CHUNK_BYTES // DTYPE_BYTES[dtype]
 
 
-def _tiles(config: Config) -> tuple[int, int, int]:
+def tile_sizes(config: Config) -> tuple[int, int, int]:
     tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
     return tile_m, tile_n, tile_k
 
 
-def _step(config: Config) -> int:
+def step_of(config: Config) -> int:
     """Return the products of each sum that a cluster does at a time: a tile for each of the blocks that share them."""
-    return _tiles(config)[2] * split_k(config)
+    return tile_sizes(config)[2] * split_k(config)
 
 
 def _at(problem: GemmProblem, m: int, n: int, k: int) -> GemmProblem:
@@ -82,8 +82,8 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     that the problem itself leaves, tiles of rows behind a whole group of them, a last step in each buffer, and with all
     rows of its tile a pipeline that wraps around twice (2·stages + 1 steps) and more.
     """
-    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = _tiles(config), units(problem)
-    stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), _step(config)
+    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = tile_sizes(config), units(problem)
+    stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), step_of(config)
     down, across = cluster_shape(config)
     tails = ((problem.m, tile_m, unit_m), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
     own_m, own_n, own_k = (own_tail(*of) for of in tails)
@@ -109,7 +109,7 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
     """Yield cases of candidates that may rank: the problem's own k, m and n."""
-    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = _tiles(config), units(problem)
+    (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = tile_sizes(config), units(problem)
     steps = max(2, MOST_WORK // (tile_m * tile_n * tile_k))
     k = few(problem.k, tile_k, steps) if problem.k >= LONG else LONG - unit_k
     part = None if k >= problem.k else f"{k:,} of {problem.k:,} products of each sum"
@@ -124,5 +124,5 @@ def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProbl
 
 def deepest(problem: GemmProblem, config: Config) -> int:
     """Return the problem's own k, or one that ends as it does where a block over all of it takes too long."""
-    tile_m, tile_n, tile_k = _tiles(config)
+    tile_m, tile_n, tile_k = tile_sizes(config)
     return few(problem.k, tile_k, min(MOST_WORK // (tile_m * tile_n), MOST_ROWS) // tile_k)

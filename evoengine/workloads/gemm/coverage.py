@@ -56,7 +56,7 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *remainder_cells("rows", tile_m, problem.m, unit_m),
         *remainder_cells("columns", tile_n, problem.n, unit_n, 2),
         *remainder_cells("products", tile_k, problem.k, unit_k, 1),
-        *pipeline_cells(_parts(config, tile_m, tile_n), int(config["stages"])),
+        *pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])),
         *(Cell("values", what) for what in VALUES),
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
@@ -85,8 +85,8 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
-    parts = _parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
-    kind, teams = _waits(config)
+    parts = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
+    kind, teams = waits_of(config)
     each = -(-p.k // tile_k)
     for number, warps in enumerate(teams):
         for count in visits_by_block(visits, kind, warps).values():
@@ -95,7 +95,7 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
     return frozenset(found)
 
 
-def _parts(config: Config, rows: int, columns: int) -> list[str]:
+def tile_parts(config: Config, rows: int, columns: int) -> list[str]:
     """Return the stripes of 16 rows, by each warp's columns, that begin within so many rows and columns."""
     each = int(config["tile_n"]) // int(config.get("warps_n", 1))
     return [
@@ -105,7 +105,7 @@ def _parts(config: Config, rows: int, columns: int) -> list[str]:
     ]
 
 
-def _waits(config: Config) -> tuple[VisitKind, list[range]]:
+def waits_of(config: Config) -> tuple[VisitKind, list[range]]:
     """Return what the warps that multiply do once in each step, and which of them multiply the same tiles of C.
 
     Of several such teams each does every second tile, with the steps of the others' between its own.

@@ -167,7 +167,7 @@ def parse_problem(text: str) -> GemmProblem:
         sizes.get("batch", 1), A_LAYOUTS[words.get("a_layout", "a_mk")], B_LAYOUTS[words.get("b_layout", "b_kn")],
         RESIDUAL in words, OUT_DTYPES.get(words.get("out_dtype", ""), ""), SCALES.get(words.get("scales", ""), ""),
     )  # fmt: skip # in the order of the fields
-    if why := _why_not(problem):
+    if why := why_not(problem):
         raise UsageError(f"the problem {text!r} cannot be: {why}")
     return problem
 
@@ -176,7 +176,7 @@ def _usual_out_dtype(dtype: str) -> str:
     return dtype if dtype in HALVES else "bf16"
 
 
-def _why_not(problem: GemmProblem) -> str | None:
+def why_not(problem: GemmProblem) -> str | None:
     """Return the rule that the words of a problem break together, with what would be right."""
     p = problem
     if p.dtype in BYTES and (p.a_layout, p.b_layout) != ("mk", "nk"):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 from evoengine.records import Value
 from evoengine.workloads.attention.problem import DTYPES, HEAD_DIMS
-from evoengine.workloads.problem_text import LARGEST, read_size
+from evoengine.workloads.problem_text import LARGEST, read_runs, read_size, written_runs
 
 EXAMPLE = "varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048"
 MOST_HEADS = 65_535
@@ -26,7 +24,6 @@ _NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "po
 _LISTS = {"lens": "lens", "kvlens": "kv_lens"}
 _PART = re.compile(r"(h|kv|d|page|pool)(\d+)\Z")
 _LIST = re.compile(r"(lens|kvlens)=(.*)\Z")
-_RUN = re.compile(r"(?:(\d+)x)?(\d+)\Z")
 _KNOWN = "h, kv, d, page or pool with a number, lens=… or kvlens=…, fp16, bf16, or causal"
 
 
@@ -63,8 +60,8 @@ class VarlenProblem:
         parts += [] if self.kv_heads == self.heads else [f"kv{self.kv_heads}"]
         parts += [f"d{self.head_dim}", self.dtype]
         parts += ["causal"] if self.causal else []
-        parts.append(f"lens={_written(self.lens)}")
-        parts += [] if self.kv_lens == self.lens else [f"kvlens={_written(self.kv_lens)}"]
+        parts.append(f"lens={written_runs(self.lens)}")
+        parts += [] if self.kv_lens == self.lens else [f"kvlens={written_runs(self.kv_lens)}"]
         parts += [f"page{self.page}"] if self.page else []
         parts += [f"pool{self.pool}"] if self.pool != self.needed else []
         return f"varlen:{','.join(parts)}"
@@ -131,11 +128,6 @@ def _area(q: int, k: int) -> float:
     return q * k - q * q / 2 if k >= q else k * k / 2
 
 
-def _written(lens: Sequence[int]) -> str:
-    runs = [(length, len(list(run))) for length, run in groupby(lens)]
-    return "+".join(str(length) if count == 1 else f"{count}x{length}" for length, count in runs)
-
-
 def parse_problem(text: str) -> VarlenProblem:
     """Parse `h32[,kv8],d128,bf16[,causal],lens=512+37+16x2048[,kvlens=…][,page16][,pool…]`.
 
@@ -178,29 +170,10 @@ def _field(part: str, text: str) -> tuple[str, int | str | tuple[int, ...]]:
     if part == "causal":
         return "causal", part
     if match := _LIST.match(part):
-        return _LISTS[match[1]], tuple(_lengths(match[2], match[1], text))
+        return _LISTS[match[1]], tuple(read_runs(match[2], match[1], text, "sequences", MOST_SEQUENCES))
     if match := _PART.match(part):
         return _NUMBERS[match[1]], read_size(match[2])
     raise UsageError(f"the problem {text!r} has a part {part!r} that is not {_KNOWN}; write it like {EXAMPLE}")
-
-
-def _lengths(value: str, name: str, text: str) -> Iterator[int]:
-    """Yield the lengths of `512+37+16x2048`."""
-    found = 0
-    for part in value.split("+"):
-        match = _RUN.match(part.strip())
-        if not match:
-            raise UsageError(
-                f"the problem {text!r} has {name}={value}, of which {part!r} is no length: write numbers from 0 on "
-                "with + between them, and 16x2048 for 16 sequences of 2048"
-            )
-        count = read_size(match[1] or "1")
-        found += count
-        if not count or found > MOST_SEQUENCES:
-            raise UsageError(
-                f"the problem {text!r} has {name} of {found} sequences; they must be from 1 to {MOST_SEQUENCES}"
-            )
-        yield from [read_size(match[2])] * count
 
 
 def _why_not(sizes: dict[str, int], lists: dict[str, tuple[int, ...]]) -> str | None:

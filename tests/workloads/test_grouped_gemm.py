@@ -1,0 +1,177 @@
+"""Grouped matrix products: kernels are right on the emulator, broken ones are not, bad problems are refused, and figures
+count the groups' own rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evoengine.errors import UsageError
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+from tests.support.exhaustive import more, representatives
+
+HALVES = "grouped-gemm:rows=100+0+37+1,n136,k200,bf16,b_nk"
+ROWS_OF_N = "grouped-gemm:rows=100+0+37+1,n101,k77,fp16,out_fp32"
+BYTES = "grouped-gemm:rows=100+0+37+1,n136,k336,fp8_e4m3,b_nk,block_scales"
+INTEGERS = "grouped-gemm:m200,rows=100+0+37+1,n136,k336,int8,b_nk,row_scales"
+BY_TENSOR = "grouped-gemm:rows=100+0+37+1,n136,k336,fp8_e5m2,b_nk"
+SMALL = {"family": "mma", "tile_m": 64, "tile_n": 64}
+GROUPED = {**SMALL, "group_m": 4}
+
+FAULTS = [
+    # name, problem, configuration, text of the good kernel, text of the broken one
+    ("a group's begin one row too far", HALVES, SMALL, "? ends[group - 1] : 0;", "? ends[group - 1] + 1 : 0;"),
+    ("a group begins where its own rows end", HALVES, SMALL, "? ends[group - 1] : 0;", "? ends[group] : 0;"),
+    ("ends taken for sizes", HALVES, SMALL, "ends[group] - begin : 0;", "ends[group] : 0;"),
+    ("a group's last row lost", HALVES, SMALL, "ends[group] - begin : 0;", "max(0, ends[group] - begin - 1) : 0;"),
+    ("a group one row too long", HALVES, SMALL, "ends[group] - begin : 0;", "ends[group] - begin + 1 : 0;"),
+    ("a group's tail of rows has no tile", HALVES, SMALL, "ceil_div(rows, TILE_M) * tiles_n, upto", "rows / TILE_M * tiles_n, upto"),
+    ("one column of tiles for each group", HALVES, SMALL, "ceil_div(rows, TILE_M) * tiles_n, upto", "ceil_div(rows, TILE_M), upto"),
+    ("groups behind the 32nd lost", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto, 31);", "break;"),
+    ("groups behind the 32nd counted from 0", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto, 31);", ""),
+    ("the group before where a group begins", HALVES, SMALL, "behind = __ballot_sync(0xffffffffu, left < upto)", "behind = __ballot_sync(0xffffffffu, left <= upto)"),
+    ("tiles counted from the first group's", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto - tiles, found);", ""),
+    ("B of the first of 32 groups", HALVES, SMALL, "first + found, begin", "first, begin"),
+    ("B of the first 32 groups alone", HALVES, SMALL, "first + found, begin", "found, begin"),
+    ("one B for all groups", HALVES, SMALL, "all_b + (long long)work.entry * k * n;", "all_b;"),
+    ("B of groups before, by their rows", HALVES, SMALL, "all_b + (long long)work.entry * k * n;", "all_b + (long long)work.begin * k * n;"),
+    ("A of the first group", HALVES, SMALL, "all_a + (long long)work.begin * k;", "all_a;"),
+    ("C of the first group", HALVES, SMALL, "before = (long long)work.begin * n;", "before = 0;"),
+    ("stored past the group's end", HALVES, SMALL, "m = work.rows;", "m = work.rows + 1;"),
+    ("rows of all groups multiplied and stored", HALVES, SMALL, "m = work.rows;", "m = all_rows;"),
+    ("no barrier between a block's tiles", HALVES, SMALL, "__syncthreads();  // all threads are done with the tiles before", ""),
+    ("a block's tiles one too far apart", HALVES, SMALL, "stride(gridDim.x) {}", "stride(gridDim.x + 1) {}"),
+    ("a block's first tile alone", HALVES, SMALL, "number += stride;", "number += 1 << 20;"),
+    ("as many tiles a block as the launch of the search has", HALVES, SMALL, "number += stride;", "number += 3 * stride;"),
+    ("the last group's rows up to A's end", HALVES, SMALL, "ends[group] - begin : 0;", "(group + 1 < groups ? ends[group] : ends[group] + 3) - begin : 0;"),
+    ("a group's tiles walked as all groups' would be", HALVES, GROUPED, "order = {ceil_div(rows, TILE_M), tiles_n}", "order = {ceil_div(ends[groups - 1], TILE_M), tiles_n}"),
+    ("rows and columns of tiles exchanged", HALVES, SMALL, "return {order.row * TILE_M, order.col * TILE_N", "return {order.col * TILE_M, order.row * TILE_N"),
+    ("B's rows read as columns", ROWS_OF_N, SMALL, "b += work.first_col;", "b += work.first_col * k;"),
+    ("scales of the first group's rows", INTEGERS, SMALL, "of_a += work.begin, of_b", "of_b"),
+    ("scales of another group's columns", INTEGERS, SMALL, "of_b += (long long)work.entry * n;", "of_b += (long long)work.begin;"),
+    ("one pair of scales for all groups", BY_TENSOR, SMALL, "of_a += work.entry, of_b += work.entry;", ""),
+    ("scales of A in steps of the group's rows", BYTES, SMALL, "(long long)block * scales.stride;", "(long long)block * scales.m;"),
+    ("scales of B of the first group", BYTES, SMALL, "of_b += (long long)work.entry * ((n + 127) / 128) * blocks(k);", "of_b += 0;"),
+    ("scales of A of the first group", BYTES, SMALL, "of_a += work.begin, of_b", "of_b"),
+]  # fmt: skip
+PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
+FAST = ("ends taken for sizes", "groups behind the 32nd lost", "stored past the group's end")
+"""one of offsets, of many groups and of rows; the others run with `make test-all`"""
+BOARD = {BYTES: "rtx5090", BY_TENSOR: "rtx5090"}
+"""of products of FP8 by mma.sync"""
+
+
+def gate_of(kernel_gate, problem):
+    return kernel_gate(problem, BOARD[problem]) if problem in BOARD else kernel_gate(problem)
+
+
+@pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
+def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
+    gate = gate_of(kernel_gate, problem)
+    assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
+
+
+@pytest.mark.parametrize("problem", [HALVES, *more([ROWS_OF_N, BYTES, INTEGERS, BY_TENSOR])])
+def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem):
+    gate = gate_of(kernel_gate, problem)
+    config = gate.configuration(SMALL)
+    verdict = gate.judge(config, beside=[Case("the problem itself", gate.problem, config=config)])
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
+EACH = 40
+DRAWN = [
+    (HALVES, "h100"),
+    (ROWS_OF_N, "a100"),
+    (BYTES, "rtx5090"),
+    (INTEGERS, "a10"),
+    ("grouped-gemm:rows=8x17+0+129,n264,k512,fp16", "b200"),
+    (BY_TENSOR, "l4"),
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(EACH))
+def test_a_valid_configuration_passes(kernel_gate, number):
+    gate = kernel_gate(*DRAWN[number % len(DRAWN)])
+    config = gate.draw(1, seed=number)[0]
+    verdict = gate.judge(config, seed=number, beside=[Case("the problem itself", gate.problem, config=config)])
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("rows=3+3+3+5,n8,k16,fp16", "grouped-gemm:rows=3x3+5,n8,k16,fp16"),
+        ("grouped-gemm:out_fp32,b_nk,bf16,k7,n5,rows=2x7+0,m20", "grouped-gemm:m20,rows=2x7+0,n5,k7,bf16,b_nk,out_fp32"),
+        ("m14,rows=7+7,n8,k16,fp8_e4m3,b_nk,block_scales,out_fp16", "grouped-gemm:rows=2x7,n8,k16,fp8_e4m3,b_nk,out_fp16,block_scales"),
+    ],
+)  # fmt: skip
+def test_a_problem_is_written_as_it_is_read(given, written):
+    problem = parse_problem(given if given.startswith("grouped-gemm") else f"grouped-gemm:{given}")[1]
+    assert str(problem) == written
+    assert parse_problem(written)[1] == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rows=3+-5,n8,k16,fp16", "of which '-5' is no length: write numbers from 0 on with + between them, and 16x2048 for 16 groups"),
+        ("rows=,n8,k16,fp16", "of which '' is no length"),
+        ("rows=0+0,n8,k16,fp16", "has 0 rows in all groups; they must be from 1 to"),
+        ("rows=2147483647+1,n8,k16,fp16", "has 2147483648 rows in all groups"),
+        ("m10,rows=8+3,n8,k16,fp16", "has groups of 11 rows in all, and A has m 10: leave m out, or make it larger"),
+        ("n8,k16,fp16", "does not give rows; write it like grouped-gemm:rows=512+37"),
+        ("rows=3,rows=4,n8,k16,fp16", "gives rows twice"),
+        ("rows=3,n8,k16,fp16,bias", "has a part 'bias' that is not n, k, m with a number, rows=…, or fp16 or"),
+        ("rows=3,n8,k16,int8", "along k alone"),
+        ("rows=3,n8,k16,bf16,block_scales", "bf16 has no scales"),
+        ("rows=70000x1,n8,k16,fp16", "has rows of 70000 groups; they must be from 1 to 65536"),
+    ],
+)  # fmt: skip
+def test_a_bad_problem_is_refused_by_what_is_wrong(text, says):
+    with pytest.raises(UsageError) as refused:
+        parse_problem(f"grouped-gemm:{text}")
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_figures_count_the_rows_of_groups_and_the_entries_of_b_that_are_read():
+    workload, problem = parse_problem("grouped-gemm:m90,rows=30+0+20,n8,k16,fp16")
+    assert workload.flops(problem) == 2 * 50 * 8 * 16
+    assert workload.min_dram_bytes(problem) == 2 * (50 * 16 + 2 * 16 * 8 + 50 * 8)
+    bytes_of, scaled = parse_problem("grouped-gemm:rows=30+0+20,n256,k512,fp8_e4m3,b_nk,block_scales")
+    scales = 4 * (4 * 50 + 3 * 2 * 4)
+    assert bytes_of.min_dram_bytes(scaled) == 50 * 512 + 2 * 512 * 256 + scales + 2 * 50 * 256
+
+
+@pytest.mark.parametrize("problem", [HALVES, ROWS_OF_N, INTEGERS])
+def test_the_reference_is_a_product_of_each_group(problem):
+    workload, p = parse_problem(problem)
+    drawn = workload.tensors().draw(Case("", p), 3).inputs
+    found = workload.tensors().reference(p, drawn)["c"]
+    assert drawn["ends"].tolist() == [100, 100, 137, 138] and found.shape == (p.m, p.n)
+    b = drawn["b"][2].double()
+    expected = drawn["a"][100:137].double() @ (b.T if p.b_layout == "nk" else b)
+    if p.scales == "row":
+        expected *= drawn["scale_a"][100:137, None].double() * drawn["scale_b"][2].double()
+    assert torch.allclose(found[100:137], expected) and found[:138].all(dim=1).all() and not found[138:].any()
+
+
+def test_what_no_group_owns_is_nan():
+    workload, p = parse_problem("grouped-gemm:m9,rows=3+0+4,n8,k16,fp8_e4m3,b_nk,block_scales")
+    drawn = workload.tensors().draw(Case("", p), 3).inputs
+    assert drawn["a"].float().isnan().all(1).tolist() == 7 * [False] + 2 * [True]
+    assert drawn["b"].float().isnan().flatten(1).all(1).tolist() == [False, True, False]
+    assert drawn["scale_a"].isnan()[0].tolist() == 7 * [False] + 2 * [True]
+
+
+def test_samples_are_rows_of_all_groups():
+    workload, p = parse_problem("grouped-gemm:m500,rows=300+0+100+1,n24,k16,bf16")
+    tensors = workload.tensors()
+    drawn = tensors.draw(Case("", p), 3).inputs
+    (sample,) = tensors.samples(p, drawn, 5)
+    assert 128 <= sample.problem.total <= 130 and sample.problem.rows[1] == 0 < sample.problem.rows[3]
+    whole, part = tensors.reference(p, drawn), tensors.reference(sample.problem, sample.inputs)
+    assert torch.equal(sample.take(whole)["c"], part["c"])
