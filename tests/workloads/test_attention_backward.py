@@ -159,7 +159,7 @@ FAULTS = [
     ("wgmma: mask aligned to the upper left", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - row : 0"),
     ("wgmma: mask one query too late", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row + 1 : 0"),
     ("wgmma: mask one query too early", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row - 1 : 0"),
-    ("wgmma: the diagonal taken for below it", WGMMA, CAUSAL, "first_key + 63 <= row + work.diagonal", "first_key + 62 <= row + work.diagonal"),
+    ("wgmma: the diagonal taken for below it", WGMMA, CAUSAL, "first_key + 63 <= row + work.diagonal", "first_key + 61 <= row + work.diagonal"),
     ("wgmma: tiles of queries skipped that see a key", WGMMA, CAUSAL, "max(0, first_key - diagonal) / TILE_M", "min(query_tiles - 1, (max(0, first_key - diagonal) + TILE_M - 1) / TILE_M)"),
     ("wgmma: first head of a group alone", WGMMA, CAUSAL, "steps(group * turns)", "steps(turns)"),
     ("wgmma: more registers asked for than there are", WGMMA, FULL, "= SHARE < 256 ? SHARE : 256", "= 248"),
