@@ -245,7 +245,7 @@ def render(target: Target, space: Space, config: Config, templates: Path, fill: 
     launch = space.launch(config, problem)
     if (own := workload.source_text(problem, config, target.gpu)) is not None:
         return Source(own, workload.entry, launch)
-    constants = {name: problem.variables()[name] for name in workload.compile_time}
+    constants = workload.constants(problem)
     folders = Folders(workload.templates() or templates / workload.name, templates)
     header = _header(workload.name, config, constants)
     text = fill(Template(folders, str(config["family"]), {**constants, **config}, launch))

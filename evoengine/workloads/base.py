@@ -305,6 +305,11 @@ class Workload(ABC, Generic[P]):
         The tensors are the same for every config, also an empty one.
         """
 
+    def constants(self, problem: P) -> dict[str, Value]:
+        """Return the compile-time values of a problem by name: a template sees them, a text's first line lists them."""
+        values = problem.variables()
+        return {name: values[name] for name in self.compile_time}
+
     def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
         """Return sets of problems that are tuned together, by name."""
         return {}

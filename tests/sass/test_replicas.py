@@ -46,6 +46,18 @@ extern "C" __global__ void kernel(float* x) {
 }
 """
 
+# one number for all, which every warp loads and the first thread alone adds to, as Triton compiles it
+COUNTED = """
+extern "C" __global__ void kernel(float* x) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(x));
+  v = v * 2 + 1;
+  asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; @p st.global.f32 [%0], %1; }"
+               :: "l"(x), "f"(v), "r"(threadIdx.x));
+  REST
+}
+"""
+
 
 def launched(text: str, races: Races, seed: int) -> np.ndarray:
     require_tools()
@@ -63,6 +75,14 @@ def test_replicas_race_only_where_all_races_are_looked_for(seed):
     with pytest.raises(KernelRaced, match="nothing orders the two"):
         launched(DOUBLE, Races.ALL, seed)
     launched(APART, Races.NONE, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_that_all_load_goes_nowhere_where_one_store_alone_uses_it(seed):
+    assert launched(COUNTED.replace("REST", ""), Races.NO_REPLICAS, seed).tolist() == [1, *range(1, 64)]
+    for use in ("if (threadIdx.x == 40) x[9] = v;", "if (v > 4) x[9] = 0;", "x[9 + int(v) % 2] = 0;"):
+        with pytest.raises(KernelRaced, match="nothing orders the two"):
+            launched(COUNTED.replace("REST", use), Races.NO_REPLICAS, seed)
 
 
 @pytest.mark.parametrize("seed", range(4))

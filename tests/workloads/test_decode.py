@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from evoengine.errors import UsageError
-from evoengine.records import CompiledCandidate
-from evoengine.search.evaluators import make_plans
+from evoengine.records import CompiledCandidate, Outcome, Plans
+from evoengine.search.evaluators import full_plan, make_plans
 from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import executor, judge_whole
 from evoengine.stages.predict import predict_binary
@@ -23,6 +24,13 @@ PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000
 QUERIES = "decode:b2,h12,kv2,s777,sq5,d128,bf16,page7"
 WINDOW = "decode:b2,h8,kv2,s600,sq3,d64,fp16,page16,window70"
 CAPPED = "decode:b2,h8,kv2,s300,sq2,d64,fp16,page16,softcap30,alibi,sinks"
+BYTES = "decode:b4,h8,kv2,s1000,d128,bf16,cache_fp8_e4m3,page16"
+HALVES = "decode:b3,h8,kv4,s500,d64,fp16,cache_fp8_e4m3"
+LATENT = "decode:b2,h24,kv1,s300,d576,bf16,page64"
+ROWS = "decode:b2,h70,s200,sq2,d576,fp16"
+LATENT_CAPPED = "decode:b2,h20,kv1,s300,sq2,d576,bf16,page16,window70,softcap30,alibi,sinks"
+SHARED = {"family": "last_block", "tile_m": 16, "tile_n": 16, "warps": 4, "row_warps": 1, "stages": 2, "splits": 3}
+GROUPS = {"family": "two_kernels", "tile_m": 32, "tile_n": 16, "warps": 4, "row_warps": 2, "stages": 2, "splits": 2}
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
 LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
 TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
@@ -70,6 +78,31 @@ FAULTS = [
     ("distance from the last query for all", TWO, CAPPED, "int position = work.visible(first_row + s.row(s.half(i))) - 1;", "int position = work.length - 1;"),
     ("sink in every split", TWO, CAPPED, "if (blockIdx.x == 0) {\n            float sink", "{\n            float sink"),
     ("sink of another head", ONE, CAPPED, "sinks[work.head_of(row)]", "sinks[work.head]"),
+    ("scale of the first head's keys for all", ONE, BYTES, "k_scale[work.kv_head]", "k_scale[0]"),
+    ("scale of the first head's values for all", TWO, BYTES, "v_scale[work.kv_head]", "v_scale[0]"),
+    ("scale of the values for keys", ONE, BYTES, "scale *= k_scale[", "scale *= v_scale["),
+    ("bias of the exponents added, not multiplied", ONE, BYTES, "even = unbiased(even), odd = unbiased(odd);", "even += 0x3c003c00u, odd += 0x3c003c00u;"),
+    ("bias of the exponents left in halves", TWO, HALVES, "WIDENED = 256.0f", "WIDENED = 128.0f"),
+    ("signs of even columns lost", ONE, HALVES, "even = (bytes << 8 & SIGN) | ", "even = "),
+    ("even and odd columns of values exchanged", ONE, BYTES, "widen(bytes[0], b[0], b[2]);", "widen(bytes[0], b[2], b[0]);"),
+    ("queries in another order than keys", ONE, BYTES, "__byte_perm(x.word[0], x.word[1], 0x5410)", "x.word[0]"),
+    ("outputs in the order of the tiles", ONE, HALVES, "make_float4(d[0], d[4], d[1], d[5])", "make_float4(d[0], d[1], d[4], d[5])"),
+    ("latent: maxima of a warp's own keys alone", SHARED, LATENT, "* WARPS + lane() % WARPS] * scale", "* WARPS + place.part] * scale"),
+    ("latent: maxima read before they are told", SHARED, LATENT, "place.meet();  // maxima are told", ""),
+    ("latent: P read before it is written", GROUPS, ROWS, "place.meet();  // P is written", ""),
+    ("latent: tile filled while warps read the one before", SHARED, LATENT, "        __syncthreads();\n        request(", "        request("),
+    ("latent: columns of the first warp for all", SHARED, LATENT, "{tile, place.part * (COLUMNS / 8)}", "{tile, 0}"),
+    ("latent: keys of the first warp for all", GROUPS, ROWS, "{tile, place.part * TILE_N}", "{tile, 0}"),
+    ("latent: values begin behind the positions", SHARED, LATENT, "{tile, place.part * (COLUMNS / 8)}", "{tile, place.part * (COLUMNS / 8) + 8}"),
+    ("latent: positions left out of the scores", SHARED, LATENT, "issue<KEY_DIM>(s,", "issue<HEAD_DIM>(s,"),
+    ("latent: queries of the first rows for all", GROUPS, ROWS, "{shared_address(tile_q), place.first_row}", "{shared_address(tile_q), 0}"),
+    ("latent: weights of the first rows for all", GROUPS, ROWS, "{shared_address(tile_p), place.first_row}", "{shared_address(tile_p), 0}"),
+    ("latent: one barrier for all rows", GROUPS, ROWS, "named_barrier_sync(1 + row_warp,", "named_barrier_sync(1,"),
+    ("latent: sums of a warp's own keys alone", SHARED, LATENT, "sum += sums[row * WARPS + part]", "sum += sums[row * WARPS + place.part]"),
+    ("latent: slot of the key before", SHARED, LATENT, "int key = own + n * STEP;", "int key = max(0, own + n * STEP - 1);"),
+    ("latent: keys behind the length read", GROUPS, ROWS, "threadIdx.x, work.length - first_key(i), offset_of", "threadIdx.x, STEP_KEYS, offset_of"),
+    ("latent: sink added to sums of another unit", SHARED | {"splits": 1}, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
+    ("latent: a split without keys is not told", GROUPS, ROWS, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -78,7 +111,20 @@ FAST = (
     "buffer filled while it is read",
     "last split left out",
     "count of splits never set back",
+    "scale of the first head's keys",
+    "bias of the exponents added",
+    "latent: maxima of",
+    "latent: P read",
 )
+
+
+def completed(gate, wanted):
+    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, "combine_warps": 4, **wanted}
+    if wanted["family"] != "two_kernels":
+        del config["combine_warps"]
+    config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
+    assert gate.space.why_invalid(config) is None
+    return config
 
 
 @pytest.mark.parametrize(
@@ -86,23 +132,21 @@ FAST = (
 )
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
-    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, **wanted}
-    if wanted["family"] == "two_kernels":
-        config["combine_warps"] = 4
-    config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
-    assert gate.space.why_invalid(config) is None
+    config = completed(gate, wanted)
     assert gate.refutes(config, old, new), "the fault escaped"
 
 
 DRAWN_FROM = (
     PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
+    "decode:b3,h8,kv2,s900,sq2,d64,bf16,cache_fp8_e5m2,page16,window300", BYTES, HALVES, "decode:b2,h6,kv2,s700,d256,fp16,cache_fp8_e5m2,page7,softcap30,alibi,sinks",
+    LATENT, LATENT_CAPPED, ROWS,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [0, 1, *more(range(2, 30))])
+@pytest.mark.parametrize("number", [0, 1, 8, 11, *more(range(2, 8)), *more(range(9, 11)), *more(range(12, 56))])
 def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_gate, number):
     gate = kernel_gate(DRAWN_FROM[number % len(DRAWN_FROM)])
-    config = gate.draw(30, seed=5)[number]
+    config = gate.draw(56, seed=5)[number]
     source = gate.source(config)
     verdict = gate.judge(config, source, seed=number)
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
@@ -115,10 +159,66 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
 
 
+# --- blocks of the problem's own launch
+
+LARGE = "decode:b512,h32,kv8,s8192,d128,bf16,page16"
+LARGE_LATENT = "decode:b512,h16,s8192,d576,bf16,page64"
+FULL_FAULTS = [
+    ("offsets of 32 bits", ONE, LARGE, "long long stride;", "int stride;"),
+    ("pages of 16 bits", LAST, LARGE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
+    ("sequences of 8 bits", TWO, LARGE, "sequence = blockIdx.z;", "sequence = blockIdx.z & 255;"),
+    ("lengths of 12 bits", ONE, LARGE, "length = lengths[sequence];", "length = lengths[sequence] & 4095;"),
+    ("offsets of latent keys of 32 bits", SHARED, LARGE_LATENT, "slots[row / STEP] * (long long)KEY_DIM", "slots[row / STEP] * KEY_DIM"),
+]  # fmt: skip
+
+
+def full_size(gate, config, source):
+    binary = compile_source(source, gate.target.gpu.arch)
+    plans = Plans((), (), full_plan(gate.space, gate.target, config))
+    return judge_whole(executor(CompiledCandidate(0, source, binary, config)), gate.target.workload, plans, 5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in FULL_FAULTS], "pages of 16 bits"),
+)
+def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = completed(gate, wanted)
+    found = full_size(gate, config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED) and found.reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (TWO, LARGE),
+        *more(
+            [
+                (ONE, LARGE),
+                (LAST, "decode:b512,h70,kv7,s4000,sq3,d128,fp16,softcap30,alibi,sinks,window600"),
+                (ONE, "decode:b300,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16"),
+                (SHARED, LARGE_LATENT),
+                (GROUPS, "decode:b9,h70,s3000,sq2,d576,fp16"),
+            ]
+        ),
+    ],
+)
+def test_a_right_kernel_passes_at_full_size(kernel_gate, wanted, problem):
+    gate = kernel_gate(problem)
+    config = completed(gate, wanted)
+    found = full_size(gate, config, gate.source(config))
+    assert found.outcome is None, found.reason
+    assert [case.name for case in found.cases] == ["full grid"] and "blocks" in found.cases[0].part
+
+
 # --- problems
 
 
-@pytest.mark.parametrize("text", [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED])
+@pytest.mark.parametrize(
+    "text",
+    [PAGED, PLAIN, QUERIES, "decode:b1,h4,kv4,s9,d256,bf16", WINDOW, CAPPED, BYTES, HALVES, LATENT, LATENT_CAPPED],
+)
 def test_a_problem_is_read_as_it_is_written(text):
     workload, problem = parse_problem(text)
     assert str(problem) == text and workload.parse(str(problem)) == problem
@@ -130,10 +230,12 @@ def test_a_problem_is_read_as_it_is_written(text):
         ("decode:b1,h4,s64,d64,fp16,page0", "pages of 0 keys; give the page at least one, or leave it out"),
         ("decode:b1,h4,s64,d64,fp16,page-4", "part 'page-4' that is not b, h, kv, sq, s, d, page, window, softcap with a number"),
         ("decode:b1,h4,kv3,s64,d64,fp16", "4 heads over 3 kv heads; heads must be a multiple of kv heads"),
-        ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256"),
+        ("decode:b1,h4,s64,d96,fp16", "head_dim 96; the templates cover 64, 128, 256, 576"),
+        ("decode:b1,h4,kv2,s64,d576,fp16", "head_dim 576, of latent attention, which has one KV head and a cache of the queries' dtype"),
+        ("decode:b1,h4,s64,d576,fp16,cache_fp8_e4m3", "leave out kv and the cache's dtype"),
         ("decode:b1,h4,s64,sq17,d64,fp16", "seq_q 17; it must be from 1 to 16"),
         ("decode:b1,h4,s3,sq4,d64,fp16", "4 queries of each sequence and 3 keys"),
-        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or alibi or sinks"),
+        ("decode:b1,h4,s64,d64,fp16,rope", "part 'rope' that is not b, h, kv, sq, s, d, page, window, softcap with a number, or fp16 or bf16 or cache_fp8_e4m3 or cache_fp8_e5m2 or alibi or sinks"),
         ("decode:b60000,h4,s65536,d64,fp16", "a cache of 3,932,160,000 keys; kernels number them by int32"),
     ],
 )  # fmt: skip
@@ -196,8 +298,35 @@ def test_the_reference_is_attention_over_each_sequence_s_own_keys(problem):
                 assert torch.allclose(found[b, i, head], weights @ v)
 
 
+def test_the_reference_of_a_cache_in_fp8_is_that_of_its_codes_times_their_scales():
+    tensors, problem, inputs = drawn(HALVES)
+    plain = replace(problem, cache="")
+    scaled = {name: inputs[name].double() * inputs[f"{name}_scale"].double()[:, None] for name in "kv"}
+    assert len({*inputs["k_scale"].tolist(), *inputs["v_scale"].tolist()}) > 2
+    expected = tensors.reference(plain, inputs | scaled)["o"]
+    assert torch.allclose(tensors.reference(problem, inputs)["o"], expected)
+
+
+def test_the_reference_of_latent_attention_has_values_in_its_keys():
+    tensors, problem, inputs = drawn("decode:b3,h4,s50,sq2,d576,fp16,page16")
+    found = tensors.reference(problem, inputs)["o"]
+    cache = inputs["kv"].view(-1, 576).double()
+    for b, length in enumerate(inputs["lengths"].tolist()):
+        slots = [int(inputs["block_table"][b, j // 16]) * 16 + j % 16 for j in range(length)]
+        if length:
+            weights = torch.softmax(inputs["q"][b, 1].double() @ cache[slots].T / math.sqrt(192), 1)
+            assert torch.allclose(found[b, 1], weights @ cache[slots, :512])
+
+
 def test_the_baseline_is_sdpa_on_the_gathered_cache():
     tensors, problem, inputs = drawn("decode:b2,h4,kv2,s40,sq3,d64,fp16,page16", "normal")
+    found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
+    assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["kv2,s40,d64,fp16,cache_fp8_e5m2", "s40,sq2,d576,fp16"])
+def test_the_baseline_has_the_values_of_fp8_and_of_latent_attention(kind):
+    tensors, problem, inputs = drawn(f"decode:b2,h4,{kind},page16", "normal")
     found = tensors.baseline("SDPA", problem, inputs)().transpose(1, 2)
     assert torch.allclose(found.double(), tensors.reference(problem, inputs)["o"], atol=2e-3)
 
@@ -218,19 +347,44 @@ def test_figures_count_each_key_and_value_once():
     assert workload.min_dram_bytes(problem) == 2 * (cache + queries) + 4 * table
 
 
+def test_latent_attention_reads_a_key_with_its_value():
+    workload, problem = parse_problem("decode:b32,h16,s8192,d576,bf16,page64")
+    assert workload.min_dram_bytes(problem) == 2 * 32 * (8192 * 576 + 16 * (576 + 512)) + 4 * 32 * (128 + 1)
+    assert workload.flops(problem) == 2 * 32 * 16 * 8192 * (576 + 512)
+
+
+def test_a_cache_in_fp8_has_half_the_bytes():
+    workload, problem = parse_problem("decode:b32,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16")
+    cache, queries, table = 2 * 32 * 8192 * 8 * 128, 2 * 32 * 32 * 128, 32 * (512 + 1)
+    assert workload.min_dram_bytes(problem) == cache + 2 * queries + 4 * table
+
+
+def test_a_text_names_the_cache_only_where_it_has_a_dtype_of_its_own(kernel_gate):
+    plain, fp8 = (kernel_gate(p) for p in (PAGED, PAGED + ",cache_fp8_e4m3"))
+    first_lines = [g.source(g.start(ONE | {"warps": 4, "tile_n": 32})).text.partition("\n")[0] for g in (plain, fp8)]
+    assert "cache" not in first_lines[0] and "cache fp8_e4m3" in first_lines[1]
+
+
 COPY_GBS = 2760
 """of a large copy on an H100 (chips.toml: dram_turn_cost)"""
 
 
 @pytest.mark.parametrize(
-    ("batch", "config", "share"),
+    ("batch", "cache", "config", "share"),
     [
-        (32, {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
-        *more([(4, {"family": "two_kernels", "splits": 4}, 0.7), (1, {"family": "last_block", "splits": 16}, 0.7)]),
+        (32, "", {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
+        *more(
+            [
+                (4, "", {"family": "two_kernels", "splits": 4}, 0.7),
+                (1, "", {"family": "last_block", "splits": 16}, 0.7),
+                (32, "cache_fp8_e4m3,", {"family": "last_block", "splits": 1, "stages": 3}, 0.85),
+                (4, "cache_fp8_e4m3,", {"family": "last_block", "splits": 8}, 0.7),
+            ]
+        ),
     ],
-)  # fmt: skip
-def test_starts_reach_the_memory_s_rate(kernel_gate, batch, config, share):
-    gate = kernel_gate(f"decode:b{batch},h32,kv8,s8192,d128,bf16,page16")
+)
+def test_starts_reach_the_memory_s_rate(kernel_gate, batch, cache, config, share):
+    gate = kernel_gate(f"decode:b{batch},h32,kv8,s8192,d128,bf16,{cache}page16")
     config = gate.start(config)
     source = gate.source(config)
     candidate = CompiledCandidate(0, source, compile_source(source, gate.target.gpu.arch), config)

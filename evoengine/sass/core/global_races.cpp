@@ -1,6 +1,7 @@
 // Order's record of global memory that a kernel may write: races between blocks, and between the warps of one.
 //
 // Two blocks that store the same bytes with the same contents do not race: on hardware either order leaves the same.
+#include "hazards.h"
 #include "order.h"
 
 namespace sass {
@@ -62,13 +63,19 @@ int Order::own_read(const GlobalTouch& t, u64 word) const {
   return MIXED;
 }
 
-// Whether one of the two has read this word by the same instruction as the other, one word of several, and then stores to
-// it.
+// Whether one of the two has read this word by the same instruction as the other, one word of several or for that store
+// alone, and then stores to it.
 bool Order::are_replicas(const GlobalTouch& t, u64 word, u32 record, bool wrote) const {
   const GlobalAccess &own = world.records[t.record], &other = world.records[record];
   if (own.cluster != other.cluster || own.rank != other.rank) return false;
-  if (wrote) return t.kind == Touch::Read && own.spread && other.read_by == own.index;
-  return t.kind == Touch::Write && other.spread && own_read(t, word) == other.index;
+  auto goes_nowhere = [&](const GlobalAccess& load, int store) {
+    if (load.spread) return true;
+    const auto [at, is_new] = world.only_stores.try_emplace(load.index, -1);
+    if (is_new) at->second = only_store_of(world.program, load.index);
+    return at->second == store;
+  };
+  if (wrote) return t.kind == Touch::Read && other.read_by == own.index && goes_nowhere(own, other.index);
+  return t.kind == Touch::Write && own_read(t, word) == other.index && goes_nowhere(other, own.index);
 }
 
 // A replica does not store by the instruction by which another warp stores what it has read: what it computes goes nowhere.

@@ -1,6 +1,7 @@
 #include "hazards.h"
 
 #include <algorithm>
+#include <bitset>
 #include <set>
 #include <tuple>
 
@@ -514,7 +515,74 @@ class Measure : public Look {
   void uses(int, const State&) override {}
 };
 
+using Slots = std::bitset<SLOTS>;
+
+// Follows what a load gives along every path, by the registers that hold it or what was computed with it.
+class Followed {
+ public:
+  int store = -1;
+  bool elsewhere = false;
+
+  Followed(const Program& program, int load) : code(program.code) {
+    Slots given;
+    for (const Use& u : effects_of(code[load], ARCH).writes) given.set(u.slot);
+    reach(load + 1, given);
+    while (!waiting.empty() && !elsewhere) {
+      const int index = *waiting.begin();
+      waiting.erase(waiting.begin());
+      step(index, states[index]);
+    }
+  }
+
+ private:
+  static constexpr int ARCH = 90;  // decides units and latencies, not what is read and written
+
+  const std::vector<Instruction>& code;
+  std::map<int, Slots> states;
+  std::set<int> waiting;
+
+  void reach(int index, const Slots& held) {
+    if (held.none() || index < 0 || index >= int(code.size())) return;
+    auto [at, is_new] = states.try_emplace(index, held);
+    const Slots all = at->second | held;
+    if (!is_new && all == at->second) return;
+    at->second = all;
+    waiting.insert(index);
+  }
+
+  bool reads(const Effects& e, const Slots& held) const {
+    return std::any_of(e.reads.begin(), e.reads.end(), [&](const Use& u) { return held[u.slot]; });
+  }
+
+  void step(int index, Slots held) {
+    const Instruction& i = code[index];
+    const Effects e = effects_of(i, ARCH);
+    const bool guarded = i.guard != PT || i.guard_negated, used = reads(e, held);
+    const bool computes = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Half || i.pipe == Pipe::Alu ||
+                          i.pipe == Pipe::Fp64 || i.pipe == Pipe::Mufu;
+    if (used && (starts(i, "STG") || starts(i, "ST."))) {
+      const Operand& to = i.operands[0];
+      elsewhere |= (store >= 0 && store != index) || held[to.index] || held[to.index + 1] || (e.guard < SLOTS && held[e.guard]);
+      store = index;
+    } else if (used && (!computes || (e.guard < SLOTS && held[e.guard]))) {
+      elsewhere = true;
+    }
+    for (const Use& u : e.writes)
+      if (used) held.set(u.slot);
+      else if (!guarded) held.reset(u.slot);
+    const Successors s = successors(i);
+    elsewhere |= (s.calls || s.returns) && held.any();
+    reach(s.target, held);
+    if (s.next) reach(index + 1, held);
+  }
+};
+
 }  // namespace
+
+int only_store_of(const Program& program, int load) {
+  const Followed followed(program, load);
+  return followed.elsewhere ? -1 : followed.store;
+}
 
 Hazards find_hazards(const Program& program, int arch, int registers) { return Check(program, arch, registers).result; }
 

@@ -28,6 +28,10 @@ Hazards find_hazards(const Program&, int arch, int registers);
 // Throws Fault where the program has a hazard; looks once for each architecture and number of registers.
 void require_no_hazard(const Program&, u32 arch, u32 registers);
 
+// The one store to global memory that what a load gives goes into, computed with perhaps, but neither as an address nor to
+// decide anything; -1 where it goes elsewhere too, or nowhere. Indices of instructions.
+int only_store_of(const Program&, int load);
+
 // How far apart ptxas has put instructions of which one needs the other's result: "KIND PRODUCER FILE CONSUMER CLOCKS
 // COUNT" a line. KIND is RAW, WAW or WAR; FILE is R, UR, P, UP or SB.
 std::string measure_latencies(const Program&, int arch);

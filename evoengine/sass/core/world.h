@@ -49,7 +49,7 @@ struct Told {
 // Races that are looked for: none; all but those of replicas, or all. Warps of a block are replicas where they load the same
 // word of several by the same instruction and one of them then stores to it: compilers of tiles, such as Triton, let
 // several warps compute an element and one of them store it. What the others loaded is taken to go nowhere; a number that
-// all lanes load alike is not, since a branch may depend on it.
+// all lanes load alike only where the program uses it for that store alone, since a branch may depend on it.
 enum class Races : u8 { None, NoReplicas, All };
 
 struct World {
@@ -60,6 +60,7 @@ struct World {
   bool fences = false;   // whether the program has a fence that other clusters could see
   bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
   bool proxies = false;  // whether it has work of the asynchronous proxy
+  std::unordered_map<int, int> only_stores;  // see only_store_of: by the load's index, as far as it was asked for
   std::unordered_map<u64, std::map<u64, Told>> locations;  // address of an atomic → cluster → what it released there
 
   World(const Program&, const Launch&);

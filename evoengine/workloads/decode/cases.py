@@ -8,7 +8,7 @@ from dataclasses import replace
 from evoengine.records import Config
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.decode.problem import DecodeProblem
+from evoengine.workloads.decode.problem import DecodeProblem, block_rows
 
 MOST_WORK = 100_000_000
 """rows times keys times head_dim of a case, which takes some seconds"""
@@ -34,6 +34,10 @@ VALUES = (
     "a maximum that rises along the keys",
     "logits beyond a half",
 )
+GROUPS = ("as the problem's are grouped", "grouped by another number, which is no power of two")
+"""kinds of heads that share one of several KV heads"""
+CODES = ("the largest", "subnormal ones alone")
+"""kinds of codes in a cache of FP8"""
 BEFORE_WINDOW = "the last key before the window would take all weight"
 
 
@@ -57,9 +61,9 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     """
     step, splits = step_keys(config), int(config.get("splits", 1))
     round_trip = (2 * int(config.get("stages", 2)) + 1) * step
-    tile_m, group = int(config.get("tile_m", 16)), problem.group
+    tile_m, group = block_rows(config), min(problem.group, 16) if problem.latent else problem.group
     one = replace(problem, batch=1, heads=group, kv_heads=1)
-    two = replace(one, heads=2 * group, kv_heads=2)
+    two = replace(one, heads=2 * group, kv_heads=1 if problem.latent else 2)
     other = 3 if group != 3 else 5
     many = max(3, -(-MANY_ROWS // (2 * group * problem.seq_q)))
 
@@ -72,16 +76,18 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     yield Case("shared pages", at(2 * step - 1, 3), "shared")
     yield Case("every split", at(splits * step + 1), "climbing")
     yield Case("pointing", at(round_trip + 3, 2, two), "pointing")
-    yield Case("several queries", at(step + 5, 2, replace(one, heads=2 * other, kv_heads=2), seq_q=5), "last keys")
+    yield Case("several queries", at(step + 5, 2, replace(two, heads=2 * other), seq_q=5), "last keys")
     if problem.window:
         yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
+    if problem.cache:
+        yield Case("subnormal codes", at(step + 7, 2, two), "subnormal codes")
     rows = tile_m + 3
     yield Case("rows of several tiles", at(step + 2, base=replace(one, heads=rows), seq_q=1), "logits")
 
 
 def _long_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[DecodeProblem]]:
     """Yield cases of candidates that may rank: the problem's own lengths, heads and batch."""
-    one = replace(problem, batch=1, heads=problem.group, kv_heads=1)
+    one = replace(problem, batch=1, heads=16 if problem.latent else problem.group, kv_heads=1)
     keys = affordable_keys(problem)
     part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
     yield Case("own keys", replace(one, seq_k=keys), long=True, part=part)
@@ -106,14 +112,15 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
         *(Cell("lengths", what) for what in LENGTHS),
         # a slope leaves nothing of a key that lies far before its query
         *(Cell("values", what) for what in VALUES if not (problem.alibi and what == FIRST_KEY)),
-        Cell("heads", "as the problem's are grouped"),
-        Cell("heads", "grouped by another number, which is no power of two"),
+        *(Cell("heads", what) for what in GROUPS if not problem.latent),
         Cell("heads", "rows of several tiles"),
         Cell("queries", "several"),
         Cell("extents", "keys"),
     }
     if problem.window:
         found.add(Cell("values", BEFORE_WINDOW))
+    if problem.cache:
+        found |= {Cell("codes", what) for what in CODES}
     if problem.page:
         found |= {Cell("pages", what) for what in PAGES}
     return frozenset(found)
@@ -126,10 +133,10 @@ def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
         return frozenset()
     found = set[Cell]()
     if p.group == whole.group and p.kv_heads > 1:
-        found.add(Cell("heads", "as the problem's are grouped"))
+        found.add(Cell("heads", GROUPS[0]))
     if p.group != whole.group and p.group & (p.group - 1) and p.kv_heads > 1:
-        found.add(Cell("heads", "grouped by another number, which is no power of two"))
-    if p.group * p.seq_q > int(config.get("tile_m", 16)):
+        found.add(Cell("heads", GROUPS[1]))
+    if p.group * p.seq_q > block_rows(config):
         found.add(Cell("heads", "rows of several tiles"))
     if p.seq_q > 1 and p.batch > 1:
         found.add(Cell("queries", "several"))

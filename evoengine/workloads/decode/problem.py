@@ -13,7 +13,12 @@ from evoengine.records import Config, Value
 from evoengine.workloads.problem_text import LARGEST, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
-HEAD_DIMS = (64, 128, 256)
+CACHES = {"cache_fp8_e4m3": "fp8_e4m3", "cache_fp8_e5m2": "fp8_e5m2"}
+"""dtypes of keys and values that differ from the queries'"""
+LATENT, LATENT_V, LATENT_ROOT = 576, 512, 192
+"""of latent attention, as DeepSeek has it: the elements of a key, those of its value, and the 128 + 64 of a key whose
+matrix is not absorbed into the queries, by whose root logits are divided"""
+HEAD_DIMS = (64, 128, 256, LATENT)
 MOST = {"batch": 65_535, "heads": 4_095, "seq_q": 16}
 """batch and tiles of rows of heads are sizes of the grid along z and y, of which CUDA has 65,535"""
 EXAMPLE = "decode:b32,h32,kv8,s8192,d128,bf16,page16"
@@ -34,6 +39,12 @@ class DecodeProblem:
     seq_k. Query i sees the keys up to i + length - seq_q, and of those the last `window`, if that is not 0; a query
     that sees none has an output of zeros. Heads that share a KV head are neighbours.
 
+    With head_dim 576 attention is latent: there is one KV head, in place of k and v one cache kv, a value is the first
+    512 elements of its key, o is [batch, seq_q, heads, 512], and logits are divided by √192.
+
+    With `cache` the elements of k and v are of that FP8, and the keys and values of a KV head are those times
+    k_scale[head] and v_scale[head], float32 [kv_heads].
+
     With `softcap` c a logit x is c·tanh(x / c) instead. With `alibi` slopes[head] times the distance from the query to
     the key, 0 or negative, is added to it. With `sinks` the sum of each head's weights has exp(sinks[head]) in
     addition. slopes and sinks are float32 [heads].
@@ -47,6 +58,7 @@ class DecodeProblem:
     head_dim: int
     dtype: str
     page: int = 0
+    cache: str = ""
     window: int = 0
     softcap: int = 0
     alibi: bool = False
@@ -58,8 +70,33 @@ class DecodeProblem:
         words = "".join(f",{word}" for word in WORDS if getattr(self, word))
         return (
             f"decode:b{self.batch},h{self.heads},kv{self.kv_heads},s{self.seq_k}{queries},d{self.head_dim},"
-            f"{self.dtype}{sizes}{words}"
+            f"{self.dtype}{f',cache_{self.cache}' if self.cache else ''}{sizes}{words}"
         )
+
+    @property
+    def latent(self) -> bool:
+        """Return whether a value is a part of its key."""
+        return self.head_dim == LATENT
+
+    @property
+    def head_dim_v(self) -> int:
+        """Return the elements of a value, and of a row of o."""
+        return LATENT_V if self.latent else self.head_dim
+
+    @property
+    def root(self) -> int:
+        """Return the number by whose root products of queries and keys are divided."""
+        return LATENT_ROOT if self.latent else self.head_dim
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Return the names of the caches."""
+        return ("kv",) if self.latent else ("k", "v")
+
+    @property
+    def key_bytes(self) -> int:
+        """Return the bytes of an element of k or v."""
+        return DTYPE_BYTES[self.cache or self.dtype]
 
     @property
     def keys(self) -> int:
@@ -91,8 +128,12 @@ class DecodeProblem:
             "seq_q": self.seq_q,
             "seq_k": self.seq_k,
             "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "latent": self.latent,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
+            "cache": self.cache,
+            "key_bytes": self.key_bytes,
             "page": self.page,
             "keys": self.keys,
             "window": self.window,
@@ -103,7 +144,7 @@ class DecodeProblem:
 
 
 def parse_problem(text: str) -> DecodeProblem:
-    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,page16][,window1024][,softcap30][,alibi][,sinks]`.
+    """Parse `b32,h32,kv8,s8192[,sq4],d128,bf16[,cache_fp8_e4m3][,page16][,window1024][,softcap30][,alibi][,sinks]`.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -112,12 +153,13 @@ def parse_problem(text: str) -> DecodeProblem:
             f"the problem {text!r} has pages of 0 keys; give the page at least one, or leave it out for a cache "
             "without pages"
         )
-    known = {"dtype": DTYPES} | {word: (word,) for word in WORDS}
-    optional = ("seq_q", "page", "kv_heads", "window", "softcap", *WORDS)
+    known = {"dtype": DTYPES, "cache": tuple(CACHES)} | {word: (word,) for word in WORDS}
+    optional = ("seq_q", "page", "cache", "kv_heads", "window", "softcap", *WORDS)
     sizes, words = read_parts(text, EXAMPLE, _NUMBERS, known, optional)
-    sizes.setdefault("kv_heads", sizes["heads"])
+    sizes.setdefault("kv_heads", 1 if sizes["head_dim"] == LATENT else sizes["heads"])
     sizes.setdefault("seq_q", 1)
-    problem = DecodeProblem(**sizes, dtype=words["dtype"], alibi="alibi" in words, sinks="sinks" in words)
+    cache = CACHES[words["cache"]] if "cache" in words else ""
+    problem = DecodeProblem(**sizes, dtype=words["dtype"], cache=cache, alibi="alibi" in words, sinks="sinks" in words)
     _check(problem, text)
     return problem
 
@@ -129,6 +171,11 @@ def _check(problem: DecodeProblem, text: str) -> None:
     if problem.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
+    if problem.latent and (problem.kv_heads > 1 or problem.cache):
+        raise UsageError(
+            f"the problem {text!r} has head_dim {LATENT}, of latent attention, which has one KV head and a cache of "
+            "the queries' dtype; leave out kv and the cache's dtype"
+        )
     require_groups(text, problem.heads, problem.kv_heads)
     if problem.seq_q > problem.seq_k:
         raise UsageError(
@@ -143,6 +190,10 @@ def _check(problem: DecodeProblem, text: str) -> None:
         )
 
 
+SCALES = ("k_scale", "v_scale")
+"""inputs of a cache in FP8, with a number for each KV head"""
+
+
 def of_heads(problem: DecodeProblem) -> list[str]:
     """Return the names of the inputs that have a number for each head."""
     return [name for name, asked in (("slopes", problem.alibi), ("sinks", problem.sinks)) if asked]
@@ -151,23 +202,29 @@ def of_heads(problem: DecodeProblem) -> list[str]:
 def parameters(problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
     """Return the parameters of the first kernel, which are all that a candidate has, in order."""
     p = problem
-    queries = (p.batch, p.seq_q, p.heads, p.head_dim)
+    queries = (p.batch, p.seq_q, p.heads)
     cache = (p.pages, p.page) if p.page else (p.batch, p.seq_k)
     table = [TensorParameter("block_table", (p.batch, p.table_width), "int32")] if p.page else []
     return (
-        TensorParameter("q", queries, p.dtype),
-        *(TensorParameter(name, (*cache, p.kv_heads, p.head_dim), p.dtype) for name in "kv"),
+        TensorParameter("q", (*queries, p.head_dim), p.dtype),
+        *(TensorParameter(name, (*cache, p.kv_heads, p.head_dim), p.cache or p.dtype) for name in p.caches),
         *table,
         TensorParameter("lengths", (p.batch,), "int32"),
+        *(TensorParameter(name, (p.kv_heads,), "fp32") for name in SCALES if p.cache),
         *(TensorParameter(name, (p.heads,), "fp32") for name in of_heads(p)),
-        TensorParameter("o", queries, p.dtype, output=True),
+        TensorParameter("o", (*queries, p.head_dim_v), p.dtype, output=True),
         *_scratch(p, config),
         ScalarArgument("heads", np.int32(p.heads)),
         ScalarArgument("kv_heads", np.int32(p.kv_heads)),
         ScalarArgument("seq_q", np.int32(p.seq_q)),
         ScalarArgument("slots", np.int32(p.table_width or p.seq_k)),
-        ScalarArgument("scale", np.float32(1.0 / math.sqrt(p.head_dim))),
+        ScalarArgument("scale", np.float32(1.0 / math.sqrt(p.root))),
     )
+
+
+def block_rows(config: Config) -> int:
+    """Return the rows of a block; 16 where the configuration does not say."""
+    return int(config.get("tile_m", 16)) * int(config.get("row_warps", 1))
 
 
 def _scratch(problem: DecodeProblem, config: Config) -> tuple[ScratchParameter, ...]:
@@ -177,10 +234,10 @@ def _scratch(problem: DecodeProblem, config: Config) -> tuple[ScratchParameter, 
         return ()
     rows = problem.batch * problem.seq_q * problem.heads
     parts = (
-        ScratchParameter("partial", (rows, splits, problem.head_dim), "fp32"),
+        ScratchParameter("partial", (rows, splits, problem.head_dim_v), "fp32"),
         ScratchParameter("states", (rows, splits, 2), "fp32"),
     )
     if "combine_warps" in config:
         return parts
-    row_tiles = -(-problem.group * problem.seq_q // int(config["tile_m"]))
+    row_tiles = -(-problem.group * problem.seq_q // block_rows(config))
     return *parts, ScratchParameter("arrived", (problem.batch, problem.kv_heads * row_tiles), "int32", zeroed=True)

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.decode.cases import BEFORE_WINDOW, LENGTHS, PAGES, VALUES, step_keys
+from evoengine.workloads.decode.cases import BEFORE_WINDOW, CODES, LENGTHS, PAGES, VALUES, step_keys
 from evoengine.workloads.decode.problem import DecodeProblem, of_heads
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -29,35 +29,46 @@ class DecodeTensors(Tensors[DecodeProblem]):
         generator = torch.Generator(device=device).manual_seed(seed)
         lengths = _lengths(case, generator)
         q = torch.randn(p.batch, p.seq_q, p.heads, p.head_dim, generator=generator, device=device)
-        k, v = (torch.randn(p.batch, p.seq_k, p.kv_heads, p.head_dim, generator=generator, device=device) for _ in "kv")
+        shape = (p.batch, p.seq_k, p.kv_heads, p.head_dim)
+        k, *others = (torch.randn(shape, generator=generator, device=device) for _ in p.caches)
         if case.draw == "shared":
-            k[1:], v[1:] = k[:1], v[:1]
+            for x in (k, *others):
+                x[1:] = x[:1]
         q, k = _SHAPED.get(case.draw, _normal)(p, q, k, lengths, generator)
         dtype = TORCH_DTYPES[p.dtype]
-        outside = torch.arange(p.seq_k, device=device) >= lengths[:, None]
-        k, v = (x.to(dtype).masked_fill_(outside[..., None, None], torch.nan) for x in (k, v))
         inputs = {"q": q.to(dtype), "lengths": lengths.int()}
-        inputs |= {name: _of_heads(name, p, generator) for name in of_heads(p)}
+        caches = dict(zip(p.caches, (k, *others), strict=True))
+        if p.cache:
+            caches, scales = _scaled(p, caches, case.draw == "subnormal codes", generator)
+            inputs |= scales
+        outside = torch.arange(p.seq_k, device=device) >= lengths[:, None]
+        wide = torch.float32 if p.cache else dtype  # torch fills nothing in FP8
+        for name, x in caches.items():
+            caches[name] = (
+                x.to(wide).masked_fill_(outside[..., None, None], torch.nan).to(TORCH_DTYPES[p.cache or p.dtype])
+            )
+        inputs |= {name: numbers_of_heads(name, p, generator) for name in of_heads(p)}
         if p.page:
-            inputs |= _paged(p, k, v, lengths, case.draw == "shared", generator)
+            inputs |= _paged(p, caches, lengths, case.draw == "shared", generator)
         else:
-            inputs |= {"k": k, "v": v}
+            inputs |= caches
         return Drawn(inputs, inputs)
 
     def reference(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
         """Return softmax(q kᵀ / √head_dim) v in float64 over each sequence's keys, gathered from its pages."""
-        out = torch.zeros(inputs["q"].shape, dtype=torch.float64, device=inputs["q"].device)
+        out = _zeros(problem, inputs, torch.float64)
         for b, q, k, v in _sequences(problem, inputs):
             q, k, v = q.double(), k.double(), v.double()
-            logits = _logits_of(problem, inputs, q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim))
+            logits = _logits_of(problem, inputs, q @ k.transpose(-1, -2) / math.sqrt(problem.root))
             out[b] = _to_rows(problem, _weights(problem, inputs, logits) @ v)
         return {"o": out}
 
     def own_dtype(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
         """Return the same with every step rounded to the kernel's own dtype, products summed in float32."""
-        dtype, scale = inputs["q"].dtype, problem.head_dim**-0.25
-        out = torch.zeros_like(inputs["q"])
+        dtype, scale = inputs["q"].dtype, problem.root**-0.25
+        out = _zeros(problem, inputs, dtype)
         for b, q, k, v in _sequences(problem, inputs):
+            k, v = k.to(dtype), v.to(dtype)
             scores = ((q * scale).float() @ (k * scale).float().transpose(-1, -2)).to(dtype)
             weights = _weights(problem, inputs, _logits_of(problem, inputs, scores.float())).to(dtype)
             out[b] = _to_rows(problem, (weights.float() @ v.float()).to(dtype))
@@ -68,9 +79,9 @@ class DecodeTensors(Tensors[DecodeProblem]):
 
         Weights are relative to a value of each row between its largest and half of that, as where a maximum lags.
         """
-        out = torch.zeros_like(inputs["q"])
+        out = _zeros(problem, inputs, inputs["q"].dtype)
         for b, q, k, v in _sequences(problem, inputs):
-            scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(problem.head_dim)
+            scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(problem.root)
             weights = _weights(problem, inputs, _logits_of(problem, inputs, scores))
             lag = torch.linspace(0.5, 1.0, scores.shape[-2], device=out.device).view(-1, 1)
             unit = weights.amax(-1, keepdim=True).clamp(min=1e-30) * lag
@@ -93,7 +104,8 @@ class DecodeTensors(Tensors[DecodeProblem]):
         if problem.seq_q > 1 or problem.window or problem.alibi:
             shape = (problem.heads, problem.seq_q, problem.seq_k)
             mask = _logits_of(problem, inputs, torch.zeros(shape, device=q.device)).to(q.dtype)
-        return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=problem.group > 1)
+        scale = problem.root**-0.5
+        return lambda: scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=problem.group > 1)
 
     def library(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
         return self.rounded_once(problem, inputs)
@@ -102,6 +114,11 @@ class DecodeTensors(Tensors[DecodeProblem]):
         """Return the bytes of the cache drawn in float32, its copies in the dtype, and a sequence in float64."""
         cache = 2 * problem.batch * problem.seq_k * problem.kv_heads * problem.head_dim
         return 10 * cache + 32 * problem.seq_k * problem.heads * problem.head_dim
+
+
+def _zeros(problem: DecodeProblem, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
+    """Return outputs of queries that see no key, [batch, seq_q, heads, head_dim_v]."""
+    return inputs["q"].new_zeros((*inputs["q"].shape[:-1], problem.head_dim_v), dtype=dtype)
 
 
 # The cache: what a sequence's keys are, wherever they lie.
@@ -119,19 +136,30 @@ def _slots(problem: DecodeProblem, inputs: Inputs, sequence: int, length: int) -
 def _sequences(
     problem: DecodeProblem, inputs: Inputs
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [heads, length, d]."""
-    caches = [inputs[name].view(-1, problem.kv_heads, problem.head_dim) for name in "kv"]
+    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [heads, length, d].
+
+    Those of a cache in FP8 are float64.
+    """
     for b, length in enumerate(inputs["lengths"].tolist()):
         if length:
-            slots = _slots(problem, inputs, b, length)
-            k, v = (cache[slots].transpose(0, 1).repeat_interleave(problem.group, 0) for cache in caches)
+            rows = (_rows(problem, inputs, name, b, length) for name in "kv")
+            k, v = (x.transpose(0, 1).repeat_interleave(problem.group, 0) for x in rows)
             yield b, inputs["q"][b].transpose(0, 1), k, v
 
 
+def _rows(problem: DecodeProblem, inputs: Inputs, name: str, sequence: int, length: int) -> torch.Tensor:
+    """Return k or v of a sequence, [length, kv_heads, d], in float64 where the cache is FP8."""
+    cache = inputs["kv" if problem.latent else name].view(-1, problem.kv_heads, problem.head_dim)
+    found = cache[_slots(problem, inputs, sequence, length)]
+    if name == "v":
+        found = found[..., : problem.head_dim_v]
+    return found.double() * inputs[f"{name}_scale"].double()[:, None] if problem.cache else found
+
+
 def _gathered(problem: DecodeProblem, inputs: Inputs, name: str) -> torch.Tensor:
-    """Return k or v without pages, [batch, seq_k, kv_heads, head_dim], of sequences that are all as long as may be."""
-    cache = inputs[name].view(-1, problem.kv_heads, problem.head_dim)
-    return torch.stack([cache[_slots(problem, inputs, b, problem.seq_k)] for b in range(problem.batch)])
+    """Return k or v without pages in the dtype of q, [batch, seq_k, kv_heads, head_dim]; all sequences are full."""
+    every = range(problem.batch)
+    return torch.stack([_rows(problem, inputs, name, b, problem.seq_k).to(inputs["q"].dtype) for b in every])
 
 
 def _distance(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
@@ -190,15 +218,14 @@ def _lengths(case: Case[DecodeProblem], generator: torch.Generator) -> torch.Ten
 
 
 def _paged(
-    problem: DecodeProblem, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, shared: bool,
-    generator: torch.Generator,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Return the pools of k and v with the table of their pages, which are in any order, the pool's last among them.
+    problem: DecodeProblem, caches: Inputs, lengths: torch.Tensor, shared: bool, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return the pools of the caches with the table of their pages, which are in any order, the pool's last among them.
 
     With `shared` all sequences have the pages of the first, which is the longest. Whatever is behind a length is NaN,
     and so are pages that no sequence has; entries behind a sequence's last page lead out of the pool.
     """
-    p, device = problem, k.device
+    p, device = problem, generator.device
     order = torch.randperm(p.pages, generator=generator, device=device).view(p.batch, p.table_width)
     longest = int(lengths.argmax())
     order[order == p.pages - 1], order[longest, 0] = order[longest, 0].clone(), p.pages - 1
@@ -208,7 +235,7 @@ def _paged(
     found = {"block_table": torch.where(used, order, OUTSIDE).int()}
     key = torch.arange(p.seq_k, device=device)
     slots = order[:, key // p.page] * p.page + key % p.page
-    for name, cache in (("k", k), ("v", v)):
+    for name, cache in caches.items():
         pool = torch.full((p.pages * p.page, *cache.shape[2:]), torch.nan, dtype=cache.dtype, device=device)
         for b in [longest] if shared else range(p.batch):
             pool[slots[b]] = cache[b]
@@ -216,13 +243,33 @@ def _paged(
     return found
 
 
-def _of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> torch.Tensor:
+def numbers_of_heads(name: str, problem: DecodeProblem, generator: torch.Generator) -> torch.Tensor:
     """Return slopes from 0.04 to 0.3, in any order, or sinks that weigh as much as a dozen keys; float32 [heads]."""
     heads, device = problem.heads, generator.device
     if name == "sinks":
         return torch.randn(heads, generator=generator, device=device) + 2.5
     order = torch.randperm(heads, generator=generator, device=device)
     return (0.04 + 0.26 * order.float() / heads).contiguous()
+
+
+def _scaled(
+    problem: DecodeProblem, caches: Inputs, subnormal: bool, generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return k and v in units of a scale for each KV head, and the scales, float32 [kv_heads], all by name.
+
+    The largest number of a head becomes a code, so that it is exact: of the first head the largest code, of others one
+    of the eight largest. With `subnormal` it is the largest subnormal code.
+    """
+    device, dtype = generator.device, TORCH_DTYPES[problem.cache]
+    codes = torch.arange(127, dtype=torch.uint8, device=device).view(dtype).float()
+    codes = codes[codes < torch.finfo(dtype).smallest_normal if subnormal else codes <= torch.finfo(dtype).max]
+    found, scales = {}, {}
+    for name, x in caches.items():
+        fewer = torch.randint(1 if subnormal else 8, (problem.kv_heads,), generator=generator, device=device)
+        fewer[0] = 0
+        scale = x.abs().amax((0, 1, 3)) / codes[len(codes) - 1 - fewer]
+        found[name], scales[f"{name}_scale"] = x / scale[:, None], scale
+    return found, scales
 
 
 Shape = Callable[
@@ -337,13 +384,23 @@ def _shown(case: Case[DecodeProblem], inputs: Inputs) -> Iterator[Cell]:
             yield Cell("pages", PAGES[1])
         if len(every) < p.pages:
             yield Cell("pages", PAGES[2])
+    if p.cache:
+        yield from (Cell("codes", what) for what in _shown_codes(p, inputs))
     if case.draw in _SHAPED:
         yield from (Cell("values", what) for what in _shown_values(p, inputs))
 
 
+def _shown_codes(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
+    every = torch.stack([inputs[name].float().nan_to_num(0.0).abs() for name in "kv"])
+    if every.max() == torch.finfo(inputs["k"].dtype).max:
+        yield CODES[0]
+    if 0 < every.max() < torch.finfo(inputs["k"].dtype).smallest_normal:
+        yield CODES[1]
+
+
 def _shown_values(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
     for _, q, k, _v in _sequences(p, inputs):
-        scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(p.head_dim)
+        scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(p.root)
         keys, hidden = scores.shape[-1], _hidden(p, scores.shape[-1], scores.device)
         top, weight = scores.argmax(-1), _weights(p, inputs, _logits_of(p, inputs, scores))
         alone, at = weight.amax(-1) > 0.99, weight.argmax(-1)

@@ -10,34 +10,43 @@ from collections.abc import Mapping
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter
-from evoengine.records import Config, Launch
-from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
+from evoengine.records import Config, Launch, Plan, Value
+from evoengine.workloads.base import Case, FullSize, IndexBound, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import cells, gate_cases, visited
-from evoengine.workloads.decode.problem import DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
+from evoengine.workloads.decode.full_size import FullCase, full_plan
+from evoengine.workloads.decode.problem import CACHES, DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
 
 
 class Decode(Workload[DecodeProblem]):
     name = "decode"
-    grammar = f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,page…][,window…][,softcap…][,alibi][,sinks]"
+    grammar = (
+        f"b…,h…[,kv…],s…[,sq…],d…,{'|'.join(DTYPES)}[,{'|'.join(CACHES)}][,page…][,window…][,softcap…][,alibi][,sinks]"
+    )
     example = EXAMPLE
     compile_time = ("head_dim", "dtype", "element_bytes", "page", "window", "softcap", "alibi", "sinks")
     baseline_label = "SDPA"
+
+    def constants(self, problem: DecodeProblem) -> dict[str, Value]:
+        """Return the compile-time values, with those of `cache` and `latent` only where the problem has them."""
+        of_cache = {"cache": problem.cache} if problem.cache else {}
+        of_latent = {"latent": True, "head_dim_v": problem.head_dim_v} if problem.latent else {}
+        return super().constants(problem) | of_cache | of_latent
 
     def parse(self, text: str) -> DecodeProblem:
         return parse_problem(text)
 
     def flops(self, problem: DecodeProblem) -> float:
-        """Return 4·B·H·Sq·S·D, as of attention without a mask, where S are the keys within the window."""
+        """Return 2·B·H·Sq·S·(D + Dv), as of attention without a mask, where S are the keys within the window."""
         p = problem
-        return 4.0 * p.batch * p.heads * p.seq_q * p.keys * p.head_dim
+        return 2.0 * p.batch * p.heads * p.seq_q * p.keys * (p.head_dim + p.head_dim_v)
 
     def min_dram_bytes(self, problem: DecodeProblem) -> float:
         """Return the bytes of the keys and values of all sequences read once, of q, o, the table and the lengths."""
         p = problem
-        cache = 2 * p.batch * p.keys * p.kv_heads * p.head_dim
-        queries = 2 * p.batch * p.seq_q * p.heads * p.head_dim
-        return float(DTYPE_BYTES[p.dtype] * (cache + queries) + 4 * p.batch * (p.table_width + 1))
+        cache = len(p.caches) * p.batch * p.keys * p.kv_heads * p.head_dim
+        queries = p.batch * p.seq_q * p.heads * (p.head_dim + p.head_dim_v)
+        return float(p.key_bytes * cache + DTYPE_BYTES[p.dtype] * queries + 4 * p.batch * (p.table_width + 1))
 
     def cases(self, problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
         return gate_cases(problem, config)
@@ -66,6 +75,14 @@ class Decode(Workload[DecodeProblem]):
         if not problem.page:
             return (lengths,)
         return lengths, IndexBound("block_table", problem.pages - 1, "lengths", problem.page)
+
+    def full_plan(self, problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize[FullCase]:
+        from evoengine.workloads.decode.full_size_tensors import DecodeFullSize
+
+        return DecodeFullSize()
 
     def tensors(self) -> Tensors[DecodeProblem]:
         from evoengine.workloads.decode.tensors import DecodeTensors
