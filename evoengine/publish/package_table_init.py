@@ -26,7 +26,7 @@ def _load(folder):
     spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, described["kernel"])
+    return getattr(module, described["kernel"].replace("-", "_"))
 
 
 _check()

@@ -7,7 +7,8 @@
 
 Each operator looks once for a kernel of the tensors' GPU, dtypes and shapes, in the order of the places, and calls
 torch where there is none, which it says once. All of them can be compiled with `fullgraph=True`, captured in CUDA
-graphs once they were called, and differentiated, the latter by torch's own kernels.
+graphs once they were called, and differentiated: attention by a tuned backward pass where there is one, the others by
+torch's own kernels.
 """
 
 from evoengine.torch.kernels import NoKernel, use

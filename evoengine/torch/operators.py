@@ -1,7 +1,7 @@
 """Operators of torch that call tuned kernels: attention, linear layers, RMSNorm, and any kernel by its name.
 
 Each is a `torch.library` operator with a fake implementation for the compiler. The public functions cast for autocast,
-and differentiate by torch's own kernels.
+and differentiate by torch's own kernels, attention also by a tuned one.
 """
 
 from __future__ import annotations
@@ -151,11 +151,51 @@ _attention = _define(
 def _compute_attention_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k and v by torch's own kernels, which compute the forward pass again."""
+    """Return the gradients of q, k and v; the forward pass is computed again, by torch's own kernels."""
+    key = ("attention_backward", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, causal, scale, q.device)
+    try:
+        kernel = KERNELS.chosen[key]
+    except KeyError:
+        kernel = KERNELS.choose(key, _attention_backward_request(q, k, v, causal, scale))
+    if kernel is not None:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        found: tuple[Tensor, ...] = kernel(q, k, v, *_with_lse(q, k, v, grad, causal, scale))
+        return found
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         out = sdpa(inputs[0], inputs[1], inputs[2], causal, scale)
     return tuple(t.contiguous() for t in torch.autograd.grad(out, inputs, grad))
+
+
+def _with_lse(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output of the forward pass, the gradient of it, and the logarithm of each row's sum."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    aten = torch.ops.aten
+    flash = (
+        aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function returns no LSE
+        if q.device.type == "cpu"
+        else aten._scaled_dot_product_flash_attention  # noqa: SLF001
+    )
+    out, lse = flash(q, k, v, 0.0, causal, scale=scale)[:2]
+    return out.contiguous(), grad.contiguous(), lse.contiguous()
+
+
+def _attention_backward_request(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Request:
+    forward = _attention_request(q, k, v, causal)
+    rows = tuple(q.shape[:-1])
+    inputs = (*forward.inputs, *(((*rows, v.shape[-1]), q.dtype),) * 2, (rows, torch.float32))
+    refusal = ""
+    if causal and q.shape[2] != k.shape[2]:
+        refusal = "torch's forward pass aligns a causal mask otherwise than kernels where lengths differ"
+    elif not math.isclose(scale, q.shape[-1] ** -0.5, rel_tol=1e-6):
+        refusal = f"kernels of the backward pass are compiled for a scale of 1/√head_dim, and it is {scale:g}"
+    problem = str(forward.problem).replace("attention:", "attention-backward:")
+    of = {"causal": causal}
+    return Request("attention-backward", forward.gpu, inputs, problem, variables=of, refusal=refusal)
 
 
 _attention_backward = _define(

@@ -16,7 +16,7 @@ from evoengine.errors import UsageError
 from evoengine.publish.export import export
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
-from evoengine.torch import kernels
+from evoengine.torch import kernels, operators
 from tests.torch.model import Transformer
 
 pytestmark = pytest.mark.stand_in
@@ -36,10 +36,11 @@ PROBLEMS = (
 def place(kernel_gate, tmp_path, monkeypatch):
     """A folder with a kernel for each problem; `spoil` changes the source of each."""
 
-    def exported(spoil=lambda text: text):
-        for number, problem in enumerate(PROBLEMS):
+    def exported(spoil=lambda text: text, problems=PROBLEMS, **values):
+        for number, problem in enumerate(problems):
             gate = kernel_gate(problem)
-            config = gate.configuration({"family": "mma" if "mma" in gate.space.families else "warp"})
+            family = "mma" if "mma" in gate.space.families else "warp"
+            config = gate.configuration({"family": family, **values})
             source = gate.source(config)
             source = type(source)(spoil(source.text), source.entry, source.launch)
             binary = compiler.compile_source(source, "sm_90a")
@@ -67,9 +68,13 @@ def on_device(load_folder):
         library.gpu_index = staticmethod(lambda device: 0)
         library.stream = staticmethod(lambda gpu_index: 0)
         library.empty_like = staticmethod(copied)
-        dtypes = {"float16": torch.float16}
-        library.empty = staticmethod(lambda like, shape, dtype: gpu().empty(tuple(shape), dtypes[dtype]))
-        return lambda *given, **named: kernel(*map(copied, given), **named).clone()
+        library.empty = staticmethod(lambda like, shape, dtype: gpu().empty(tuple(shape), getattr(torch, dtype)))
+
+        def called(*given, **named):
+            found = kernel(*map(copied, given), **named)
+            return found.clone() if isinstance(found, torch.Tensor) else tuple(t.clone() for t in found)
+
+        return called
 
     return loaded
 
@@ -103,3 +108,39 @@ def test_a_wrong_kernel_is_found_by_the_patch(place, model):
     tuned.use(place(spoil))
     with pytest.warns(tuned.NoKernel), pytest.raises(UsageError, match="the patched model's outputs differ"):
         tuned.patch(model, TOKENS)
+
+
+BACKWARD = ("attention-backward:b2,h4,s70,d64,fp16,kv2", "attention-backward:b2,h4,s70,d64,fp16,causal,kv2")
+WITHOUT_SUMS = {"dq": "second_pass"}
+"""the stand-in takes a tensor that a kernel writes for one that it does not read, so it cannot add to one"""
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_those_of_the_tuned_backward_pass(place, causal):
+    torch.manual_seed(2)
+    given = [torch.randn(2, heads, 70, 64, dtype=torch.float16) for heads in (4, 2, 2, 4)]
+    tuned.use(place(problems=BACKWARD[causal : causal + 1], **WITHOUT_SUMS))
+    q, k, v = (t.requires_grad_() for t in given[:3])
+    with pytest.warns(tuned.NoKernel, match="torch computes attention:"):  # and none of the backward pass
+        tuned.attention(q, k, v, causal=causal).backward(given[3])
+    ((key, origin),) = [(key, o) for key, o in kernels.KERNELS.origins.items() if key[0] == "attention_backward"]
+    assert kernels.KERNELS.chosen[key] is not None and origin.endswith("0")
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    operators.sdpa(*exact, causal, 0.125).backward(given[3].double())
+    for own, other in zip((q, k, v), exact, strict=True):
+        torch.testing.assert_close(own.grad.double(), other.grad, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ({"scale": 0.5}, "compiled for a scale of 1/√head_dim, and it is 0.5"),
+        ({"causal": True}, "no place that was named has a kernel for it"),
+    ],
+)
+def test_another_backward_pass_than_the_kernel_s_is_torch_s(place, named, says):
+    q, k, v = (torch.randn(2, heads, 70, 64, dtype=torch.float16, requires_grad=True) for heads in (4, 2, 2))
+    tuned.use(place(problems=BACKWARD[:1], **WITHOUT_SUMS))
+    with pytest.warns(tuned.NoKernel, match=f"torch computes attention-backward:.*{says}"):
+        tuned.attention(q, k, v, **named).sum().backward()
+    assert all(t.grad is not None for t in (q, k, v))

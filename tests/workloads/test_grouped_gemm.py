@@ -26,14 +26,14 @@ FAULTS = [
     ("ends taken for sizes", HALVES, SMALL, "ends[group] - begin : 0;", "ends[group] : 0;"),
     ("a group's last row lost", HALVES, SMALL, "ends[group] - begin : 0;", "max(0, ends[group] - begin - 1) : 0;"),
     ("a group one row too long", HALVES, SMALL, "ends[group] - begin : 0;", "ends[group] - begin + 1 : 0;"),
-    ("a group's tail of rows has no tile", HALVES, SMALL, "ceil_div(rows, TILE_M) * tiles_n, upto", "rows / TILE_M * tiles_n, upto"),
-    ("one column of tiles for each group", HALVES, SMALL, "ceil_div(rows, TILE_M) * tiles_n, upto", "ceil_div(rows, TILE_M), upto"),
-    ("groups behind the 32nd lost", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto, 31);", "break;"),
-    ("groups behind the 32nd counted from 0", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto, 31);", ""),
+    ("a group's tail of rows has no tile", HALVES, SMALL, "return ceil_div(rows, CLUSTER_M * TILE_M) *", "return rows / (CLUSTER_M * TILE_M) *"),
+    ("one column of tiles for each group", HALVES, SMALL, "* ceil_div(n, CLUSTER_N * TILE_N);", ";"),
+    ("groups behind the 32nd lost", HALVES, SMALL, "left < upto);\n            if (behind) break;", "left < upto);\n            break;"),
+    ("groups behind the 32nd counted from 0", HALVES, SMALL, "first += 32, left -= __shfl_sync(0xffffffffu, upto, 31)", "first += 32"),
     ("the group before where a group begins", HALVES, SMALL, "behind = __ballot_sync(0xffffffffu, left < upto)", "behind = __ballot_sync(0xffffffffu, left <= upto)"),
     ("tiles counted from the first group's", HALVES, SMALL, "left -= __shfl_sync(0xffffffffu, upto - tiles, found);", ""),
-    ("B of the first of 32 groups", HALVES, SMALL, "first + found, begin", "first, begin"),
-    ("B of the first 32 groups alone", HALVES, SMALL, "first + found, begin", "found, begin"),
+    ("B of the first of 32 groups", HALVES, SMALL, "uniform(first + found), begin", "uniform(first), begin"),
+    ("B of the first 32 groups alone", HALVES, SMALL, "uniform(first + found), begin", "uniform(found), begin"),
     ("one B for all groups", HALVES, SMALL, "all_b + (long long)work.entry * k * n;", "all_b;"),
     ("B of groups before, by their rows", HALVES, SMALL, "all_b + (long long)work.entry * k * n;", "all_b + (long long)work.begin * k * n;"),
     ("A of the first group", HALVES, SMALL, "all_a + (long long)work.begin * k;", "all_a;"),
@@ -41,12 +41,12 @@ FAULTS = [
     ("stored past the group's end", HALVES, SMALL, "m = work.rows;", "m = work.rows + 1;"),
     ("rows of all groups multiplied and stored", HALVES, SMALL, "m = work.rows;", "m = all_rows;"),
     ("no barrier between a block's tiles", HALVES, SMALL, "__syncthreads();  // all threads are done with the tiles before", ""),
-    ("a block's tiles one too far apart", HALVES, SMALL, "stride(gridDim.x) {}", "stride(gridDim.x + 1) {}"),
+    ("a block's tiles one too far apart", HALVES, SMALL, "stride = gridDim.x / CLUSTER_BLOCKS;", "stride = gridDim.x / CLUSTER_BLOCKS + 1;"),
     ("a block's first tile alone", HALVES, SMALL, "number += stride;", "number += 1 << 20;"),
     ("as many tiles a block as the launch of the search has", HALVES, SMALL, "number += stride;", "number += 3 * stride;"),
     ("the last group's rows up to A's end", HALVES, SMALL, "ends[group] - begin : 0;", "(group + 1 < groups ? ends[group] : ends[group] + 3) - begin : 0;"),
-    ("a group's tiles walked as all groups' would be", HALVES, GROUPED, "order = {ceil_div(rows, TILE_M), tiles_n}", "order = {ceil_div(ends[groups - 1], TILE_M), tiles_n}"),
-    ("rows and columns of tiles exchanged", HALVES, SMALL, "return {order.row * TILE_M, order.col * TILE_N", "return {order.col * TILE_M, order.row * TILE_N"),
+    ("a group's tiles walked as all groups' would be", HALVES, GROUPED, "order = {ceil_div(rows, CLUSTER_M * TILE_M),", "order = {ceil_div(ends[groups - 1], CLUSTER_M * TILE_M),"),
+    ("rows and columns of tiles exchanged", HALVES, SMALL, "return {row * TILE_M, col * TILE_N", "return {col * TILE_M, row * TILE_N"),
     ("B's rows read as columns", ROWS_OF_N, SMALL, "b += work.first_col;", "b += work.first_col * k;"),
     ("scales of the first group's rows", INTEGERS, SMALL, "of_a += work.begin, of_b", "of_b"),
     ("scales of another group's columns", INTEGERS, SMALL, "of_b += (long long)work.entry * n;", "of_b += (long long)work.begin;"),
@@ -70,6 +70,47 @@ def gate_of(kernel_gate, problem):
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = gate_of(kernel_gate, problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
+
+
+PAIRS = {"family": "wgmma", "tile_m": 128, "cluster": "2x1", "c_store": "tma"}
+FEW_ROWS = {"family": "wgmma", "swap": True}
+MANY_TILES = "grouped-gemm:rows=9x300+0+37+1+4000,n1000,k512,bf16,b_nk"
+WGMMA_BYTES = "grouped-gemm:rows=9x300+0+37+1+4000,n1000,k512,fp8_e4m3,b_nk,block_scales"
+WGMMA_FAULTS = [
+    # name, problem, configuration, text of the good kernel, text of the broken one
+    ("A of the first group", MANY_TILES, PAIRS, "work.begin + work.first_row, k", "work.first_row, k"),
+    ("B of the first group", MANY_TILES, PAIRS, "work.first_col, k, work.entry", "work.first_col, k, 0"),
+    ("C of the first group, where a stripe is stored by TMA", MANY_TILES, PAIRS, "first, begin + row", "first, row"),
+    ("C of the first group, where it is not", MANY_TILES, PAIRS, "all_c + (long long)work.begin * n", "all_c"),
+    ("a stripe that ends with the group's rows stored by TMA one too far", MANY_TILES, PAIRS, "+ first + 16 > work.rows", "+ first + 15 > work.rows"),
+    ("all stripes stored by TMA", MANY_TILES, PAIRS, "+ first + 16 > work.rows", "+ first >= work.rows"),
+    ("pairs of tiles counted as tiles", MANY_TILES, PAIRS, "return ceil_div(rows, CLUSTER_M * TILE_M)", "return ceil_div(rows, TILE_M)"),
+    ("both blocks of a pair at one tile", MANY_TILES, PAIRS, "order.row * CLUSTER_M + rank % CLUSTER_M", "order.row * CLUSTER_M"),
+    ("tiles dealt out to blocks in place of pairs", MANY_TILES, PAIRS, "number = blockIdx.x / CLUSTER_BLOCKS;", "number = blockIdx.x;"),
+    ("tiles counted by one lane", MANY_TILES, PAIRS, "all = uniform(all);", "all = tiles_of(0, number, number);"),
+    ("the pipeline begun anew with each tile, by its producer", MANY_TILES, PAIRS, "__syncwarp();\n                tiles.advance(work.steps);", "__syncwarp();"),
+    ("columns of C stored past the group's rows", MANY_TILES, FEW_ROWS, "if (to.exists(row, col))", "if (col < to.n)"),
+    ("scales of A of the first group", WGMMA_BYTES, {"family": "wgmma", "tile_m": 128}, "of_a += work.begin, of_b", "of_b"),
+    ("scales of B of the first group", WGMMA_BYTES, {"family": "wgmma", "tile_m": 128}, "of_b += (long long)work.entry", "of_b += 0ll"),
+]  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("problem", "wanted", "old", "new"), [pytest.param(*fault[1:], id=fault[0]) for fault in WGMMA_FAULTS]
+)
+def test_a_fault_planted_in_a_kernel_by_wgmma_is_caught(kernel_gate, problem, wanted, old, new):
+    gate = kernel_gate(problem)
+    assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("problem", "wanted"), [(MANY_TILES, PAIRS), (MANY_TILES, FEW_ROWS), (WGMMA_BYTES, PAIRS)])
+def test_a_good_kernel_by_wgmma_passes_with_every_cell_visited(kernel_gate, problem, wanted):
+    gate = kernel_gate(problem)
+    verdict = gate.judge(gate.configuration(wanted))
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
 
 
 @pytest.mark.parametrize("problem", [HALVES, *more([ROWS_OF_N, BYTES, INTEGERS, BY_TENSOR])])

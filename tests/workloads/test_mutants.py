@@ -18,8 +18,8 @@ SURVIVORS = Path(__file__).parents[2] / "benchmarks" / "mutation_survivors.toml"
 NAMES = (
     "attention/mma", "attention/scalar", "attention/wgmma", "attention/wmma", "attention-backward/mma",
     "attention-backward/scalar", "attention-backward/wgmma", "convolution/direct", "convolution/shared", "decode/last_block",
-    "decode/two_kernels", "gemm/mma", "gemm/wgmma", "grouped-gemm/mma", "rms_norm/block", "rms_norm/warp", "rowwise/block",
-    "rowwise/cluster", "rowwise/warp",
+    "decode/two_kernels", "gemm/mma", "gemm/wgmma", "grouped-gemm/mma", "grouped-gemm/wgmma", "rms_norm/block", "rms_norm/warp",
+    "rowwise/block", "rowwise/cluster", "rowwise/warp",
     "varlen/mma", "varlen/wgmma", "starter folder",
 )  # fmt: skip
 CASES = [pytest.param(name, seed, id=f"{name}-{seed}") for name in NAMES for seed in (1, 2, 3)]

@@ -125,10 +125,16 @@ def _like_c(problem: GemmProblem) -> tuple[str, ...]:
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    entries = problem.batch if problem.batched else 0
+    return tensor_maps(problem, config, dict.fromkeys((*problem.operands, "c"), entries))
+
+
+def tensor_maps(problem: GemmProblem, config: Config, entries: Mapping[str, int]) -> tuple[TensorMapArgument, ...]:
     """Return the tensor maps of A and B for kernels that load by TMA, and of C if it is stored by TMA.
 
-    A box is the columns that are swizzled together by a tile's rows; of a tile that a cluster's blocks share each
-    brings an equal part. A kernel moves bytes in pairs.
+    `entries` counts those of a tensor's third dimension; with 0 it has two. A box is the columns that are swizzled
+    together by a tile's rows; of a tile that a cluster's blocks share each brings an equal part. A kernel moves bytes
+    in pairs.
     """
     if config.get("family") != "wgmma":
         return ()
@@ -144,8 +150,8 @@ def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgumen
         if dtype in BYTES:
             dtype, columns = "uint16", columns // 2
         dims, strides, box = (columns, rows), (row,), (SWIZZLED // DTYPE_BYTES["fp16"], box_rows)
-        if p.batched:
-            dims, strides, box = (*dims, p.batch), (*strides, row * rows), (*box, 1)
+        if entries[name]:
+            dims, strides, box = (*dims, entries[name]), (*strides, row * rows), (*box, 1)
         return TensorMapArgument(f"map_{name}", name, dtype, dims, strides, box, swizzle=SWIZZLED)
 
     def rows_of(name: str) -> int:

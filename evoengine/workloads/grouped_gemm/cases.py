@@ -22,6 +22,7 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, tile_sizes, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
+from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_shape
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
 
 MANY = 36
@@ -53,14 +54,15 @@ def gate_cases(problem: GroupedGemmProblem, config: Config) -> tuple[Case[Groupe
 
 
 def tiles_of(problem: GroupedGemmProblem, config: Config) -> int:
-    tile_m, tile_n, _ = tile_sizes(config)
-    return problem.row_tiles(tile_m) * -(-problem.n // tile_n)
+    """Return the number of tiles, of clusters where the kernel has some."""
+    rows, columns = cluster_extents(config)
+    return problem.row_tiles(rows) * -(-problem.n // columns)
 
 
 def gate_blocks(case: Case[GroupedGemmProblem]) -> int:
-    """Return the blocks of a case, of which some have three tiles and others two, or some none."""
-    tiles = tiles_of(case.problem, case.config)
-    return next((blocks for blocks in range((tiles - 1) // 2, 1, -1) if tiles % blocks), tiles + 2)
+    """Return the blocks of a case, of whose clusters some have three tiles and others two, or some none."""
+    tiles, together = tiles_of(case.problem, case.config), blocks_of_cluster(case.config)
+    return together * next((n for n in range((tiles - 1) // 2, 1, -1) if tiles % n), tiles + 2)
 
 
 def _at(problem: GroupedGemmProblem, rows: Sequence[int], n: int, k: int) -> GroupedGemmProblem:
@@ -77,6 +79,7 @@ def _small_cases(problem: GroupedGemmProblem, config: Config) -> Iterator[Case[G
     """
     (tile_m, tile_n, tile_k), (_, unit_n, unit_k) = tile_sizes(config), units(problem.whole)
     stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), step_of(config)
+    down, across = cluster_shape(config)
     tails = ((max(problem.rows), tile_m, 1), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
     own_m, own_n, own_k = (own_tail(*of) for of in tails)
 
@@ -91,8 +94,12 @@ def _small_cases(problem: GroupedGemmProblem, config: Config) -> Iterator[Case[G
     yield Case("many groups", at([tile_m + 1, *some], 3, 2 * step + 1), "one-hot rows")
     yield Case("whole tiles", at([tile_m, 2 * tile_m], tile_n, max(2, stages) * step))
     yield Case("remainders", at([tile_m + own_m, 0, own_m], tile_n + own_n, step + own_k))
-    yield Case("groups of tiles", at([2, group * tile_m + 2], tile_n + 1, 1), "whole numbers")
-    yield Case("several tiles", at([tile_m + 3, 2 * tile_m - 3], 2 * tile_n + 1, stages * tile_k + 1), "whole numbers")
+    yield Case("groups of tiles", at([2, group * down * tile_m + 2], across * tile_n + 1, 1), "whole numbers")
+    yield Case(
+        "several tiles",
+        at([tile_m + 3, 2 * down * tile_m - 3], 2 * across * tile_n + 1, stages * tile_k + 1),
+        "whole numbers",
+    )
     wrapped = (2 * stages + 2) * step - unit_k
     yield Case("pipeline wraps", at([tile_m - 1, tile_m], tile_n - unit_n, wrapped))
     yield Case("one-hot rows", at([tile_m + 3, 2], tile_n - 2 * unit_n, 2 * step + 1), "one-hot rows")
@@ -175,12 +182,13 @@ def visited(case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) 
     }
     for rows in filter(None, p.rows):
         found |= set(visited_remainders("rows", rows, tile_m, max(whole.rows)))
-    group, tiles, blocks = int(config.get("group_m", 1)), [-(-rows // tile_m) for rows in p.rows], prod(launch.grid)
-    if blocks > tiles_of(p, config):
+    group, (of_rows, of_columns) = int(config.get("group_m", 1)), cluster_extents(config)
+    tiles, clusters = [-(-rows // of_rows) for rows in p.rows], prod(launch.grid) // blocks_of_cluster(config)
+    if clusters > tiles_of(p, config):
         found.add(Cell("blocks", MORE_BLOCKS))
-    if 1 < blocks < tiles_of(p, config) / 2 and tiles_of(p, config) % blocks:
+    if 1 < clusters < tiles_of(p, config) / 2 and tiles_of(p, config) % clusters:
         found.add(Cell("blocks", FEWER_BLOCKS))
-    if group > 1 and p.n > tile_n and any(of > group and of % group for of in tiles):
+    if group > 1 and p.n > of_columns and any(of > group and of % group for of in tiles):
         found.add(Cell("together", GROUP))
     if p.rows == own_rows(whole, config):
         found.add(Cell("extents", OWN_GROUPS))
@@ -192,14 +200,15 @@ def visited(case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) 
 def _visited_steps(problem: GroupedGemmProblem, config: Config, visits: np.ndarray) -> set[Cell]:
     """Return the steps that warps were counted at, of those that have rows and columns of their own in all tiles.
 
-    A pipeline begins anew with each tile of a block.
+    With cp.async a pipeline begins anew with each tile of a block; with TMA it goes on.
     """
     p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
     parts = tile_parts(config, min((r - 1) % tile_m + 1 for r in p.rows if r), (p.n - 1) % tile_n + 1)
     kind, (warps,) = waits_of(config)
     found: set[Cell] = set()
     for count in visits_by_block(visits, kind, warps).values():
-        found |= set(visited_steps(parts, int(config["stages"]), min(count, -(-p.k // tile_k))))
+        steps = count if config.get("family") == "wgmma" else min(count, -(-p.k // tile_k))
+        found |= set(visited_steps(parts, int(config["stages"]), steps))
     return found
 
 

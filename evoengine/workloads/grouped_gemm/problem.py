@@ -11,7 +11,7 @@ from evoengine.workloads.problem_text import LARGEST, read_parts, read_runs, wri
 
 EXAMPLE = "grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk"
 MOST_GROUPS = 65_536
-TILE_ROWS = (64, 128)
+TILE_ROWS = (16, 32, 64, 128, 256, 512)
 """rows of a tile, for which a space may ask how many tiles there are"""
 
 

@@ -16,6 +16,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.problem import DTYPES, NO_SCALES, OUT_DTYPES, SCALES
+from evoengine.workloads.gemm.workload import tensor_maps
 from evoengine.workloads.grouped_gemm.cases import cells, gate_blocks, gate_cases, visited
 from evoengine.workloads.grouped_gemm.problem import EXAMPLE, GroupedGemmProblem, parse_problem
 
@@ -78,6 +79,7 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
             *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in scaled),
             TensorParameter("c", (p.m, p.n), p.out_dtype, output=True, writes=written),
             *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("groups", "m", "n", "k")),
+            *tensor_maps(p.whole, config, {"a": 0, "b": p.groups, "c": 0}),
         )
 
     def indices(self, problem: GroupedGemmProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
