@@ -30,8 +30,8 @@ computed, and no rounding could be told from a fault"""
 SHIFTING = 16
 """columns of Q and K that shift a row's logits together"""
 LESSENED = 2.0**-6
-"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK, and of further queries that
-point at a key, as two dS that cancel would leave a row of dK smaller than their roundings"""
+"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK, and of further queries
+that point at a key, as two dS that cancel would leave a row of dK smaller than their roundings"""
 
 
 class BackwardTensors(Tensors[BackwardProblem]):
