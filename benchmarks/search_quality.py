@@ -62,19 +62,25 @@ class Run:
     """of one core per trial, asking and telling together"""
 
 
-def search(space: RecordedSpace, sampler: str, seed: int, budget: int) -> Run:
+def search(space: RecordedSpace, sampler: str, seed: int, budget: int, batch: int = 1) -> Run:
     """One search of `budget` trials, or of the whole space where that is smaller."""
     begun = time.process_time()
     proposer = Proposer(space, sampler, seed)
     best, curve = np.inf, []
-    while len(curve) < budget and (proposal := proposer.propose()) is not None:
-        ms = space.time(proposal.config)
-        # the optimum's speed is 1, so that the penalty for a failure, 0, is below any
-        proposer.tell(proposal, None if ms is None else [space.optimum / ms])
-        best = best if ms is None else min(best, ms)
-        curve.append(best / space.optimum)
+    while some := [p for _ in range(min(batch, budget - len(curve))) if (p := proposer.propose()) is not None]:
+        for proposal in some:
+            ms = space.time(proposal.config)
+            # the optimum's speed is 1, so that the penalty for a failure, 0, is below any
+            proposer.tell(proposal, None if ms is None else [space.optimum / ms])
+            best = best if ms is None else min(best, ms)
+            curve.append(best / space.optimum)
     proposals = len(curve) + proposer.invalid + proposer.repeated
-    return Run(space.name, sampler, seed, curve, proposals, 1e3 * (time.process_time() - begun) / len(curve))
+    ms_each = 1e3 * (time.process_time() - begun) / len(curve)
+    return Run(space.name, named(sampler, batch), seed, curve, proposals, ms_each)
+
+
+def named(sampler: str, batch: int) -> str:
+    return sampler if batch == 1 else f"{sampler} by {batch}"
 
 
 @cache
@@ -82,8 +88,8 @@ def recorded(path: Path) -> RecordedSpace:
     return read_recorded(path)
 
 
-def _task(path: Path, sampler: str, seed: int, budget: int) -> Run:
-    return search(recorded(path), sampler, seed, budget)
+def _task(path: Path, sampler: str, seed: int, budget: int, batch: int) -> Run:
+    return search(recorded(path), sampler, seed, budget, batch)
 
 
 def find_spaces(folder: Path) -> list[Path]:
@@ -237,24 +243,31 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def run_all(
-    paths: Sequence[Path], samplers: Sequence[str], seeds: dict[str, int], budget: int, jobs: int, kept: Path | None
+    paths: Sequence[Path],
+    samplers: Sequence[str],
+    seeds: dict[str, int],
+    budget: int,
+    jobs: int,
+    kept: Path | None,
+    batch: int = 1,
 ) -> list[Run]:
     """Return all runs, those in `kept` first read and the others added there; by space, then sampler, then seed."""
     spaces = [recorded(path).name for path in paths]
     done = [run for run in (read_runs(kept) if kept else ()) if run.space in spaces]
     ran = {(run.space, run.sampler, run.seed) for run in done}
-    tasks = [(p, s, seed, budget) for p in paths for s in samplers for seed in range(seeds[s])]
-    tasks = [task for task in tasks if (recorded(task[0]).name, *task[1:3]) not in ran]
+    tasks = [(p, s, seed, budget, batch) for p in paths for s in samplers for seed in range(seeds[s])]
+    tasks = [task for task in tasks if (recorded(task[0]).name, named(task[1], batch), task[2]) not in ran]
     for run in _in_parallel(tasks, jobs):
         done.append(run)
         if kept:
             with kept.open("a") as file:
                 file.write(json.dumps(asdict(run)) + "\n")
-    order = [*samplers, *sorted({run.sampler for run in done} - {*samplers})]
+    first = [named(sampler, batch) for sampler in samplers]
+    order = [*first, *sorted({run.sampler for run in done} - {*first})]
     return sorted(done, key=lambda run: (spaces.index(run.space), order.index(run.sampler), run.seed))
 
 
-def _in_parallel(tasks: Sequence[tuple[Path, str, int, int]], jobs: int) -> Iterator[Run]:
+def _in_parallel(tasks: Sequence[tuple[Path, str, int, int, int]], jobs: int) -> Iterator[Run]:
     if jobs == 1:
         yield from (_task(*task) for task in tasks)
     elif tasks:
@@ -269,6 +282,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=60, help="runs per space and sampler (default 60)")
     parser.add_argument("--all-seeds", action="store_true", help="as many for the slow ones: " + ", ".join(SLOW))
     parser.add_argument("--budget", type=int, default=200, help="unique configurations per run (default 200)")
+    parser.add_argument("--batch", type=int, default=1, help="proposals before the first of them is told (default 1)")
     parser.add_argument("--jobs", type=int, default=1, help="searches at once (default 1)")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="keep every run here, and run none twice")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
@@ -280,15 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     seeds = {s: options.seeds if options.all_seeds else min(options.seeds, SLOW.get(s, options.seeds)) for s in NAMES}
     try:
-        if min(options.seeds, options.budget, options.jobs) < 1:
-            raise UsageError("--seeds, --budget and --jobs must be at least 1")
+        if min(options.seeds, options.budget, options.batch, options.jobs) < 1:
+            raise UsageError("--seeds, --budget, --batch and --jobs must be at least 1")
         spaces, samplers = find_spaces(options.spaces), list(dict.fromkeys(options.samplers))
         for path in spaces:
             recorded(path)  # a faulty file is reported before hours of searches, not after
         for out in (options.json, options.plot, options.runs):
             if out and not out.parent.is_dir():
                 raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
-        runs = run_all(spaces, samplers, seeds, options.budget, options.jobs, options.runs)
+        runs = run_all(spaces, samplers, seeds, options.budget, options.jobs, options.runs, options.batch)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
+import re
 import resource
 import subprocess
 import sys
@@ -24,6 +26,9 @@ from evoengine.sandbox.worker_process import MAX_PROCESSES, ONE_THREAD
 
 ANSWER_BYTES = 256 << 20
 """of an answer, and of each file that the process may write; the listing of a binary is the largest"""
+COUNTS_BY_NAMESPACE = (5, 14)
+"""the first Linux that counts processes for RLIMIT_NPROC in each user namespace; before, all of the user's count. Root
+has no such limit: its processes are bounded by the worker's keeper"""
 _OWN = (ToolDied, MachineError, UsageError, NothingFound, EvoengineError)
 
 T = TypeVar("T")
@@ -89,11 +94,19 @@ def _answer(function: Callable[..., object], args: tuple[object, ...]) -> bytes:
         return to_json((_Error(kinds, str(error), getattr(error, "how", "")), None))
 
 
+def _limit(kind: int, most: int) -> None:
+    """Set a limit, unless a lower one is set."""
+    _, hard = resource.getrlimit(kind)
+    lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (lower, lower))
+
+
 def main() -> None:
     """Answer the call on standard input, within limits that hold for all that this process starts."""
     jail.enter()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ANSWER_BYTES, ANSWER_BYTES))
-    resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+    _limit(resource.RLIMIT_FSIZE, ANSWER_BYTES)
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= COUNTS_BY_NAMESPACE:
+        _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
     output = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     answer = _answer(*pickle.load(sys.stdin.buffer))

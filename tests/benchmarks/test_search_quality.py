@@ -50,6 +50,16 @@ def test_the_json_has_every_figure_of_every_space_and_sampler(folder, tmp_path, 
     assert "signed rank against evolution" in " ".join(told.split())
 
 
+def test_a_batch_is_proposed_before_any_of_it_is_told(folder, monkeypatch):
+    calls = []
+    for name in ("propose", "tell"):
+        of = getattr(benchmark.Proposer, name)
+        monkeypatch.setattr(benchmark.Proposer, name, lambda *a, of=of, name=name: (calls.append(name[0]), of(*a))[1])
+    run = benchmark.search(benchmark.recorded(folder / "toy.json"), "evolution", 0, budget=5, batch=3)
+    assert "".join(calls) == "ppptttpptt" and len(run.curve) == 5
+    assert run.sampler == "evolution by 3"
+
+
 def test_a_run_counts_every_unique_configuration_once_and_failures_too(folder):
     space = benchmark.recorded(folder / "toy.json")
     run = benchmark.search(space, "random", 0, budget=1000)
@@ -115,7 +125,11 @@ def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--budget", "0"], "must be at least 1"), (["--seeds", "0"], "must be at least 1")],
+    [
+        (["--budget", "0"], "must be at least 1"),
+        (["--batch", "0"], "must be at least 1"),
+        (["--seeds", "0"], "must be at least 1"),
+    ],
 )
 def test_numbers_below_one_are_refused(folder, capsys, arguments, message):
     assert benchmark.main(["--spaces", str(folder), *arguments]) == 2

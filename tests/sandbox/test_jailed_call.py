@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from dataclasses import replace
 
 import pytest
@@ -67,7 +68,13 @@ def test_an_answer_of_another_kind_or_size_is_none(monkeypatch):
 def test_its_processes_and_files_are_limited():
     limits = "[list(__import__('resource').getrlimit(n)) for n in (1, 6)]"  # of a file's bytes, of processes
     files, processes = call(eval, limits, returns=tuple[tuple[int, int], ...])
-    assert files == (jailed_call.ANSWER_BYTES,) * 2 and processes == (256, 256)
+    assert max(files) <= jailed_call.ANSWER_BYTES and files[0] == files[1] > 0
+    assert processes == (256, 256) or not counts_processes()
+
+
+def counts_processes() -> bool:
+    major, minor = platform.release().split(".")[:2]
+    return (int(major), int(minor)) >= jailed_call.COUNTS_BY_NAMESPACE
 
 
 VERDICT = Verdict(

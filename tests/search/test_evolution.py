@@ -12,6 +12,7 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveS
 from evoengine.records import config_key
 from evoengine.search.samplers import evolution, prior, surrogate
 from evoengine.search.samplers.evolution import (
+    LED_WEIGHT,
     STALL_WEIGHT,
     Coverage,
     EvolutionSampler,
@@ -57,6 +58,20 @@ def test_the_same_seed_gives_the_same_search(space):
     one, same, other = ([t.params for t in search(space, seed=seed, trials=40).trials] for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+@pytest.mark.parametrize(("most", "listing"), [(evolution.MAX_SINGLE_READS, False), (0, True)])
+def test_new_trials_are_read_alone_as_a_list_of_100_000_takes_longer_than_a_proposal(space, monkeypatch, most, listing):
+    plain = search(space, 0, 12, EvolutionSampler(0, space))
+    monkeypatch.setattr(evolution, "MAX_SINGLE_READS", most)
+    listed, all_of = [], optuna.Study.get_trials
+    monkeypatch.setattr(optuna.Study, "get_trials", lambda *a, **k: (listed.append(1), all_of(*a, **k))[1])
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
+    for _ in range(12):
+        trial = study.ask()
+        study.tell(trial, speed(suggest(trial, space)))
+    assert bool(listed) == listing
+    assert [t.params for t in all_of(study)] == [t.params for t in all_of(plain)]
 
 
 def test_workers_in_parallel_get_configurations_that_differ(space):
@@ -295,6 +310,17 @@ def test_scores_lie_between_ranks_and_logarithms():
 def test_nothing_that_ran_is_worth_less_than_what_failed(failed):
     objective_values = scores(np.array([failed, 1e-9, *np.linspace(5, 6, 30)]))
     assert objective_values.argmin() == 0 and (np.diff(objective_values) > 0).all()
+
+
+def test_a_bunch_of_led_trials_at_the_top_leaves_the_others_their_scores():
+    """Else what follows a prior into one basin takes most of the range, and none of it is left to tell others apart."""
+    drawn, bunch = np.linspace(1.0, 2.0, 20), np.linspace(2.01, 2.02, 40)
+    values = np.concatenate([drawn, bunch])
+    alone, led = scores(drawn), scores(values, np.where(values > 2, LED_WEIGHT, 1.0))
+    unweighted = scores(values)
+    assert np.median(alone - led[:20]) < 0.4 and np.median(alone - unweighted[:20]) > 0.8
+    assert np.ptp(led[20:]) < np.ptp(unweighted[20:])
+    assert (np.diff(led) > 0).all()
 
 
 def test_a_surrogate_that_knows_products_predicts_what_a_product_of_two_knobs_decides():

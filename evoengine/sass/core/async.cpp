@@ -230,9 +230,11 @@ Execute prepare_wait_for_cluster(Instruction& i) { return i.modifiers.empty() ? 
 
 // ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// ELECT P0, UR4, PT: the lowest lane that executes, its number in UR4.
+// ELECT P0, UR4, PT: the lowest lane that executes, its number in UR4. Older toolkits write ~URZ, a mask of all lanes.
 Step elect(Context& c, const Instruction& i) {
-  u32 candidates = c.lanes & predicate(c, i.operands[2]);
+  Lanes scratch;
+  const Operand& of = i.operands[2];
+  u32 candidates = c.lanes & (of.kind == Operand::Kind::Uniform ? integer(c, of, scratch)[0] : predicate(c, of));
   int leader = candidates ? __builtin_ctz(candidates) : 0;
   write_predicate(c, i.operands[0], candidates ? 1u << leader : 0);
   if (i.operands[1].index != URZ) c.warp.u[i.operands[1].index] = u32(leader);

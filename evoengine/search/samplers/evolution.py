@@ -9,7 +9,8 @@ trials bring forth beside fresh random points and what the prior expects to be f
 largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
 have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
 the likelier is the next among those far from it. What is learned from are ranks and, less so, logarithms: the
-objective's unit does not matter, and a trial that failed is simply the worst.
+objective's unit does not matter, and a trial that failed is simply the worst. What followed the prior is no fair sample
+of the space: it counts little in the ranks, and a best that it found is no sign that the search has stalled.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 MAX_FRONT_TRIALS = 512
 """number of the best trials, and of the latest, among which Pareto fronts are sought"""
+MAX_SINGLE_READS = 128
+"""trials read one by one; of more, all are"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
@@ -58,6 +61,8 @@ N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
 LOG_WEIGHT = 0.25
 """weight of logarithms in the targets; the rest are ranks"""
+LED_WEIGHT = 1 / 8
+"""weight in the ranks of a trial that followed the prior: it is no fair sample of the space"""
 SURROGATE_OPERATORS = ("mutation", "crossover", "surrogate")
 """operators of proposals by the surrogate"""
 EXPLORE_DISTANCE = 4
@@ -137,7 +142,7 @@ class EvolutionSampler(BaseSampler):
             if self._search is None or self._searched != search_space:
                 self._searched, space = search_space, self._space or Grid(search_space)
                 self._search = _Search(space, self._rng, self._prior)
-            self._search.read(study)
+            self._search.read(study, trial.number)
             config, operator, parents = self._search.propose(trial.number)
             if self._search.believed:
                 operator += LED_BY + ", ".join(self._search.believed)
@@ -211,8 +216,12 @@ class _Search:
         self._row_numbers: dict[bytes, int] = {}
         self._surrogate_rows: list[int] = []
         """rows that the surrogate chose, ascending"""
+        self._own_rows: list[int] = []
+        """those of them that did not follow the prior"""
         self._prior_rows: set[int] = set()
         """rows that the prior chose alone"""
+        self._led_rows: set[int] = set()
+        """rows that followed the prior, those that it chose alone among them"""
         self._through = self._through_by_prior = self._failed = 0
         """trials that came through, those of them that the prior chose alone, and those that were rejected"""
         self._dropped = False
@@ -221,23 +230,25 @@ class _Search:
         self._unfinished: list[int] = []
         self._read = 0
 
-    def read(self, study: Study) -> None:
-        """Process the changes of the study's trials since the last call."""
-        trials = study.get_trials(deepcopy=False)
-        numbers = [*self._unfinished, *range(self._read, len(trials))]
-        self._read = len(trials)
-        self._unfinished = [n for n in numbers if not trials[n].state.is_finished()]
+    def read(self, study: Study, latest: int) -> None:
+        """Process the changes of the study's trials since the last call, up to the number of the latest."""
+        numbers = [*self._unfinished, *range(self._read, latest + 1)]
+        trials = [*_trials(study, numbers)]
+        self._read = max(self._read, latest + 1)
+        self._unfinished = [n for n, trial in zip(numbers, trials, strict=True) if not trial.state.is_finished()]
         signs = np.array([1.0 if d == StudyDirection.MAXIMIZE else -1.0 for d in study.directions])
-        for trial in (trials[n] for n in numbers):
+        for trial in trials:
             config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
-            operator = (trial.user_attrs.get("operator") or "").partition(LED_BY)[0]
+            operator, led, _ = (trial.user_attrs.get("operator") or "").partition(LED_BY)
             if operator == "prior":
                 self._prior_rows.add(place)
+            if led:
+                self._led_rows.add(place)
             if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
-                self._surrogate_rows.append(place)
+                self._count_surrogate_row(place, bool(led))
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 vector = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -280,7 +291,7 @@ class _Search:
         row = self._most_promising_row() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
-            self._surrogate_rows.append(len(self._rows))
+            self._count_surrogate_row(len(self._rows), bool(self.believed))
         else:
             row = self._fastest_expected()
             operator, parents = "random" if row is None else "prior", []
@@ -301,6 +312,11 @@ class _Search:
             self._coverage.add(row)
         return place
 
+    def _count_surrogate_row(self, place: int, led: bool) -> None:
+        self._surrogate_rows.append(place)
+        if not led:
+            self._own_rows.append(place)
+
     def _ready(self) -> bool:
         """Return whether enough trials succeeded.
 
@@ -319,7 +335,7 @@ class _Search:
 
     def _most_promising_row(self) -> np.ndarray | None:
         """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
-        late = self._since_best() >= PRODUCT_AFTER and len(self._rows) % 2
+        late = self._since_best(own=True) >= PRODUCT_AFTER and len(self._rows) % 2
         model = self._models[-1 if late else 0]
         if not model.extend(self._rows):
             self._fit(model)
@@ -334,7 +350,7 @@ class _Search:
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        best = int(np.where(self._proposable(), gain, -1.0).argmax())
+        best = int(np.where(self._proposable(own=not self.believed), gain, -1.0).argmax())
         if led is not None:
             ways = (led.mean, led.deviation), plain
             self._trust.forecast(
@@ -369,24 +385,29 @@ class _Search:
             return False
         return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._rows)))
 
-    def _proposable(self) -> np.ndarray:
+    def _proposable(self, own: bool) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
-        since = self._since_best()
-        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)):
+        best, since = self._latest_best(own), self._since_best(own)
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)) and best >= 0:
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
-            changed = (self._pool.rows != self._rows[self._latest_best()]).sum(1)
+            changed = (self._pool.rows != self._rows[best]).sum(1)
             far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
         return self._pool.available
 
-    def _latest_best(self) -> int:
-        """Return the place of the best trial, the latest of equal ones; -1 where none came through."""
-        return -1 if not self._best else max(place for value, place in self._best if value == self._best[0][0])
+    def _latest_best(self, own: bool = False) -> int:
+        """Return the place of the best trial, the latest of equal ones; -1 where none came through.
 
-    def _since_best(self) -> int:
-        """Return how many of the surrogate's proposals came after the best trial."""
-        return len(self._surrogate_rows) - bisect_right(self._surrogate_rows, self._latest_best())
+        `own` leaves out those that followed the prior: what it finds at once is no sign that the search has stalled.
+        """
+        best = [(value, place) for value, place in self._best if not own or place not in self._led_rows]
+        return -1 if not best else max(place for value, place in best if value == best[0][0])
+
+    def _since_best(self, own: bool) -> int:
+        """Return how many of the surrogate's proposals came after the best trial, of its own ones alone if `own`."""
+        rows = self._own_rows if own else self._surrogate_rows
+        return len(rows) - bisect_right(rows, self._latest_best(own))
 
     def _fit(self, model: _Model) -> None:
         latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
@@ -425,7 +446,8 @@ class _Search:
         values = np.array([self._values[i] for i in model.fitted])
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
-        targets[known] = scores(values[known])
+        weights = np.array([LED_WEIGHT if i in self._led_rows else 1.0 for i in model.fitted])
+        targets[known] = scores(values[known], weights[known])
         return targets
 
     def _elites(self) -> list[int]:
@@ -446,22 +468,41 @@ class _Search:
         return "surrogate", []
 
 
-def scores(values: np.ndarray) -> np.ndarray:
-    """Return targets for the surrogate from values [n], where greater is better.
+def _trials(study: Study, numbers: Sequence[int]) -> Iterator[FrozenTrial]:
+    """Yield the trials of these numbers; a list of all of them would take longer than a proposal after many."""
+    if len(numbers) > MAX_SINGLE_READS:
+        trials = study.get_trials(deepcopy=False)
+        yield from (trials[n] for n in numbers)
+        return
+    storage = study._storage  # noqa: SLF001
+    for n in numbers:
+        yield storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, n))  # noqa: SLF001
+
+
+def scores(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return targets for the surrogate from values [n], where greater is better, and their weights [n], 1 by default.
 
     They are normal scores, drawn towards the logarithms: ranks exaggerate small differences, and logarithms alone let a
     few outliers decide. Zero and infinite values keep their normal scores, and so do all values if the others differ in
     sign.
     """
-    worth, every = normal_scores(values), logarithms(values)
+    weights = np.ones(len(values)) if weights is None else weights
+    worth, every = normal_scores(values, weights), logarithms(values)
     plain = ~np.isnan(every)
     logs = every[plain]
     if len(logs) and np.ptp(logs) > 0:
         ranks = worth[plain]
-        drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
+        (middle, deviation), (centre, spread) = (_moments(of, weights[plain]) for of in (logs, ranks))
+        drawn = (logs - middle) / deviation * spread + centre
         # within the ranks' range, or the slowest would fall behind what failed
         worth[plain] += LOG_WEIGHT * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
     return worth
+
+
+def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the weighted mean and deviation of values [n]."""
+    mean = np.average(values, weights=weights)
+    return float(mean), float(np.sqrt(np.average(np.square(values - mean), weights=weights)))
 
 
 def logarithms(values: np.ndarray) -> np.ndarray:
@@ -477,11 +518,11 @@ def logarithms(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def normal_scores(values: np.ndarray) -> np.ndarray:
-    """Return the normal quantiles of the values' ranks [n]; ties share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    quantiles: np.ndarray = ndtri((ranks - 0.5) / len(values))
+def normal_scores(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return the normal quantiles of the values' weighted ranks [n]; ties share their mean rank."""
+    _, place = np.unique(values, return_inverse=True)
+    count = np.bincount(place, weights)
+    quantiles: np.ndarray = ndtri((np.cumsum(count) - count / 2) / count.sum())[place]
     return quantiles
 
 

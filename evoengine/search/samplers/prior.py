@@ -192,9 +192,9 @@ class Prior:
 CREDIT, MEMORY, FAILURE = 2.0, 0.9, 0.2
 """logarithm of the odds at which the prior is followed at first; the share of evidence that a further forecast leaves;
 what a proposal that followed the prior takes from the odds until a new best is found"""
-FAILURES, FAILURE_SHARE, DOUBT = 8, 0.1, 1 / 3
+FAILURES, FAILURE_SHARE = 4, 1 / 20
 """proposals that followed the prior since one of them was a new best, and their share of all trials, from which on it
-is followed by at most one of three, whatever the forecasts say: they may be right of all but the best"""
+is not followed, whatever the forecasts say: they may be right of all but the best"""
 LIMIT = 3.0
 """largest evidence of one forecast, either way"""
 FORECAST_NOISE = 0.1
@@ -234,8 +234,9 @@ class Trust:
         if at < len(self._followed) and self._followed[at] == best:
             self._success = best
         failures = len(self._followed) - bisect_right(self._followed, self._success)
-        likely = float(expit(CREDIT + self._evidence - FAILURE * failures))
-        return min(likely, DOUBT) if failures >= FAILURES + FAILURE_SHARE * trials else likely
+        if failures >= FAILURES + FAILURE_SHARE * trials:
+            return 0.0
+        return float(expit(CREDIT + self._evidence - FAILURE * failures))
 
 
 def _log_density(score: float, mean: float, deviation: float) -> float:
