@@ -12,6 +12,8 @@ from evoengine.workloads.decode.problem import DecodeProblem, block_rows
 
 MOST_WORK = 100_000_000
 """rows times keys times head_dim of a case, which takes some seconds"""
+MOST_BLOCKS = 1024
+"""of the case that has the problem's own heads and sequences: most of its time goes to beginning and ending blocks"""
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the case where those are independent"""
 LENGTHS = (
@@ -92,8 +94,10 @@ def _long_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[DecodeP
     part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
     yield Case("own keys", replace(one, seq_k=keys), long=True, part=part)
     few = max(problem.seq_q, 17)
-    if problem.batch * problem.heads * problem.seq_q * few * problem.head_dim <= MOST_WORK:
-        yield Case("own heads and batch", replace(problem, seq_k=few), "unequal", long=True)
+    batch = min(problem.batch, max(2, MOST_BLOCKS // (problem.kv_heads * int(config.get("splits", 1)))))
+    if batch * problem.heads * problem.seq_q * few * problem.head_dim <= MOST_WORK:
+        some = None if batch == problem.batch else f"{batch:,} of {problem.batch:,} sequences"
+        yield Case("own heads and batch", replace(problem, batch=batch, seq_k=few), "unequal", long=True, part=some)
 
 
 def affordable_keys(problem: DecodeProblem) -> int:
