@@ -1,9 +1,11 @@
 """FP8 products with scales of 128 beside DeepGEMM's kernel: both compiled, both predicted by the same model.
 
-    python benchmarks/deep_gemm.py --deep-gemm DIR --cutlass DIR [--nvcc nvcc]
+    python benchmarks/deep_gemm.py --deep-gemm DIR --cutlass DIR [--nvcc nvcc] [--grouped]
 
 The folders hold DeepGEMM's deep_gemm/include (MIT, commit 54e2261) and CUTLASS's include. Its kernel is instantiated as
-its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS.
+its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS. With
+--grouped it is DeepGEMM's contiguous layout of groups, whose sizes are multiples of 128 with an index for each row, and
+ours of the same sizes.
 Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README (commit a6d97a1, H800).
 """
 
@@ -32,7 +34,7 @@ from evoengine.sass.cubin import kernel_names, read_kernel  # noqa: E402
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare  # noqa: E402
 from evoengine.sass.listing import disassemble  # noqa: E402
 from evoengine.sass.predict import Prediction, predict  # noqa: E402
-from evoengine.space.space import load_space  # noqa: E402
+from evoengine.space.space import SearchSpace, load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.predict import predict_binary  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
@@ -43,6 +45,11 @@ GPU, ARCH = "h100", "sm_90a"
 DEPTH = 128
 PUBLISHED = {(4096, 4096, 7168): 1304, (4096, 7168, 16384): 1358, (4096, 7168, 2048): 1025, (128, 4096, 7168): 533}
 """TFLOPS on an H800"""
+PUBLISHED_GROUPS = {
+    (4096, 4096, 7168, 8): 1288, (4096, 7168, 2048, 8): 1093,
+    (8192, 4096, 7168, 4): 1297, (8192, 7168, 2048, 4): 1099,
+}  # fmt: skip # a table
+"""the same of the contiguous layout, by rows of each group, n, k and groups"""
 SHARED = 232448
 
 
@@ -64,15 +71,35 @@ TALL: Config = {**PERSISTENT, "tile_m": 256, "stages": 3, "cluster": "1x2"}
 CONFIGURATIONS: tuple[Config, ...] = (TALL, {**TALL, "cluster": "2x1"}, {**TALL, "stages": 4}, PERSISTENT)
 
 
-def instance(layout: Layout, n: int, k: int, stages: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    m: int
+    """rows of each group"""
+    n: int
+    k: int
+    groups: int = 0
+    """0 for an ordinary product"""
+
+    @property
+    def rows(self) -> int:
+        return self.m * max(1, self.groups)
+
+    def __str__(self) -> str:
+        groups = f"{self.groups} groups of " if self.groups else ""
+        return f"{groups}m{self.m} n{self.n} k{self.k}"
+
+
+def instance(layout: Layout, shape: Shape, stages: int) -> str:
+    n, k, groups = shape.n, shape.k, shape.groups
     threads = 128 if layout.rows <= 64 else 256
     return f"""#include <deep_gemm/impls/sm90_fp8_gemm_1d2d.cuh>
 using namespace deep_gemm;
 static void instantiate() {{
     auto kernel = reinterpret_cast<void*>(&sm90_fp8_gemm_1d2d_impl<
-        cute::UMMA::Major::K, 0, {n}, {k}, 1, {layout.rows}, {layout.columns}, {DEPTH}, 128, 128,
+        cute::UMMA::Major::K, 0, {n}, {k}, {max(1, groups)}, {layout.rows}, {layout.columns}, {DEPTH}, 128, 128,
         {128 if layout.columns % 64 == 0 else 64}, {stages}, 128, {threads}, 2, {str(layout.multicast_a).lower()}, 132,
-        GemmType::Normal, cutlass::bfloat16_t, epilogue::transform::EpilogueIdentity>);
+        GemmType::{"MGroupedContiguous" if groups else "Normal"}, cutlass::bfloat16_t,
+        epilogue::transform::EpilogueIdentity>);
 }}
 """
 
@@ -100,50 +127,64 @@ def compiled(text: str, options: argparse.Namespace) -> bytes:
         return cubin.read_bytes()
 
 
-def launch_of(cubin: bytes, layout: Layout, m: int, n: int, k: int) -> tuple[Program, Launch]:
+def launch_of(cubin: bytes, layout: Layout, shape: Shape) -> tuple[Program, Launch]:
+    m, n, k, entries = shape.rows, shape.n, shape.k, max(1, shape.groups)
     entry = kernel_names(cubin)[0]
     program, kernel = Program(disassemble(cubin), entry), read_kernel(cubin, entry)
     _, shared = stages_and_bytes(layout, k)
     blocks = -(-k // DEPTH)
-    a, b = DrawnArgument("A", m * k, "uint8"), DrawnArgument("B", n * k, "uint8")
+    a, b = DrawnArgument("A", m * k, "uint8"), DrawnArgument("B", entries * n * k, "uint8")
     c = DrawnArgument("C", 2 * m * n, "bf16", output=True)
-    of_a, of_b = DrawnArgument("SA", 4 * m * blocks, "fp32"), DrawnArgument("SB", 4 * -(-n // DEPTH) * blocks, "fp32")
+    of_a, of_b = (
+        DrawnArgument("SA", 4 * m * blocks, "fp32"),
+        DrawnArgument("SB", 4 * entries * -(-n // DEPTH) * blocks, "fp32"),
+    )
     swizzle = 128 if layout.columns % 64 == 0 else 64
     maps = [
         TensorMapArgument("map_a", "A", "uint8", (k, m), (k,), (DEPTH, layout.rows), 128),
-        TensorMapArgument("map_b", "B", "uint8", (k, n), (k,), (DEPTH, layout.columns), 128),
+        TensorMapArgument("map_b", "B", "uint8", (k, entries * n), (k,), (DEPTH, layout.columns), 128),
         TensorMapArgument("map_d", "C", "bf16", (n, m), (2 * n,), (swizzle // 2, layout.rows), swizzle),
         TensorMapArgument("map_sa", "SA", "fp32", (m, blocks), (4 * m,), (layout.rows, 1), 0),
     ]
     sizes = [ScalarArgument(name, np.int32(size)) for name, size in (("m", m), ("n", n), ("k", k))]
-    layout_of_groups = DrawnArgument("groups", 4, "int32")
+    owners = np.repeat(np.arange(entries, dtype=np.int32), shape.m)
+    layout_of_groups = DrawnArgument("groups", owners.nbytes, "int32", contents=owners.view(np.uint8))
     threads = 256 if layout.rows <= 64 else 384
     geometry = Geometry((132, 1, 1), (threads, 1, 1), shared, (2, 1, 1))
     return program, prepare(kernel, geometry, [of_b, layout_of_groups, *sizes, *maps], 0, mapped=[a, b, c, of_a])
 
 
-def predicted(options: argparse.Namespace, layout: Layout, m: int, n: int, k: int) -> Prediction:
+def predicted(options: argparse.Namespace, layout: Layout, shape: Shape) -> Prediction:
+    m, n, k = shape.rows, shape.n, shape.k
     stages, _ = stages_and_bytes(layout, k)
-    program, launch = launch_of(compiled(instance(layout, n, k, stages), options), layout, m, n, k)
-    return predict(program, launch, find_chip(GPU), 2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
+    program, launch = launch_of(compiled(instance(layout, shape, stages), options), layout, shape)
+    traffic = m * k + max(1, shape.groups) * n * k + 2 * m * n
+    return predict(program, launch, find_chip(GPU), 2.0 * m * n * k, float(traffic))
 
 
-def ours(config: Config, m: int, n: int, k: int) -> Prediction | None:
+def ours(config: Config, shape: Shape) -> Prediction | None:
     """Return the prediction of a configuration; None where the space does not admit it."""
-    workload, problem = parse_problem(f"gemm:m{m},n{n},k{k},fp8_e4m3,b_nk,block_scales")
+    rows = f"grouped-gemm:rows={shape.groups}x{shape.m}" if shape.groups else f"gemm:m{shape.m}"
+    workload, problem = parse_problem(f"{rows},n{shape.n},k{shape.k},fp8_e4m3,b_nk,block_scales")
     target = Target(workload, problem, find_gpu(GPU))
-    space = load_space(asset("search_spaces") / "gemm.toml", problem, target.gpu)
+    space = load_space(asset("search_spaces") / f"{workload.name}.toml", problem, target.gpu)
+    config = known_knobs(config, space)
     if not space.contains(config):
         return None
     source = render(target, space, config, asset("templates"))
     return predict_binary(target, CompiledCandidate(0, source, compile_source(source, target.gpu.arch), config))
 
 
-def line(shape: tuple[int, int, int], name: str, found: Prediction) -> str:
-    m, n, k = shape
-    tflops = 2.0 * m * n * k / found.time_us / 1e6
+def known_knobs(config: Config, space: SearchSpace) -> Config:
+    """Return the part of a configuration that the space has: groups are walked in one order, and not by ping-pong."""
+    names = {knob.name for knob in space.knobs}
+    return {name: value for name, value in config.items() if name in names}
+
+
+def line(shape: Shape, name: str, found: Prediction) -> str:
+    tflops = 2.0 * shape.rows * shape.n * shape.k / found.time_us / 1e6
     tensor, dram = (f"{found.shares.get(pipe, 0.0):.0%}" for pipe in ("tensor", "dram"))
-    return f"| m{m} n{n} k{k} | {name} | {found.time_us:.1f} | {tflops:.0f} | {tensor} | {dram} |"
+    return f"| {shape} | {name} | {found.time_us:.1f} | {tflops:.0f} | {tensor} | {dram} |"
 
 
 def main() -> None:
@@ -152,18 +193,22 @@ def main() -> None:
     parser.add_argument("--cutlass", type=Path, required=True)
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--shapes", type=int, default=len(PUBLISHED), help="how many of the published shapes")
+    parser.add_argument("--grouped", action="store_true")
     options = parser.parse_args()
+    published = PUBLISHED_GROUPS if options.grouped else PUBLISHED
+    layouts = [layout for layout in LAYOUTS if layout.rows == DEPTH or not options.grouped]
     print("| problem | kernel | predicted, µs | TFLOPS | tensor | DRAM |")
     print("|---|---|---:|---:|---:|---:|")
-    for shape, tflops in list(PUBLISHED.items())[: options.shapes]:
-        m, n, k = shape
-        print(f"| m{m} n{n} k{k} | published, H800 | {2.0 * m * n * k / tflops / 1e6:.1f} | {tflops} | | |", flush=True)
-        for layout in LAYOUTS:
+    for sizes, tflops in list(published.items())[: options.shapes]:
+        shape = Shape(*sizes)
+        time_us = 2.0 * shape.rows * shape.n * shape.k / tflops / 1e6
+        print(f"| {shape} | published, H800 | {time_us:.1f} | {tflops} | | |", flush=True)
+        for layout in layouts:
             shared = "A" if layout.multicast_a else "B"
             name = f"DeepGEMM {layout.rows} × {layout.columns}, multicast of {shared}"
-            print(line(shape, name, predicted(options, layout, *shape)), flush=True)
+            print(line(shape, name, predicted(options, layout, shape)), flush=True)
         for config in CONFIGURATIONS:
-            if found := ours(config, *shape):
+            if found := ours(config, shape):
                 said = ", ".join(f"{name} {config[name]}" for name in ("tile_m", "cluster", "stages"))
                 print(line(shape, f"ours: {said}", found), flush=True)
 

@@ -122,7 +122,7 @@ def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem):
     assert verdict.coverage is not None and verdict.coverage.missing == ()
 
 
-EACH = 40
+EACH = 48
 DRAWN = [
     (HALVES, "h100"),
     (ROWS_OF_N, "a100"),
@@ -130,6 +130,8 @@ DRAWN = [
     (INTEGERS, "a10"),
     ("grouped-gemm:rows=8x17+0+129,n264,k512,fp16", "b200"),
     (BY_TENSOR, "l4"),
+    ("grouped-gemm:rows=300+0+37+1,n264,k512,fp8_e4m3,b_nk,block_scales", "h100"),
+    ("grouped-gemm:rows=300+0+37+1,n264,k200,fp16", "h100"),
 ]
 
 

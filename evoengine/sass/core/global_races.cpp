@@ -190,6 +190,14 @@ void Order::refresh(const Warp& w) {
 
 // What agents of a cluster told is of itself, and of others: perhaps of this one.
 void Order::take(View& view, u64 of, const Told& told) const {
+  auto knows_of = [&](u64 first, const std::vector<u32>& seen) {
+    if (first == cluster.first) return covers(view.seen, seen);
+    if (!view.others) return false;
+    const auto at = view.others->find(first);
+    return at != view.others->end() && covers(at->second, seen);
+  };
+  auto known = [&](const auto& one) { return knows_of(one.first, one.second); };
+  if (knows_of(of, told.seen) && (!told.others || std::all_of(told.others->begin(), told.others->end(), known))) return;
   auto others = told.others ? std::make_shared<Foreign>(*told.others) : std::make_shared<Foreign>();
   raise((*others)[of], told.seen);
   if (const auto own = others->find(cluster.first); own != others->end()) {

@@ -16,9 +16,24 @@ bool is_wide_fence(const Instruction& i) {
 
 }  // namespace
 
+bool covers(const std::vector<u32>& known, const std::vector<u32>& told) {
+  for (size_t n = 0; n < told.size(); n++)
+    if (told[n] && (n >= known.size() || known[n] < told[n])) return false;
+  return true;
+}
+
+static bool covers(const Foreign& known, const Foreign& told) {
+  return std::all_of(told.begin(), told.end(), [&](const auto& one) {
+    const auto at = known.find(one.first);
+    return at != known.end() && covers(at->second, one.second);
+  });
+}
+
+// Maps are shared, and copied only where each has something that the other has not: blocks that wait for one another by
+// atomics tell each other the same again and again.
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from) {
-  if (!from || to == from) return;
-  if (!to) {
+  if (!from || to == from || (to && covers(*to, *from))) return;
+  if (!to || covers(*from, *to)) {
     to = from;
     return;
   }

@@ -31,6 +31,7 @@ inline void raise(std::vector<u32>& to, const std::vector<u32>& from) {
   for (size_t n = 0; n < from.size(); n++) to[n] = std::max(to[n], from[n]);
 }
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from);
+bool covers(const std::vector<u32>& known, const std::vector<u32>& told);  // whether `told` would raise nothing
 
 // Last accesses to an allocation that a kernel may write, by words of four bytes: the number of the record in bits 4…, in
 // bits 0–3 which bytes it covers.

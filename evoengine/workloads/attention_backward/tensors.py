@@ -30,7 +30,8 @@ computed, and no rounding could be told from a fault"""
 SHIFTING = 16
 """columns of Q and K that shift a row's logits together"""
 LESSENED = 2.0**-6
-"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK"""
+"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK, and of further queries
+that point at a key, as two dS that cancel would leave a row of dK smaller than their roundings"""
 
 
 class BackwardTensors(Tensors[BackwardProblem]):
@@ -53,6 +54,8 @@ class BackwardTensors(Tensors[BackwardProblem]):
         q, k = _SHAPED[case.draw](p, q, k)
         if case.draw == "large logits":
             dout[:, :, torch.arange(p.seq_q, device=device) % 4 >= 2] *= LESSENED
+        if case.draw == "one-hot rows":
+            dout[:, :, p.seq_k :] *= LESSENED
         inputs = {name: tensor.to(dtype) for name, tensor in (("q", q), ("k", k), ("v", v), ("dout", dout))}
         o, lse = forward(p, {name: tensor.double() for name, tensor in inputs.items()})
         inputs |= {"o": (o * ENLARGED).to(dtype), "lse": lse.float()}
