@@ -14,6 +14,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,12 @@ def _table_readme(table: Mapping[str, Any]) -> bytes:
 
 def _wheel(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
     """Return one wheel. Its bytes depend on its files alone, so that a build can be repeated."""
-    distribution = name.replace("-", "_")
-    info = f"{distribution}-{VERSION}.dist-info"
-    contents = {f"{distribution}/{path}": data for path, data in module.items()}
+    package = name.replace("-", "_")
+    info = f"{package}-{VERSION}.dist-info"
+    contents = {f"{package}/{path}": data for path, data in module.items()}
     contents[f"{info}/METADATA"] = _metadata(name, module, described)
+    if _is_ours(described):
+        contents[f"{info}/licenses/LICENSE"] = _licence_text()
     wheel = f"Wheel-Version: 1.0\nGenerator: evoengine {__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     contents[f"{info}/WHEEL"] = wheel.encode()
     record = "".join(f"{path},sha256={_urlsafe(data)},{len(data)}\n" for path, data in contents.items())
@@ -124,7 +127,7 @@ def _wheel(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, 
             entry = zipfile.ZipInfo(path, _EPOCH)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
-    return {f"{distribution}-{VERSION}-py3-none-any.whl": packed.getvalue()}
+    return {f"{package}-{VERSION}-py3-none-any.whl": packed.getvalue()}
 
 
 def _urlsafe(data: bytes) -> str:
@@ -142,8 +145,15 @@ def _metadata(name: str, module: Files, described: Mapping[str, Any]) -> bytes:
         "Description-Content-Type: text/markdown",
     ]
     if _is_ours(described):
-        lines.append(f"License-Expression: {LICENCE}")
+        lines += [f"License-Expression: {LICENCE}", "License-File: LICENSE"]
     return ("\n".join(lines) + "\n\n").encode() + module["README.md"]
+
+
+def _licence_text() -> bytes:
+    """Return evoengine's licence, which its own installation holds."""
+    text = distribution("evoengine").read_text("licenses/LICENSE")
+    assert text is not None  # pyproject.toml names it
+    return text.encode()
 
 
 def _is_ours(described: Mapping[str, Any]) -> bool:
@@ -172,7 +182,8 @@ def _hf_kernel(name: str, module: Files, described: Mapping[str, Any]) -> dict[s
     front = f"---\nlibrary_name: kernels\nlicense: {licence}\ntags:\n- kernels\n---\n\n"
     build = {f"build/torch-cuda/{path}": data for path, data in module.items()}
     build["build/torch-cuda/metadata.json"] = (json.dumps(metadata, indent=2) + "\n").encode()
-    return {"README.md": front.encode() + module["README.md"], **build}
+    beside = {"LICENSE": _licence_text()} if ours else {}
+    return {"README.md": front.encode() + module["README.md"], **beside, **build}
 
 
 def _cpp(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:

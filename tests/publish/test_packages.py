@@ -62,6 +62,8 @@ def test_a_wheel_installs_and_brings_the_kernel_with_its_record(wheel, tmp_path)
     assert done.stdout == "attention h100 ['KERNEL', 'attention']\n", done.stderr
     metadata = (site / f"{MODULE}-1.0.dist-info" / "METADATA").read_text()
     assert "License-Expression: Apache-2.0" in metadata and "A CUDA kernel for" in metadata
+    licence = site / f"{MODULE}-1.0.dist-info" / "licenses" / "LICENSE"
+    assert "License-File: LICENSE" in metadata and "Apache License" in licence.read_text()
 
 
 def test_a_wheel_lists_its_files_with_their_sums_and_is_the_same_when_made_again(wheel, exported):
@@ -96,6 +98,7 @@ def test_a_repository_of_kernels_has_one_build_with_what_its_library_reads(expor
     assert found["name"] == "flash-h100" and found["id"].startswith("_flash_h100_")
     assert found["backend"] == {"type": "cuda", "archs": ["9.0a"]} and found["license"] == "Apache-2.0"
     assert (tmp_path / "repository" / "README.md").read_text().startswith("---\nlibrary_name: kernels\n")
+    assert "Apache License" in (tmp_path / "repository" / "LICENSE").read_text()
     done = run(build.parent, "import importlib; print(importlib.import_module('torch-cuda').attention.__name__)")
     assert done.stdout == "attention\n", done.stderr
 

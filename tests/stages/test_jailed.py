@@ -77,6 +77,8 @@ def test_a_wrong_one_is_refused_with_the_line_of_its_text():
 def blind(monkeypatch):
     """A process in which whatever reads a text or machine code fails."""
 
+    contender("")  # is cached, and compiled in this process
+
     def fail(*args, **kwargs):
         raise AssertionError("read outside of the jail")
 
