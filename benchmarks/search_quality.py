@@ -282,7 +282,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=60, help="runs per space and sampler (default 60)")
     parser.add_argument("--all-seeds", action="store_true", help="as many for the slow ones: " + ", ".join(SLOW))
     parser.add_argument("--budget", type=int, default=200, help="unique configurations per run (default 200)")
-    parser.add_argument("--batch", type=int, default=1, help="proposals before the first of them is told (default 1)")
+    parser.add_argument("--batch", type=int, default=1, help="proposals whose results are told together (default 1)")
     parser.add_argument("--jobs", type=int, default=1, help="searches at once (default 1)")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="keep every run here, and run none twice")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
