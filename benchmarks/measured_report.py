@@ -66,7 +66,7 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the predictions alone: a line of JSON a row, with its cubin's digest."""
     lines = []
     for r in rows:
-        of = {p: [r["predicted"][p][n] for n in ("us", "clocks", "ghz")] for p in ("cold", "warm")}
+        of = {p: [r["predicted"].get(p, {}).get(n) for n in ("us", "clocks", "ghz")] for p in ("cold", "warm")}
         said = r["predicted"]["cold"]
         named = [r[n] for n in ("id", "set", "problem", "kernel")]
         one = [*named, r["cubin"][:16], said["class"], said["bound"], *of["cold"], *of["warm"]]
@@ -110,7 +110,7 @@ def pairs_of(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str
     return [
         Pair(by_id[m["id"]], policy, statistics.median(m[f"{policy}_us"]), clock_of(m[f"{policy}_ghz"]), empty[policy])
         for m in measured
-        for policy in ("cold", "warm")
+        for policy in by_id[m["id"]]["predicted"]
     ]
 
 
