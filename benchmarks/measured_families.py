@@ -81,7 +81,8 @@ def groups(known: Sequence[Row], policies: Policies) -> Iterator[tuple[str, int,
     seen = {(row["problem"], json.dumps(row["config"])) for row in known}
 
     def tasks(origin: str, problem: str, configs: Iterable[Mapping[str, Any]]) -> list[Task]:
-        wanted = [c for c in configs if (problem, json.dumps(c)) not in seen]
+        named = str(space_of(problem)[0].problem)
+        wanted = [c for c in configs if (named, json.dumps(c)) not in seen]
         return [partial(_labelled, origin, problem, c, policies=policies) for c in wanted]
 
     for problem, families in FAMILIES:
