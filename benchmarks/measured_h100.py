@@ -742,6 +742,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help="of --from, separated by commas (default: all)")
     parser.add_argument("--report", type=Path, nargs=2, metavar=("FILE", "DIR"), help="tables of the results")
     parser.add_argument(
+        "--expected", type=Path, metavar="FILE", help="of --report: what measured_torch.py --expected wrote"
+    )
+    parser.add_argument(
         "--again", type=Path, nargs=2, metavar=("DIR", "ROWS"), help="predict what --prepare wrote again"
     )
     parser.add_argument(
@@ -772,7 +775,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import measured_report
 
     if options.report:
-        print(measured_report.report(read_results(options.report[0]), read_rows(options.report[1])))
+        results, known = read_results(options.report[0]), read_rows(options.report[1])
+        print(measured_report.report(results, known))
+        if options.expected:
+            found = json.loads(options.expected.read_text())
+            print("\n".join(measured_report.beside_references(results, known, found)))
     elif options.compare:
         file, folder, again = options.compare
         rows = [json.loads(line) for line in again.read_text().splitlines()]
