@@ -48,7 +48,9 @@ def measure(trials: int) -> str:
     """Return a line of figures; for a process of its own, since memory once taken is not given back."""
     space = space_from_text(SPACE + LAUNCH, "cost", Nothing(), Nothing())
     drawn = {tuple(row) for row in np.random.default_rng(0).integers(1, 9, size=(trials + trials // 50, len(KNOBS)))}
-    configs = [{"family": "one", **dict(zip(KNOBS, map(int, row), strict=True))} for row in sorted(drawn)[:trials]]
+    configs: list[Config] = [
+        {"family": "one", **dict(zip(KNOBS, map(int, row), strict=True))} for row in sorted(drawn)[:trials]
+    ]
     past = [PastTrial(n, config, (speed(config),), (), "random") for n, config in enumerate(configs)]
     before, begun = resident(), time.process_time()
     proposer = Proposer(space, "evolution", 1, past=past)
