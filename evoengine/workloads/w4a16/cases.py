@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +44,8 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     """Yield cases whose sizes are set against the configuration's tiles.
 
     Rows end up to 3 before and behind a tile's end, columns up to two words of 8; products with a group before, at and
-    behind one. A pipeline goes through its buffers three times, also where blocks share a tile; and some of those have nothing to do.
+    behind one. A pipeline goes through its buffers three times, also where blocks share a tile; and some of those have
+    nothing to do.
     """
     (tile_m, tile_n, tile_k), group_m = tile_sizes(config), int(config.get("group_m", 1))
     stages, step, unit = int(config.get("stages", 1)), step_of(config), problem.group
@@ -63,6 +64,19 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     yield Case("pipeline wraps", at(tile_m - 1, tile_n - PACKED, 3 * stages * step - unit))
     yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * PACKED, 2 * step + 1), "one-hot rows")
     yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * step), "large products")
+    for buffer, k in _ends(problem, config).items():
+        yield Case(f"last step in buffer {buffer}", at(1, 1, k), "whole numbers")
+
+
+def _ends(problem: W4A16Problem, config: Config) -> dict[int, int]:
+    """Return the buffers that some block's last step may be in, each with the least k: a group may be several steps."""
+    tile_k, stages, split, unit = tile_sizes(config)[2], int(config.get("stages", 1)), split_k(config), problem.group
+    found: dict[int, int] = {}
+    for k in range(unit, 2 * stages * split * max(tile_k, unit) + 1, unit):
+        steps = -(-k // tile_k)
+        for own in {steps // split, -(-steps // split)} - {0}:
+            found.setdefault((own - 1) % stages, k)
+    return found
 
 
 def _long_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Problem]]:
@@ -94,7 +108,7 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         *remainder_cells("rows", tile_m, problem.m),
         *remainder_cells("columns", tile_n, problem.n, PACKED, 2),
         *remainder_cells("products", tile_k, problem.k, problem.group, 1),
-        *pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])),
+        *_reachable(pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])), problem, config),
         *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT)),
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
@@ -104,6 +118,11 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
     if split_k(config) > 1:
         found.add(Cell("together", NO_STEP))
     return frozenset(found)
+
+
+def _reachable(found: Iterable[Cell], problem: W4A16Problem, config: Config) -> Iterator[Cell]:
+    ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
+    return (cell for cell in found if not cell.what.startswith("the last") or cell.what in ends)
 
 
 def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:

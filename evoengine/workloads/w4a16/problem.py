@@ -24,11 +24,11 @@ BEHIND_SUMS = tuple(name for name in EPILOGUES if name != SWIGLU)
 class W4A16Problem:
     """C = f(A·W + bias) with W[i, j] = (q[i, j] - z[i / group, j]) · scales[i / group, j].
 
-    A is [m, k] and C [m, n], both of `dtype`, as are scales [k / group, n] and the bias [n], which is no parameter where
-    the epilogue has none. q has 4 bits, 0 to 15: `qweight` is int32 [k / 8, n], with q[8 r + e, j] in bits 4 e to 4 e + 3
-    of element [r, j]. z has 4 bits, 0 to 15: `qzeros` is int32 [k / group, n / 8], with z[g, 8 c + e] in bits 4 e to
-    4 e + 3 of element [g, c]; without `zeros` every z is 8. Weights may be rounded to `dtype`; the sum is float32 and is
-    rounded once, behind the epilogue.
+    A is [m, k] and C [m, n], both of `dtype`, as are scales [k / group, n] and the bias [n], which is no parameter
+    where the epilogue has none. q has 4 bits, 0 to 15: `qweight` is int32 [k / 8, n], with q[8 r + e, j] in bits 4 e to
+    4 e + 3 of element [r, j]. z has 4 bits, 0 to 15: `qzeros` is int32 [k / group, n / 8], with z[g, 8 c + e] in bits
+    4 e to 4 e + 3 of element [g, c]; without `zeros` every z is 8. Weights may be rounded to `dtype`; the sum is
+    float32 and is rounded once, behind the epilogue.
     """
 
     m: int
@@ -89,17 +89,15 @@ def parse_problem(text: str) -> W4A16Problem:
 def _why_not(p: W4A16Problem) -> str | None:
     """Return the rule that the sizes of a problem break, with what would be right."""
     if p.group not in GROUPS:
-        return f"groups are of {', '.join(map(str, GROUPS))} weights along k, not of {p.group}: write one of these behind g"
+        known = ", ".join(map(str, GROUPS))
+        return f"groups are of {known} weights along k, not of {p.group}: write one of these behind g"
     if p.k % p.group:
-        return f"k {p.k} is no multiple of the group of {p.group}: the nearest are k{_below(p.k, p.group)} and k{_above(p.k, p.group)}"
+        return f"k {p.k} is no multiple of the group of {p.group}: {_nearest('k', p.k, p.group)}"
     if p.n % PACKED:
-        return f"n {p.n} is no multiple of the {PACKED} columns of a word: the nearest are n{_below(p.n, PACKED)} and n{_above(p.n, PACKED)}"
+        return f"n {p.n} is no multiple of the {PACKED} columns of a word: {_nearest('n', p.n, PACKED)}"
     return None
 
 
-def _below(length: int, unit: int) -> int:
-    return max(unit, length // unit * unit)
-
-
-def _above(length: int, unit: int) -> int:
-    return -(-length // unit) * unit
+def _nearest(name: str, length: int, unit: int) -> str:
+    below, above = length // unit * unit, -(-length // unit) * unit
+    return f"the nearest are {name}{below} and {name}{above}" if below else f"the nearest is {name}{above}"

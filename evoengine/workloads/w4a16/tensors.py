@@ -1,4 +1,4 @@
-"""The tensors of a product by weights of 4 bits: inputs drawn from a seed, the float64 reference, torch's as baseline."""
+"""The tensors of a product by weights of 4 bits: inputs drawn from a seed, the float64 reference, torch's baseline."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ class W4A16Tensors(Tensors[W4A16Problem]):
         return (Sample(replace(problem, m=len(rows)), part, lambda outputs: {"c": outputs["c"][rows]}),)
 
     def check_bytes(self, problem: W4A16Problem) -> int:
-        """Return the bytes of A and the product in float32 and float64, and of some copies of the weights in float64."""
+        """Return the bytes of A in float32, of the product in both, and of four copies of the weights in float64."""
         p = problem
         return 4 * p.m * p.k + 32 * p.k * p.n + 12 * p.m * p.n
 
 
 def of_gemm(problem: W4A16Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the inputs of the product by weights of that dtype, of which only differences from zero points are exact."""
+    """Return the inputs of the product by weights of that dtype. Their differences from zero points are exact."""
     p = problem
     zeros = unpacked(inputs["qzeros"], 1) if p.zeros else torch.full_like(inputs["scales"], MIDDLE, dtype=torch.int32)
     differences = unpacked(inputs["qweight"], 0) - zeros.repeat_interleave(p.group, 0)
@@ -155,7 +155,7 @@ def _weights(p: W4A16Problem, draw: str, normal: Callable[..., torch.Tensor]) ->
 
 def _between(normal: torch.Tensor, least: int, most: int) -> torch.Tensor:
     """Return whole numbers, all of them equally likely."""
-    share = torch.special.ndtr(normal).clamp(max=1 - 1e-6)
+    share: torch.Tensor = torch.special.ndtr(normal).clamp(max=1 - 1e-6)
     return least + (share * (most - least + 1)).floor()
 
 
