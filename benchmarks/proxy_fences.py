@@ -3,9 +3,9 @@
     python benchmarks/proxy_fences.py [--rounds 20000]
 
 Each block writes a place in shared memory by a store or by `mbarrier.init`, and lets TMA write or read the same place
-without `fence.proxy.async` between the two, in the same thread or behind a barrier of the block. PTX leaves the order of
-the two open. A line of the table is one such pair: how often the place held what it should not, of how many times. The
-last line stores after TMA was told to read, without a wait, and must show violations: it shows that the test can.
+without `fence.proxy.async` between the two, in the same thread or behind a barrier of the block. PTX leaves the order
+of the two open. A line of the table is one such pair: how often the place held what it should not, of how many times.
+The last line stores after TMA was told to read, without a wait, and must show violations: it shows that the test can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ typedef unsigned u32;
 __device__ u32 at(void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ void init(u64* b, u32 n) { PTX("mbarrier.init.shared.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
 __device__ void wait(u64* b, u32 parity) {
-  PTX("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra W; }" :: "r"(at(b)), "r"(parity) : "memory");
+  PTX("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra W; }"
+      :: "r"(at(b)), "r"(parity) : "memory");
 }
 __device__ void load(void* to, const void* from, u32 bytes, u64* b) {
   PTX("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(at(b)), "r"(bytes) : "memory");
@@ -29,7 +30,8 @@ __device__ void load(void* to, const void* from, u32 bytes, u64* b) {
       :: "r"(at(to)), "l"(from), "r"(bytes), "r"(at(b)) : "memory");
 }
 __device__ void store(void* to, const void* from, u32 bytes) {
-  PTX("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(to), "r"(at((void*)from)), "r"(bytes) : "memory");
+  PTX("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      :: "l"(to), "r"(at((void*)from)), "r"(bytes) : "memory");
   PTX("cp.async.bulk.commit_group;" ::: "memory");
 }
 __device__ void landed() { PTX("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -64,7 +66,11 @@ TO_GLOBAL = """
     if (!t) { store(mine, place, 1024); landed(); }
     __syncthreads();
     { const uint4 r = __ldcg(mine + t); bad += r.x != own + t || r.y != own + 1; }"""
-STORE, STORE_MANY = "place[t] = v;", "for (int k = 0; k < 8; k++) place[t] = make_uint4(own + k, 0, 0, 0); place[t] = v;"
+STORE, STORE_MANY = (
+    "place[t] = v;",
+    "for (int k = 0; k < 8; k++) place[t] = make_uint4(own + k, 0, 0, 0); place[t] = v;",
+)
+INIT_ALONE = "if (!t) for (int k = 0; k < 128; k++) init((u64*)place + k, 7);"
 INIT = "if (t < 32) for (int k = 0; k < 4; k++) init((u64*)place + 4 * t + k, 7);"
 OWN_WORD = "place[t] = make_uint4(own + t, own + 1, 0, 0);"
 PAIRS = {
@@ -72,7 +78,7 @@ PAIRS = {
     "nine stores, barrier, TMA load": (STORE_MANY, "__syncthreads();", BY_TMA),
     "stores and TMA load in one thread": ("if (!t) for (int k = 0; k < 64; k++) place[k] = v;", "", BY_TMA),
     "mbarrier.init, barrier, TMA load": (INIT, "__syncthreads();", BY_TMA),
-    "mbarrier.init and TMA load in one thread": ("if (!t) for (int k = 0; k < 128; k++) init((u64*)place + k, 7);", "", BY_TMA),
+    "mbarrier.init and TMA load in one thread": (INIT_ALONE, "", BY_TMA),
     "store, barrier, TMA store": (OWN_WORD, "__syncthreads();", TO_GLOBAL),
     "stores and TMA store in one thread": (
         "if (!t) for (int k = 0; k < 64; k++) place[k] = make_uint4(own + k, own + 1, 0, 0);", "", TO_GLOBAL),
