@@ -27,6 +27,8 @@ from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Targe
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
+PLAIN = "plain torch"
+"""name of the baseline of a problem that no library supports"""
 WHOLE_FACTOR = 2.0
 """assumed bound of the errors of unsampled rows over the largest error of the sampled ones"""
 ROWS_ELEMENTS = 1 << 24
@@ -269,8 +271,13 @@ class Bench:
         return self._unless_refused(lambda: self.clock.estimate(self._baseline_work(name, self._sets[0][:1])))
 
     def _baseline_work(self, name: str, copies: Sequence[Inputs]) -> LibraryWork:
-        calls = [self._tensors.baseline(name, self._problem, inputs) for inputs in copies]
+        calls = [self._baseline_call(name, inputs) for inputs in copies]
         return LibraryWork(f"{self._target.workload.baseline_label} {name}", calls)
+
+    def _baseline_call(self, name: str, inputs: Inputs) -> Callable[[], object]:
+        if name == PLAIN:
+            return lambda: self._tensors.own_dtype(self._problem, inputs)
+        return self._tensors.baseline(name, self._problem, inputs)
 
     def _unless_refused(self, run: Callable[[], _Found]) -> _Found:
         try:
