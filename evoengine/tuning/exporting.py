@@ -15,11 +15,11 @@ from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.publish.dispatch import TABLE
-from evoengine.publish.export import Grids, export_files
+from evoengine.publish.export import Grids, export_files, triton_files
 from evoengine.publish.folder import (
     CHECKSUMS,
     MARK,
+    TABLE,
     require_new,
     require_writable,
     with_checksums,
@@ -29,7 +29,6 @@ from evoengine.publish.folder import (
 from evoengine.publish.packages import package_files, require_form, require_table_form, table_package_files
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
-from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
+from evoengine.accuracy.page import Row, class_errors
 from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Kind, Outcome
+from evoengine.sass.validation import ClassError
 from evoengine.search.agreement import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
 from evoengine.views.encoding import SCHEMA, AnswerView
@@ -264,3 +266,25 @@ def proposed_json(found: ProposeResult) -> ProposedView:
 
 def proposal_json(candidate: Candidate) -> ProposalView:
     return {"schema": SCHEMA, **judged_json(candidate)}
+
+
+class AccuracyView(AnswerView):
+    """What `evoengine accuracy --json` prints."""
+
+    rows: Sequence[Row]
+    classes: Sequence[ClassError]
+
+
+class PredictedAgainView(AnswerView):
+    """What `evoengine accuracy --repredict --json` prints: trials, and a sentence for each that was not predicted."""
+
+    predicted_again: Sequence[int]
+    missed: Sequence[str]
+
+
+def accuracy_json(rows: Sequence[Row]) -> AccuracyView:
+    return {"schema": SCHEMA, "rows": rows, "classes": list(class_errors(rows).values())}
+
+
+def again_json(trials: Sequence[int], missed: Sequence[str]) -> PredictedAgainView:
+    return {"schema": SCHEMA, "predicted_again": trials, "missed": missed}

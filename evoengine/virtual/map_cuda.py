@@ -14,9 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from triton._C.libtriton import nvidia
 
-from evoengine.virtual.device import Instant, VirtualGpu
+from evoengine.virtual.device import OWN_REFERENCES, Instant, Repeats, VirtualGpu, Waiting, references
 from evoengine.virtual.profiler import profiled
-from evoengine.virtual.repeats import OWN_REFERENCES, Repeats, Waiting, references
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 WARP = 32
