@@ -21,8 +21,7 @@ from evoengine.accuracy.predictions import Answer, Key, answer_all, kernel_of, k
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import L2, Candidate, Clocks, Kind, Rejection
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import BOOST, SUSTAINED, Clock
+from evoengine.sass.chip import BOOST, SUSTAINED, Clock, find_chip
 from evoengine.sass.predict import MODEL_VERSION, Unpredictable
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import target_of

@@ -19,7 +19,7 @@ from evoengine.hints import hint
 
 if TYPE_CHECKING:
     from evoengine.records import Baseline
-    from evoengine.search.agreement import Agreement
+    from evoengine.tuning.measure import Agreement
 
 
 @click.command()

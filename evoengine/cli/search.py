@@ -216,7 +216,7 @@ def _several(
     """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
     if not problems and kernels is None:
         return ()  # without imports that would delay the executor's build
-    from evoengine.workloads.problem_sets import expand, expanded, stands_for_several
+    from evoengine.workloads import expand, expanded, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
         if kernels is not None:

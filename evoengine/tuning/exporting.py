@@ -35,10 +35,9 @@ from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.dispatch_table import Table, entry, find_table, table_file
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, checked, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 

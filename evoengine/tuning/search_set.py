@@ -20,7 +20,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.dispatch_table import Table, Timed, choose, find_table
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
-from evoengine.workloads.problem_sets import expand
+from evoengine.workloads import expand
 
 RANKED = (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.UNFINISHED)
 

@@ -12,12 +12,10 @@ from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.recorded import RECORDED
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.fleet import FleetSearch
-from evoengine.tuning.places import ThisMachine
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, ThisMachine, checked, silent
 
 
 def tune(

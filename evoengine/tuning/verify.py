@@ -46,12 +46,12 @@ from evoengine.search.targets import restored_workload
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.stages.render import Fill
 from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import kernel_of
 from evoengine.tuning.setup import (
     Echo,
     begin_build,
+    checked,
     choose_device,
     lock_gpu,
     make_target,

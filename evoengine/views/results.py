@@ -13,8 +13,8 @@ from evoengine.accuracy.page import Row, class_errors
 from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Kind, Outcome
-from evoengine.sass.validation import ClassError
-from evoengine.search.agreement import Agreement, Pair
+from evoengine.sass.predict import ClassError
+from evoengine.tuning.measure import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
 from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json

@@ -29,8 +29,7 @@ from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
 from evoengine.sass.launch import Geometry, Launch, Memory, prepare, require_arch_of
-from evoengine.sass.linking import linked_listing
-from evoengine.sass.listing import line_table, names_an_instruction, with_source_lines
+from evoengine.sass.listing import line_table, linked_listing, names_an_instruction, with_source_lines
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.text import number, plain
 

@@ -30,14 +30,13 @@ from evoengine.paths import asset
 from evoengine.publish.export import export_files
 from evoengine.publish.folder import CHECKSUMS
 from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome, Profile
-from evoengine.search.agreement import Agreement, Pair
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
-from evoengine.tuning.measure import MeasureResult
+from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel

@@ -15,6 +15,7 @@ from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, Tenso
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.cases import gate_cases
 from evoengine.workloads.gemm.coverage import cells, visited
 from evoengine.workloads.gemm.plan import full_plan
@@ -31,7 +32,6 @@ from evoengine.workloads.gemm.problem import (
 )
 from evoengine.workloads.gemm.sets import problem_sets
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles
-from evoengine.workloads.rectangles import FullCase
 
 SWIZZLED = 128
 """bytes that TMA swizzles together"""
