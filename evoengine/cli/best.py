@@ -148,7 +148,7 @@ def _show_dispatch_table(asked: _Asked) -> None:
     """Show the table of several problems, after its export where that is asked for."""
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.dispatch_table import find_table
-    from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
+    from evoengine.views.results import kernels_table, problems_table, table_json, verdict
     from evoengine.workloads import expand
 
     _require_several(asked)

@@ -293,8 +293,7 @@ def verify_triton(
     from evoengine.tuning.boards import choose_gpu
     from evoengine.tuning.verify import verify_triton as gate
     from evoengine.views.foreign_kernels import triton_answer
-    from evoengine.workloads.served_kernel import is_served
-    from evoengine.workloads.triton_kernel import read_host
+    from evoengine.workloads.triton_kernel import is_served, read_host
 
     host = read_host(target, call, reference)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
