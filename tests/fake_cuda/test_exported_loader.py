@@ -127,10 +127,15 @@ SEQUENCES = "varlen:h6,kv2,d64,bf16,causal,lens=3+70+0+1,kvlens=9+70+4+0"
 
 
 @pytest.mark.parametrize(
-    ("page", "family"), [(",page16", "mma"), *more([("", "mma"), ("", "wgmma"), (",page16", "wgmma")])]
+    ("page", "knobs"),
+    [
+        (",page16", {"family": "mma"}),
+        *more([("", {"family": "mma"}), ("", {"family": "wgmma"}), (",page16", {"family": "wgmma"})]),
+        *more([("", {"load": "tma", "o_store": "tma"}), (",page16", {"load": "tma", "o_store": "shared"})]),
+    ],
 )
-def test_a_kernel_of_sequences_is_right_for_another_batch_by_its_loader(load, monkeypatch, page, family):
-    module = load({"family": family, "tile_m": 64}, PACKED + page)
+def test_a_kernel_of_sequences_is_right_for_another_batch_by_its_loader(load, monkeypatch, page, knobs):
+    module = load({"tile_m": 64, **knobs}, PACKED + page)
     like = module._like
     monkeypatch.setattr(module, "_like", lambda tensor, values: on_device(like(tensor, values)))
     workload, problem = workloads.parse_problem(SEQUENCES + page)

@@ -21,6 +21,7 @@ BOARDS = ("a100", "a10", "l4", "h100", "b200", "rtx5090")
 PROBLEMS = {
     "attention": "attention:b1,h2,s160,d64,fp16",
     "attention-backward": "attention-backward:b1,h2,s160,d64,fp16",
+    "decode": "decode:b2,h4,kv2,s200,d64,fp16,page16",
     "gemm": "gemm:m256,n256,k256,fp16",
     "grouped-gemm": "grouped-gemm:rows=100+0+37+1,n136,k256,bf16,b_nk",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",

@@ -56,14 +56,14 @@ template <class Move> void for_each_row(const TensorMap& map, const int* at, uns
     const long first = std::max<long>(0, -long(at[0])), last = std::min<long>(map.box[0], long(map.dims[0]) - at[0]);
     unsigned i[5] = {};
     for (unsigned rows = tile_bytes(map) / row_bytes; rows; --rows, shared += row_bytes) {
-        char* from = map.tensor + long(at[0]) * map.element;
+        uintptr_t from = reinterpret_cast<uintptr_t>(map.tensor) + long(at[0]) * map.element;  // may wrap around
         bool inside = first < last;
         for (unsigned d = 1; d < map.rank; ++d) {
             long coordinate = long(at[d]) + i[d];
             inside &= coordinate >= 0 && coordinate < long(map.dims[d]);
-            from += coordinate * long(map.strides[d - 1]);
+            from += uintptr_t(coordinate) * map.strides[d - 1];
         }
-        move(shared, from, unsigned(inside ? first * map.element : 0),
+        move(shared, reinterpret_cast<char*>(from), unsigned(inside ? first * map.element : 0),
              unsigned(inside ? (last - first) * map.element : 0));
         for (unsigned d = 1; d < 5 && ++i[d] == map.box[d]; ++d) i[d] = 0;
     }
