@@ -328,30 +328,19 @@ class Place(Protocol):
 
 
 class ThisMachine:
+    choose_gpu = staticmethod(choose_gpu)
+    choose_device = staticmethod(choose_device)
+    default_jobs = staticmethod(default_jobs)
+    lock_gpu = staticmethod(lock_gpu)
+    ledger_device = staticmethod(ledger_device)
+    runners = staticmethod(single_worker)
+
     def __init__(self, begun: FirstBuild | None = None) -> None:
         """Create the place of a search whose build of the judges has `begun`, if it has."""
         self._begun = begun
 
-    def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
-        return choose_gpu(requested, file, find)
-
-    def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
-        return choose_device(requested, gpu, echo)
-
     def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
         return begin_build(emulated, echo, self._begun)
-
-    def default_jobs(self, timed: bool) -> int:
-        return default_jobs(timed)
-
-    def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
-        return lock_gpu(device, echo)
-
-    def ledger_device(self, timing: GpuDevice | None) -> Device:
-        return ledger_device(timing)
-
-    def runners(self, limits: WorkerLimits) -> Workers:
-        return single_worker(limits)
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
         return None
