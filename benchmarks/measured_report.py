@@ -65,7 +65,7 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the predictions alone: a line of JSON a row, with its cubin's digest."""
     lines = []
     for r in rows:
-        of = {p: [r["predicted"][p][n] for n in ("us", "clocks", "ghz")] for p in ("cold", "warm")}
+        of = {p: [r["predicted"].get(p, {}).get(n) for n in ("us", "clocks", "ghz")] for p in ("cold", "warm")}
         said = r["predicted"]["cold"]
         named = [r[n] for n in ("id", "set", "problem", "kernel")]
         one = [*named, r["cubin"][:16], said["class"], said["bound"], *of["cold"], *of["warm"]]
@@ -109,7 +109,7 @@ def pairs_of(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str
     return [
         Pair(by_id[m["id"]], policy, statistics.median(m[f"{policy}_us"]), clock_of(m[f"{policy}_ghz"]), empty[policy])
         for m in measured
-        for policy in ("cold", "warm")
+        for policy in by_id[m["id"]]["predicted"]
     ]
 
 
@@ -347,3 +347,30 @@ def disagreeing(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[
                 kernel = f"{by_id[name]['set']} {by_id[name]['kernel']}"
                 yield f"- {problem}, {output}: {kernel}: {wrong.mean():.0%} of samples"
     yield "" if odd else "None."
+
+
+def beside_references(
+    results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield how many rows have the samples that their problems' references have, and those that have not."""
+    by_id = {row["id"]: row for row in rows}
+    wanted = {found["problem"]: found["samples"] for found in references if "samples" in found}
+    right, lines = 0, []
+    compared = [m for m in results["rows"] if by_id[m["id"]]["problem"] in wanted and "samples" in m]
+    for m in compared:
+        row = by_id[m["id"]]
+        named = ", ".join((row["problem"], row["set"], row["kernel"]))
+        wrong = []
+        for output, values in wanted[row["problem"]].items():
+            expected = np.array(values)
+            scale = float(np.sqrt(np.mean(np.square(expected)))) or 1.0
+            off = np.abs(np.array(m["samples"][output]) - expected) / scale
+            if not (near := off <= DISAGREE).all():
+                wrong.append(
+                    f"- {named}, {output}: {1 - near.mean():.0%} of samples, by up to {off.max():.3g} of the rms"
+                )
+        right += not wrong
+        lines += wrong
+    yield "\n## Outputs beside references\n"
+    yield f"{right} of {len(compared)} kernels agree in all samples of their outputs."
+    yield from lines

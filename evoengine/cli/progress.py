@@ -30,7 +30,6 @@ from evoengine.records import Candidate, Outcome
 from evoengine.text import plain, spans
 from evoengine.views.candidate_tables import best_line, figure, ranking
 from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
-from evoengine.views.results import summaries_json, summary_json
 from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
@@ -245,6 +244,8 @@ def print_summary(
     `following` lists commands to run next.
     """
     if as_json:
+        from evoengine.views.results import summary_json
+
         print_json(summary_json(result))
     return _print_summary(result, as_json, db, following, echo)
 
@@ -257,6 +258,8 @@ def print_summaries(
 ) -> list[int]:
     """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
     if as_json:
+        from evoengine.views.results import summaries_json
+
         print_json(summaries_json({gpu: result for gpu, (result, _) in results.items()}))
     codes = []
     for gpu, (result, following) in results.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,18 +27,13 @@ from evoengine.cli.options import (
     templates_option,
     triton_option,
 )
-from evoengine.cli.output import print_json, say, stdout
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.records import Config
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
-from evoengine.sass.predict import Prediction
-from evoengine.text import number
-from evoengine.views.tables import Column, Table
 
 if TYPE_CHECKING:
     from evoengine.tuning.verify import Verified
-    from evoengine.virtual.gate import ConfigVerdict
 
 
 @click.command()
@@ -131,12 +125,14 @@ def verify(
     Other kernels are judged by the executor (docs/virtual-gpu.md).
     """
     if cubin is not None:
-        from evoengine.cli.cubins import verify_cubin
+        from evoengine.cli.verdicts import verify_cubin
 
         taken = _taken(context, "cubin", options, ("entry", "launch", "reference", "sample", "gpu", "seed"))
         return verify_cubin(cubin, **taken, as_json=as_json)
     _require_absent(options, ("entry", "launch", "sample"), "cubin FILE")
     if triton is not None:
+        from evoengine.cli.verdicts import verify_triton
+
         taken = _taken(context, "triton", options, ("call", "reference", "exact", "gpu", "seed"))
         return verify_triton(triton, **taken, as_json=as_json)
     if record is not None:
@@ -181,6 +177,7 @@ def _verify_configuration(context: click.Context, text: str, options: Mapping[st
 
 
 def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
+    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.records import GATE_VERSION
     from evoengine.tuning.verify import verify_record
@@ -196,6 +193,7 @@ def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
 
 
 def _print_verdict(verified: Verified, as_json: bool) -> None:
+    from evoengine.cli.output import print_json, say, stdout
     from evoengine.views.candidate_page import cases
     from evoengine.views.trials import verified_json
 
@@ -283,83 +281,3 @@ def _parsed(text: str, where: str) -> Config:
             shown = json.dumps(value)[:40]
             raise UsageError(f"{where} gives {knob} {shown}; a knob is a number, text, true or false")
     return found
-
-
-def verify_triton(
-    target: str, call: str | None, reference: str | None, exact: bool, gpu: str, seed: int | None, as_json: bool
-) -> int:
-    """Gate a Triton kernel, show the verdicts, and return the exit code. Raises UsageError without `call`."""
-    from evoengine.cli.progress import LiveProgress
-    from evoengine.tuning.boards import choose_gpu
-    from evoengine.tuning.verify import verify_triton as gate
-    from evoengine.views.foreign_kernels import triton_answer
-    from evoengine.workloads.triton_kernel import is_served, read_host
-
-    host = read_host(target, call, reference)
-    seed = secrets.randbelow(1 << 32) if seed is None else seed
-    on = choose_gpu(gpu, None).gpu
-    key = on.key
-    with LiveProgress() as live:
-        found = gate(host, on, seed, exact, live.stage)
-    correct = not any(verdict.wrong for verdict in found)
-    if as_json:
-        print_json(triton_answer(target, key, seed, found))
-        return 0 if correct else 1
-    stdout.print(table(found, key))
-    for line in remarks(found, is_served(host) or reference is not None):
-        say(line)
-    if exact:
-        for line in algebra(found):
-            say(line)
-    say(f"{'correct' if correct else 'not correct'} · seed {seed}")
-    return 0 if correct else 1
-
-
-def table(verdicts: Sequence[ConfigVerdict], gpu: str) -> Table:
-    """Return a row for each configuration."""
-    columns = [
-        Column("configuration", least=20), Column("verdict"), Column("attempts", right=True),
-        Column("error of allowed", right=True), Column(f"est. µs on {gpu}", right=True), Column("bound by"),
-    ]  # fmt: skip
-    return Table(columns, map(_row, verdicts))
-
-
-def _row(verdict: ConfigVerdict) -> tuple[str, ...]:
-    worst, found = verdict.worst_share, verdict.prediction
-    share = "" if worst is None else f"{100 * worst:.0f} %"
-    time, bound = (number(found.time_us), found.bound) if isinstance(found, Prediction) else ("?", "")
-    return verdict.config, verdict.outcome, str(len(verdict.attempts)), share, time, bound
-
-
-def remarks(verdicts: Sequence[ConfigVerdict], compared: bool) -> Iterator[str]:
-    """Yield a line for what is wrong, what was refused, and what was not compared."""
-    for verdict in verdicts:
-        if verdict.wrong:
-            yield f"{verdict.config}: {verdict.wrong.sizes or 'no sizes'}, {verdict.wrong.draw}: {verdict.wrong.reason}"
-        if isinstance(verdict.prediction, str):
-            yield f"{verdict.config}: no time is predicted: {verdict.prediction}"
-    refused = {(sizes, why): None for verdict in verdicts for sizes, why in verdict.refused.items()}
-    for sizes, why in refused:
-        yield f"{sizes or 'no sizes'}: not judged, since the launch was refused: {why}"
-    if not compared:
-        yield "without --reference nothing says what is right: hazards, races, bad accesses and NaN were looked for"
-        largest = max((v.largest_difference for v in verdicts if v.largest_difference is not None), default=None)
-        if largest is not None:
-            yield f"outputs of the configurations differ by {largest:.2e} at most"
-
-
-def algebra(verdicts: Sequence[ConfigVerdict]) -> Iterator[str]:
-    """Yield what a comparison in exact algebra asks."""
-    compared = [verdict for verdict in verdicts if not verdict.wrong]
-    for verdict in compared:
-        if verdict.inexact:
-            other = "the reference" if verdict.with_reference else verdicts[0].config
-            yield (
-                f"{verdict.config}: in exact algebra it computes something else than {other} "
-                f"({'; '.join(verdict.inexact)}): is that meant? Rounding alone makes no difference there"
-            )
-        for sizes, why in verdict.unbuilt.items():
-            yield f"{verdict.config}: {sizes or 'no sizes'}: its build in exact algebra cannot be executed: {why}"
-    if compared and not any(verdict.inexact or verdict.unbuilt for verdict in compared):
-        too = ", and the reference too" if any(verdict.with_reference for verdict in compared) else ""
-        yield f"in exact algebra all configurations that passed compute the same, bit by bit{too}"

@@ -85,8 +85,8 @@ def test_every_row_is_timed_or_named_with_the_reason(folder, tmp_path):
     script.write_text(ON_STAND_IN)
     command = [sys.executable, script, "--from", folder, "--out", out]
     done = subprocess.run(
-        [*map(str, command), "--no-torch", "--seconds", "60"], env=environment(tmp_path, times=times(tmp_path)),
-        capture_output=True, text=True,
+        [*map(str, command), "--parts", "rows,sustained,again", "--seconds", "60"],
+        env=environment(tmp_path, times=times(tmp_path)), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
