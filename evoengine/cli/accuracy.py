@@ -93,7 +93,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.accuracy.rows import predict_again
     from evoengine.cli.output import print_json, say
     from evoengine.cli.progress import LiveProgress
-    from evoengine.views.results import again_json
+    from evoengine.views.accuracy import again_json
 
     with LiveProgress() as live, reading(db) as ledger:
         found = list(predict_again(ledger, lambda trial: live.stage(f"predicting trial {trial}")))
@@ -110,7 +110,7 @@ def _repredict(db: str | None, as_json: bool) -> int:
 def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
     from evoengine.accuracy.page import page
     from evoengine.cli.output import print_json, say
-    from evoengine.views.results import accuracy_json
+    from evoengine.views.accuracy import accuracy_json
 
     text = page(rows, remarks)
     if out is not None:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, NotRequired
 from rich.console import Group
 from typing_extensions import TypedDict
 
-from evoengine.accuracy.page import Row, class_errors
 from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
 from evoengine.records import Baseline, Candidate, Config, Kind, Outcome
-from evoengine.sass.predict import ClassError
 from evoengine.text import number
 from evoengine.tuning.measure import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
@@ -274,28 +272,6 @@ def proposed_json(found: ProposeResult) -> ProposedView:
 
 def proposal_json(candidate: Candidate) -> ProposalView:
     return {"schema": SCHEMA, **judged_json(candidate)}
-
-
-class AccuracyView(AnswerView):
-    """What `evoengine accuracy --json` prints."""
-
-    rows: Sequence[Row]
-    classes: Sequence[ClassError]
-
-
-class PredictedAgainView(AnswerView):
-    """What `evoengine accuracy --repredict --json` prints: trials, and a sentence for each that was not predicted."""
-
-    predicted_again: Sequence[int]
-    missed: Sequence[str]
-
-
-def accuracy_json(rows: Sequence[Row]) -> AccuracyView:
-    return {"schema": SCHEMA, "rows": rows, "classes": list(class_errors(rows).values())}
-
-
-def again_json(trials: Sequence[int], missed: Sequence[str]) -> PredictedAgainView:
-    return {"schema": SCHEMA, "predicted_again": trials, "missed": missed}
 
 
 class ServedView(TypedDict):

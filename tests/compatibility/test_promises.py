@@ -12,8 +12,8 @@ import pytest
 from click import Context, Group
 
 from evoengine.cli.main import evoengine as commands
+from evoengine.views.accuracy import PredictedAgainView
 from evoengine.views.boards import WorkloadsView
-from evoengine.views.results import PredictedAgainView
 from tests.support import promises
 from tests.support.exhaustive import more
 from tests.support.promises import FOLDER, PROMISES, SEARCHES, lost, recorded, shape
