@@ -18,7 +18,7 @@ from evoengine.devices.base import (
 )
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
-from evoengine.workloads.problem_text import read_parts, require_groups
+from evoengine.workloads.problem_text import both_lengths, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 128)
@@ -83,13 +83,7 @@ def parse_problem(text: str) -> BackwardProblem:
     """
     optional = ("kv_heads", "seq", "seq_q", "seq_k", "mask")
     sizes, words = read_parts(text, EXAMPLE, _NUMBERS, {"dtype": DTYPES, "mask": ("causal",)}, optional)
-    if "seq" in sizes:
-        if "seq_q" in sizes or "seq_k" in sizes:
-            raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
-        sizes["seq_q"] = sizes["seq_k"] = sizes.pop("seq")
-    for name in ("seq_q", "seq_k"):
-        if name not in sizes:
-            raise UsageError(f"the problem {text!r} does not give {name}; write it like {EXAMPLE}")
+    both_lengths(sizes, text, EXAMPLE)
     sizes.setdefault("kv_heads", sizes["heads"])
     problem = BackwardProblem(**sizes, dtype=words["dtype"], causal="mask" in words)
     _check(problem, text)
