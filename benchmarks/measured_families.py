@@ -93,15 +93,17 @@ def groups(known: Sequence[Row], policies: Policies) -> Iterator[tuple[str, int,
     yield f"space {SPACE}", SPACE_ROWS, tasks("space", SPACE, drawn.values())
 
 
-def search_folder(folder: Path, processes: int, seconds: float, only: str = "") -> None:
+def search_folder(folder: Path, processes: int, seconds: float, only: str = "", known: Sequence[Row] = ()) -> None:
     """Write the predicted first configurations of searches without a gate, and draws from the others.
+
+    Rows that are known already are where a search goes on; their binaries are not copied.
 
     A round of all problems is predicted by the processes together; none begins once time is up.
     """
     make_folder(folder)
     build()  # before the processes ask for it
     begun = time.monotonic()
-    searches = [Search(problem) for problem in SEARCHED if only in problem]
+    searches = [Search(problem, known) for problem in SEARCHED if only in problem]
     with ProcessPoolExecutor(processes) as pool:
         for turn in range(ROUNDS + 1):
             if time.monotonic() - begun > seconds:
@@ -121,11 +123,12 @@ def search_folder(folder: Path, processes: int, seconds: float, only: str = "") 
 class Search:
     """A search of one problem among predicted times: its starts and draws, then neighbours of the fastest."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, known: Sequence[Row] = ()) -> None:
         self.problem = problem
-        _, self._space = space_of(problem)
+        target, self._space = space_of(problem)
         self._random = np.random.default_rng(SEED)
-        self._rows: dict[str, Row | None] = {}
+        own = [row for row in known if row["problem"] == str(target.problem) and row["predicted"]]
+        self._rows: dict[str, Row | None] = {json.dumps(row["config"]): row for row in own}
 
     @property
     def ranked(self) -> list[Row]:
