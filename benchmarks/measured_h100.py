@@ -722,9 +722,11 @@ def prepare_set(options: argparse.Namespace) -> None:
         measured_kernels.prepare_folder(folder, measured_kernels.groups(options.data), *of_time)
     elif options.set == "searches":
         measured_families.search_folder(folder, *of_time, known)
+    elif options.set == "families":
+        measured_kernels.prepare_folder(folder, measured_families.groups(known, ("cold",)), *of_time)
     else:
-        policies = ("cold",) if options.set == "families" else ()
-        measured_kernels.prepare_folder(folder, measured_families.groups(known, policies), *of_time)
+        later = (*measured_families.groups(known, ()), *measured_families.space_groups(known, ()))
+        measured_kernels.prepare_folder(folder, later, *of_time)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

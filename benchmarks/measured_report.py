@@ -124,7 +124,7 @@ def report(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, 
     pairs = pairs_of(results, rows)
     return "\n".join([
         "# Measured beside predicted", "", *about(results, rows), *errors(pairs, "class"), *errors(pairs, "set"),
-        *ranks(pairs), *worst(pairs), *sustained(results, rows), *baselines(results, pairs),
+        *ranks(pairs), *worst(pairs), *sustained(results, rows), *baselines(results, rows),
         *disagreeing(results, rows),
     ])  # fmt: skip
 
@@ -306,25 +306,26 @@ def sustained(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
         )
 
 
-def baselines(results: Mapping[str, Sequence[Result]], pairs: Sequence[Pair]) -> Iterator[str]:
+def baselines(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     of = [m for m in results["torch"] if "problem" in m]
     if not of:
         return
-    best: dict[str, Pair] = {}
-    for p in pairs:
-        if p.policy == "warm" and (p.row["problem"] not in best or p.measured_us < best[p.row["problem"]].measured_us):
-            best[p.row["problem"]] = p
+    by_id = {row["id"]: row for row in rows}
+    best: dict[str, tuple[float, str]] = {}
+    for m in results["rows"]:
+        if m["id"] in by_id and "error" not in m:
+            row, us = by_id[m["id"]], statistics.median(m["cold_us"])
+            best[row["problem"]] = min(best.get(row["problem"], (math.inf, "")), (us, row["set"]))
     yield "\n## torch\n"
-    yield "| problem | call | warm µs | cold µs | fastest of the rows, warm µs | its set |"
+    yield "| problem | call | warm µs | cold µs | fastest of the rows, cold µs | its set |"
     yield "|---|---|---:|---:|---:|---|"
     for m in of:
         if "error" in m:
             yield f"| {m['problem']} | {m['name']} | {m['error'][:60]} | | | |"
             continue
         warm, cold = (statistics.median(m[f"{policy}_us"]) for policy in ("warm", "cold"))
-        own = best.get(m["problem"])
-        fastest = f"{own.measured_us:,.1f} | {own.row['set']}" if own else " | "
-        yield f"| {m['problem']} | {m['name']} | {warm:,.1f} | {cold:,.1f} | {fastest} |"
+        us, of_set = best.get(m["problem"], (math.nan, ""))
+        yield f"| {m['problem']} | {m['name']} | {warm:,.1f} | {cold:,.1f} | {us:,.1f} | {of_set} |"
 
 
 def disagreeing(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
