@@ -78,14 +78,14 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in two sets.
+    """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in sets.
 
-    Mechanisms of the model were formed on rows with an even id. The set of latencies is left out: it was taken for
-    micro-benchmarks.
+    Mechanisms of the model were formed on rows of the first data set with an even id. The set of latencies is left out:
+    it was taken for micro-benchmarks.
     """
     return [
         {
-            "set": f"measured_h100, {'odd' if int(pair.row['id'][-1], 16) % 2 else 'even'}",
+            "set": f"measured_h100, {_part(pair.row)}",
             "kernel": f"{pair.row['set']}: {pair.row['kernel']}",
             "problem": pair.row["problem"],
             "gpu": CHIP,
@@ -98,6 +98,12 @@ def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
         for pair in pairs_of(results, rows)
         if pair.policy == "cold" and pair.row["set"] != EMPTY[0]
     ]
+
+
+def _part(row: Mapping[str, Any]) -> str:
+    if "origin" in row:
+        return "families"
+    return "odd" if int(row["id"][-1], 16) % 2 else "even"
 
 
 def pairs_of(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[Pair]:
