@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from evoengine import __version__
 from evoengine.devices.base import (
@@ -27,6 +28,7 @@ from evoengine.devices.base import (
 from evoengine.publish.folder import write_folder
 from evoengine.publish.readme import readme
 from evoengine.records import Binary, Candidate, Source, Verdict
+from evoengine.space.symbol import Symbol
 from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
@@ -47,6 +49,7 @@ def export(
     folder: Path,
     *,
     grids: Grids = MappingProxyType({}),
+    run_time: Mapping[str, Any] | None = None,
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Path]:
     """Write an export and return its paths.
@@ -54,7 +57,7 @@ def export(
     It has kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
     SHA256SUMS. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
-    return write_folder(folder, export_files(candidate, target, grids=grids, beside=beside))
+    return write_folder(folder, export_files(candidate, target, grids=grids, run_time=run_time, beside=beside))
 
 
 def export_files(
@@ -62,14 +65,16 @@ def export_files(
     target: Target,
     *,
     grids: Grids = MappingProxyType({}),
+    run_time: Mapping[str, Any] | None = None,
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> dict[str, bytes]:
     """Return the files of an export without their checksums.
 
-    `grids` holds the grids for GPUs with other numbers of SMs, if the launch depends on it.
+    `grids` holds the grids for GPUs with other numbers of SMs, if the launch depends on it; `run_time` what a loader
+    needs to serve other sizes.
     """
     source, binary = _compiled(candidate)
-    described = describe(candidate, target, grids)
+    described = describe(candidate, target, grids, run_time)
     module = str(described["module"])
     contents = {
         "kernel.cu": source.text.encode(),
@@ -96,13 +101,18 @@ def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
     return candidate.source, candidate.binary
 
 
-def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyType({})) -> dict[str, object]:
+def describe(
+    candidate: Candidate,
+    target: Target,
+    grids: Grids = MappingProxyType({}),
+    run_time: Mapping[str, Any] | None = None,
+) -> dict[str, object]:
     """Return launch geometry, resources, verdict and provenance.
 
     They are all that it takes to run the kernel and to check its claims.
     """
     source, binary = _compiled(candidate)
-    run = _loader_identity(candidate, target, grids)
+    run = {**_loader_identity(candidate, target, grids), **({"run_time": run_time} if run_time else {})}
     return {
         "module": module_name(str(target.problem), run),
         **run,
@@ -223,6 +233,8 @@ def _part_json(part: tuple[int, object]) -> dict[str, object]:
     if isinstance(value, TensorMapArgument):
         return {"at": at, "map": parameter_json(value)}
     assert isinstance(value, ScalarArgument)
+    if isinstance(value.value, Symbol):
+        return {"at": at, "scalar": value.value.dtype, "value": value.value}
     return {"at": at, "hex": value.value.tobytes().hex()}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
+from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.convolution.problem import (
     EXAMPLE,
@@ -95,9 +96,12 @@ class Convolution(Workload[ConvolutionProblem]):
             TensorParameter("image", problem.image_shape, "fp32"),
             TensorParameter("filter", (problem.filter_h, problem.filter_w), "fp32"),
             TensorParameter("output", (problem.height, problem.width), "fp32", output=True),
-            ScalarArgument("height", np.int32(problem.height)),
-            ScalarArgument("width", np.int32(problem.width)),
+            ScalarArgument("height", int32(problem.height)),
+            ScalarArgument("width", int32(problem.width)),
         )
+
+    def at_run_time(self, problem: ConvolutionProblem) -> ConvolutionProblem:
+        return replace(problem, width=symbol("width"), height=symbol("height"))
 
     def tensors(self) -> Tensors[ConvolutionProblem]:
         from evoengine.workloads.convolution.tensors import ConvolutionTensors

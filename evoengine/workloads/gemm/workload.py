@@ -13,6 +13,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
+from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.cases import gate_cases
@@ -98,9 +99,12 @@ class Gemm(Workload[GemmProblem]):
             *(TensorParameter(name, p.shape(name), p.out_dtype) for name in _like_c(p)[:-1]),
             *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in _scaled(p)),
             TensorParameter("c", p.shape("c"), p.out_dtype, output=True),
-            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[not p.batched :]),
+            *(ScalarArgument(name, int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[not p.batched :]),
             *_tensor_maps(p, config),
         )
+
+    def at_run_time(self, problem: GemmProblem) -> GemmProblem:
+        return replace(problem, m=symbol("m"), n=symbol("n"), k=symbol("k"))
 
     def tensors(self) -> Tensors[GemmProblem]:
         from evoengine.workloads.gemm.tensors import GemmTensors

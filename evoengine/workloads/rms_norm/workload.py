@@ -11,6 +11,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
+from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.rectangles import FullCase
@@ -80,9 +81,12 @@ class RmsNorm(Workload[RmsNormProblem]):
             TensorParameter("weight", (problem.hidden,), dtype),
             TensorParameter("y", shape, dtype, output=True),
             TensorParameter("residual_out", shape, dtype, output=True),
-            ScalarArgument("rows", np.int32(problem.rows)),
+            ScalarArgument("rows", int32(problem.rows)),
             ScalarArgument("eps", np.float32(EPS)),
         )
+
+    def at_run_time(self, problem: RmsNormProblem) -> RmsNormProblem:
+        return replace(problem, rows=symbol("rows"))
 
     def tensors(self) -> Tensors[RmsNormProblem]:
         from evoengine.workloads.rms_norm.tensors import RmsNormTensors

@@ -11,6 +11,7 @@ import numpy as np
 
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
+from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.rectangles import FullCase
@@ -79,7 +80,10 @@ class Rowwise(Workload[RowwiseProblem]):
         of = problem.of
         tensors = [TensorParameter(n, *problem.tensor(n), output=n in of.outputs) for n in (*of.inputs, *of.outputs)]
         eps = (ScalarArgument("eps", np.float32(of.eps)),) if of.eps else ()
-        return (*tensors, ScalarArgument("rows", np.int32(problem.rows)), *eps)
+        return (*tensors, ScalarArgument("rows", int32(problem.rows)), *eps)
+
+    def at_run_time(self, problem: RowwiseProblem) -> RowwiseProblem:
+        return replace(problem, rows=symbol("rows"))
 
     def tensors(self) -> Tensors[RowwiseProblem]:
         from evoengine.workloads.rowwise.tensors import RowwiseTensors
