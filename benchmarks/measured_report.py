@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.chip import SUSTAINED, Clock, find_chip
 
 Result = dict[str, Any]
 CHIP = "h100"
