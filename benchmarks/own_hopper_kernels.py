@@ -3,8 +3,8 @@
     python -m benchmarks.own_hopper_kernels FOLDER [--texts DIR]
 
 FOLDER holds examples/matmul/matmul_11.cuh of github.com/pranjalssh/fast.cu at 38eb642 (MIT). The host's part is left
-out; the order of tiles that it computes is an input made by a function of the folder. --texts writes the device code with
-each mend instead, for fast_cu_races.cu, which runs them on a GPU.
+out; the order of tiles that it computes is an input made by a function of the folder. --texts writes the device code
+with each mend instead, for fast_cu_races.cu, which runs it on a GPU.
 """
 
 from __future__ import annotations
