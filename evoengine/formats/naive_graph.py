@@ -50,7 +50,8 @@ class _Writer:
         self.count = 0
 
     def kernel(self, entry: str, parameters: str) -> str:
-        (returned,) = next((node["args"] for node in self.nodes.values() if node["op"] == "output"), [None])
+        ends = [node["args"] for node in self.nodes.values() if node["op"] == "output"]
+        returned: Any = ends[-1]
         while isinstance(returned, list):
             (returned,) = returned
         shape = self.shape(returned["node"])

@@ -105,7 +105,7 @@ def test_operations_have_naive_kernels_that_are_right_at_all_sizes(tmp_path, ope
 
 def test_sizes_that_the_gate_cannot_afford_are_halved_in_the_example_and_named(tmp_path):
     made = imported(tmp_path, MODEL.replace("16, 40", "4096, 393216"))
-    assert made.problem["workloads"][0]["axes"] == {"rows": 4096 // 8, "columns": 393216 // 256}
+    assert made.problem["workloads"][0]["axes"] == {"rows": 1024, "columns": 768}
     assert any("--problem own:rows=4096,columns=393216" in remark for remark in made.remarks)
 
 
