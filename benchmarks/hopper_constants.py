@@ -171,7 +171,9 @@ OTHERS = {
     "i2f_s8": ("u32", "{.reg .f32 t;\\ncvt.rn.f32.s8 t, %0;\\nmov.b32 %0, t;}", WORDS, "I2F", ""),
     "f2fp_bf16": ("u32", AS_FLOAT.format("cvt.rn.bf16x2.f32 %0, t, %3"), WORDS + ', "f"(c)', "F2F", ""),
     "e4m3_f16x2": ("u32", AS_SHORT.format("cvt.u16.u32 t, %0;\\ncvt.rn.f16x2.e4m3x2 %0, t"), WORDS, "F2FP", ""),
-    "f16x2_e4m3": ("u32", AS_SHORT.format("cvt.rn.satfinite.e4m3x2.f16x2 t, %0;\\ncvt.u32.u16 %0, t"), WORDS, "F2FP", ""),
+    "f16x2_e4m3": (
+        "u32", AS_SHORT.format("cvt.rn.satfinite.e4m3x2.f16x2 t, %0;\\ncvt.u32.u16 %0, t"), WORDS, "F2FP", "",
+    ),
     "f16_f32": ("u32", "{.reg .b16 l, h;\\n.reg .f32 t;\\nmov.b32 {l, h}, %0;\\ncvt.f32.f16 t, l;\\nmov.b32 %0, t;}",
                 WORDS, "HADD2", "half_interval"),
     "ex2_f16x2": ("u32", "ex2.approx.f16x2 %0, %0;", WORDS, "MUFU", ""),
@@ -1120,7 +1122,7 @@ def key_of(text: str) -> str:
 
 
 def prepare(folder: Path, seconds: float, groups: dict[str, Callable[[], Iterator[Bench]]] = GROUPS) -> int:
-    """Compile the groups' kernels, check their listings and predict until `seconds` are over; write manifest and archive.
+    """Compile all kernels, check their listings and predict until `seconds` are over; write manifest and archive.
 
     What the folder has already, kernels and predictions, is not made again. Return how many benches their listing
     refutes.

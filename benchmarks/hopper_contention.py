@@ -175,7 +175,7 @@ def clocks() -> Iterator[Bench]:
         yield Bench(
             "clocks", name, beside_load(main, side, drawn, boxes), kind="clock", grid=SMS, threads=384,
             shared=TILES_BYTES + 1024 + 65536, unit="MHz", constant="boost_ghz, boost_knee, boost_full_ghz",
-            n=(600_000 // guess, 600_000 // guess), steps=(2 * main[3],) if main[0] and "c[8]" not in main[0] else (main[3],),
+            n=(600_000 // guess,) * 2, steps=(main[3] if name.startswith("mma") else 2 * main[3],),
             data=SMS * 262144, box=64 if boxes else 0, predict=False,
         )  # fmt: skip
 
@@ -190,7 +190,8 @@ ORDERS = ("side by side", "halves apart", "every second piece alone")
 def pieces() -> Iterator[Bench]:
     """Stores of which each piece of `piece` bytes lies in another row of 512 bytes, in three orders of the pieces."""
     for each, piece in (
-        (2, 2), (2, 16), (4, 4), (4, 8), (4, 16), (4, 32), (4, 64), (4, 128), (8, 8), (8, 32), (16, 16), (16, 32), (16, 512),
+        (2, 2), (2, 16), (4, 4), (4, 8), (4, 16), (4, 32), (4, 64), (4, 128), (8, 8), (8, 32), (16, 16),
+        (16, 32), (16, 512),
     ):  # fmt: skip
         kind, letter, value = STORES[each]
         words = max(1, each // 4)
@@ -199,7 +200,8 @@ def pieces() -> Iterator[Bench]:
         place = f"{{{place}}}" if words > 1 else place
         lanes = piece // each
         text = loop(
-            f"char* row = mine + i % {lanes} * {ROW * (32 // lanes)};\n#pragma unroll 8\nfor (int j = 0; j < all; ++j) {{\n"
+            f"char* row = mine + i % {lanes} * {ROW * (32 // lanes)};\n"
+            f"#pragma unroll 8\nfor (int j = 0; j < all; ++j) {{\n"
             f"int number = q == 0 ? j : q == 1 ? j % half * 2 + j / half : 2 * j;\n"
             f'asm volatile("st.global.{kind} [%0], {place};" :: "l"(row + number * {piece}), {given} : "memory");\n}}',
             f"int half = {max(1, ROW // piece // 2)}, all = q == 2 ? half : {ROW // piece};\n"
@@ -214,7 +216,8 @@ def pieces() -> Iterator[Bench]:
                 yield Bench(
                     "stores", f"stores of {each} bytes, {piece} in a row, {name}, {grid} SMs: clocks of an SM each",
                     text, grid=grid, threads=256, shared=SHARED, n=(4, 16) if count > 8 else (32, 128), ops=8 * count,
-                    q=order, constant="l2_partial_clocks", data=SMS << 17, writes=True, predict=grid == 1, expect={"STG": 1},
+                    q=order, constant="l2_partial_clocks", data=SMS << 17, writes=True, predict=grid == 1,
+                    expect={"STG": 1},
                 )  # fmt: skip
 
 
@@ -239,7 +242,8 @@ CHANGES = {
     "red.f16x2": 'asm volatile("red.global.add.noftz.f16x2 [%0], %1;" :: "l"(p), "r"(0x3c003c00) : "memory");',
     "red.v4.f32": 'asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" :: "l"(p), "f"(1.f) : "memory");',
     "atom.u32": 'asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(1) : "memory"); x ^= old;',
-    "atom.f32": 'asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(f) : "l"(p), "f"(1.f) : "memory"); x ^= (int)f;',
+    "atom.f32": 'asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(f) : "l"(p), "f"(1.f) : "memory"); '
+    "x ^= (int)f;",
 }
 
 
@@ -257,7 +261,8 @@ def atomics() -> Iterator[Bench]:
                 if lanes == 1 and ("one word" not in place or change not in ("red.u32", "red.f32", "atom.u32")):
                     continue
                 body = (
-                    f"#pragma unroll\nfor (int k = 0; k < 8; ++k) {{ unsigned j = i * 8 + k; unsigned h = (j * 8192 + me) * "
+                    f"#pragma unroll\nfor (int k = 0; k < 8; ++k) {{ unsigned j = i * 8 + k; "
+                    f"unsigned h = (j * 8192 + me) * "
                     f"2654435761u; h ^= h >> 15; h *= 2246822519u; char* p = data + (size_t)({formula}); {code} }}"
                 )
                 if lanes == 1:
@@ -318,9 +323,10 @@ if (threadIdx.x == 0) {{
 }}""")  # fmt: skip
             for grid, own in ((1, True), (SMS, True), (SMS, False)):
                 yield Bench(
-                    "atomics", f"bulk {name} of {size} bytes, {grid} SMs, {'own lines' if own else 'the same 16'}", text,
-                    grid=grid, threads=32, shared=SHARED, n=(64, 256), bytes=size, q=16 * size if own else 0,
-                    unit="bytes/clock, SM", constant="l2_combine_clocks", data=SMS * 16 * 8192, writes=True, predict=grid == 1,
+                    "atomics", f"bulk {name} of {size} bytes, {grid} SMs, {'own lines' if own else 'the same 16'}",
+                    text, grid=grid, threads=32, shared=SHARED, n=(64, 256), bytes=size, q=16 * size if own else 0,
+                    unit="bytes/clock, SM", constant="l2_combine_clocks", data=SMS * 16 * 8192, writes=True,
+                    predict=grid == 1,
                 )  # fmt: skip
 
 
@@ -344,7 +350,7 @@ MIXES: dict[str, dict[str, int]] = {
 
 
 def mixed(mix: dict[str, int], prefix: str = "") -> tuple[str, str, str, int]:
-    """Return declarations, a turn, the end, and the instructions of a turn, of which kinds follow one another evenly."""
+    """Return declarations, a turn, the end, and how many instructions a turn has, the kinds evenly spread."""
     declared, ends = [], []
     for name in mix:
         kind = ARITHMETIC[name][0]
@@ -443,7 +449,8 @@ def beside_shared_memory() -> Iterator[Bench]:
         for j in range(8)
     )
     written = "".join(
-        f'asm volatile("st.volatile.shared.v4.u32 [%0], {{%1, %1, %1, %1}};" :: "r"(a0 + {j * 512}), "r"(turn) : "memory");\n'
+        f'asm volatile("st.volatile.shared.v4.u32 [%0], {{%1, %1, %1, %1}};" :: "r"(a0 + {j * 512}), "r"(turn) '
+        ': "memory");\n'
         for j in range(8)
     )
     start = "uint4 y; u32 a0 = at(s) + 99328 + threadIdx.x % 32 * 16; (void)y;\n"
@@ -490,7 +497,10 @@ def matrices() -> Iterator[Bench]:
             loop(body, FILL + declared + declared_mma, f"{end}\n{stored.replace('sink +', 'sink + 8192 +')}"),
             threads=256, shared=64 << 10, ops=32 * 2, expect={"MOVM": 32},
         )  # fmt: skip
-    load = 'asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x@), "=r"(y) : "r"(a + #) : "memory");\n'
+    load = (
+        'asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x@), "=r"(y) : "r"(a + #) '
+        ': "memory");\n'
+    )
     body = "".join(
         turned.replace("@", str(j % 4))
         + load.replace("@", str(4 + j % 4)).replace("#", str(512 * j))
@@ -546,12 +556,14 @@ def scalar_products() -> Iterator[Bench]:
             "#pragma unroll\nfor (int k = 0; k < 8; ++k) {\n"
             + loads("u", rows, f"k * 128 + threadIdx.x / 16 % 8 * {rows}")
             + loads("v", columns, f"2048 + k * 128 + threadIdx.x % 16 * {columns}")
-            + f"\n#pragma unroll\nfor (int x = 0; x < {rows}; ++x)\n#pragma unroll\nfor (int y = 0; y < {columns}; ++y) "
+            + f"\n#pragma unroll\nfor (int x = 0; x < {rows}; ++x)\n#pragma unroll\n"
+            f"for (int y = 0; y < {columns}; ++y) "
             "d[x][y] = fmaf(u[x], v[y], d[x][y]);\n}"
         )
         setup = f"{FILL}float d[{rows}][{columns}] = {{}}, u[{rows}], v[{columns}];"
         end = (
-            f"float sum = 0;\n#pragma unroll\nfor (int i = 0; i < {rows * columns}; ++i) sum += d[i / {columns}][i % {columns}];"
+            f"float sum = 0;\n#pragma unroll\nfor (int i = 0; i < {rows * columns}; ++i) "
+            f"sum += d[i / {columns}][i % {columns}];"
             "\n*(float*)(sink + threadIdx.x) = sum;"
         )
         yield Bench(
@@ -640,8 +652,8 @@ record(out, t0, t1); }}""",
                 if apart and group in (1, 132):
                     continue
                 yield Bench(
-                    "sharers", f"{name}, {group} SMs load the same, {'apart' if apart else 'neighbours'}", text, grid=SMS,
-                    shared=SHARED, unit="bytes/clock, SM", constant="l2_bytes_per_clock", p=group, q=apart,
+                    "sharers", f"{name}, {group} SMs load the same, {'apart' if apart else 'neighbours'}", text,
+                    grid=SMS, shared=SHARED, unit="bytes/clock, SM", constant="l2_bytes_per_clock", p=group, q=apart,
                     data=SMS * 262144, predict=False, **common,  # type: ignore[arg-type]
                 )  # fmt: skip
 
@@ -672,7 +684,8 @@ def dram() -> Iterator[Bench]:
                 yield Bench(
                     "dram", f"{reads} loads and {writes} stores of 16 bytes, {parts * small} MB again and again", once,
                     kind="events", grid=small * MB // 16 // 512, threads=512, n=(small * MB // 16 // 65536,) * 2,
-                    bytes=parts * small * MB, unit="GB/s", constant="l2_kept_share", data=parts * small * MB, predict=False,
+                    bytes=parts * small * MB, unit="GB/s", constant="l2_kept_share", data=parts * small * MB,
+                    predict=False,
                 )  # fmt: skip
     yield from scattered()
     yield from loaded()
@@ -681,9 +694,11 @@ def dram() -> Iterator[Bench]:
 def scattered() -> Iterator[Bench]:
     """Pieces of 2^p bytes in random order, of 1 GiB: each once."""
     place = (
-        "size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; unsigned lanes = p - 4, piece = (unsigned)(i >> lanes), "
-        "mask = (1u << (30 - p)) - 1; piece = (piece * 2654435761u + 12345u) & mask; piece ^= piece >> 7; "
-        "piece = (piece * 2246822519u) & mask; uint4* to = (uint4*)data + ((size_t)piece << lanes) + (i & ((1u << lanes) - 1));\n"
+        "size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; unsigned lanes = p - 4, "
+        "piece = (unsigned)(i >> lanes), mask = (1u << (30 - p)) - 1; piece = (piece * 2654435761u + 12345u) & mask; "
+        "piece ^= piece >> 7; "
+        "piece = (piece * 2246822519u) & mask; "
+        "uint4* to = (uint4*)data + ((size_t)piece << lanes) + (i & ((1u << lanes) - 1));\n"
     )
     read = kernel(place + "uint4 y = *to; if (y.x == 77) sink[0] = y.y;", threads=512)
     write = kernel(place + "*to = uint4{1, 2, 3, 4};", threads=512)
@@ -718,7 +733,8 @@ if (blockIdx.x == 0) {{
     #pragma unroll
     for (int j = 0; j < 4; ++j) {{
       uint4 y; const char* a = data + (offset & ((1u << 30) - 1)); offset += 8192;
-      asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "l"(a) : "memory");
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z),
+        "=r"(y.w) : "l"(a) : "memory");
       folded ^= y.x;
     }}
     if (folded == 77) sink[1] = folded;
@@ -747,7 +763,8 @@ def clusters() -> Iterator[Bench]:
         issue = (
             f'expect(at(s + 8 * j), 8192); asm volatile("{load}{multicast} [%0], [%1, {{%2, %3}}], [%4]'
             f'{", %5" if blocks > 1 else ""};" :: "r"(at(s + 1024 + j * 8192) + part * {rows * 128}), "l"((u64)&map), '
-            f'"r"(0), "r"(first + box * 64 + part * {rows}), "r"(at(s + 8 * j)){given} : "memory"); if (++box == 16) box = 0;'
+            f'"r"(0), "r"(first + box * 64 + part * {rows}), "r"(at(s + 8 * j)){given} : "memory"); '
+            "if (++box == 16) box = 0;"
         )
         # A block fills a stage again when all blocks of the cluster have said that theirs is free.
         free = (
@@ -797,7 +814,8 @@ cluster_sync();""",
     )
     setup = (
         "u32 own = at(s) + threadIdx.x % 32 * 16, from, x = 0; uint4 y0, y1, y2, y3;\n"
-        'asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(from) : "r"(own), "r"(blockIdx.x ^ 1)); cluster_sync();\n'
+        'asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(from) : "r"(own), "r"(blockIdx.x ^ 1)); '
+        "cluster_sync();\n"
     )
     text = loop(
         loads + "x ^= y0.x ^ y1.x ^ y2.x ^ y3.x;",
@@ -808,8 +826,9 @@ cluster_sync();""",
     )
     for warps in (1, 4, 16):
         yield Bench(
-            "clusters", f"LDS.128 of the neighbour's shared memory, {warps} warps of each of two", text, grid=2, cluster=2,
-            threads=32 * warps, shared=16384, ops=4, bytes=512 * warps, unit="bytes/clock, SM", predict=False,
+            "clusters", f"LDS.128 of the neighbour's shared memory, {warps} warps of each of two", text, grid=2,
+            cluster=2, threads=32 * warps, shared=16384, ops=4, bytes=512 * warps, unit="bytes/clock, SM",
+            predict=False,
         )  # fmt: skip
 
 
