@@ -174,7 +174,7 @@ def clocks() -> Iterator[Bench]:
         guess = {"DFMA": 1200, "MUFU": 2100, "LOP3": 520}.get(name, 2100 if "pauses" in name else max(2 * main[3], 300))
         yield Bench(
             "clocks", name, beside_load(main, side, drawn, boxes), kind="clock", grid=SMS, threads=384,
-            shared=TILES_BYTES + 1024 + 65536, unit="MHz", constant="boost_ghz, boost_knee, boost_full_ghz",
+            shared=TILES_BYTES + 1024 + 65536, unit="MHz", constant="boost_ghz, boost_tensor_ghz, boost_full_ghz",
             n=(600_000 // guess,) * 2, steps=(main[3] if name.startswith("mma") else 2 * main[3],),
             data=SMS * 262144, box=64 if boxes else 0, predict=False,
         )  # fmt: skip
