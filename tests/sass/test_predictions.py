@@ -427,14 +427,17 @@ OWN_WORDS = "blockIdx.x * 256 + threadIdx.x"
 WORD_OF_A_WARP = "(blockIdx.x * 8 + threadIdx.x / 32) * 8"
 
 
-@pytest.mark.parametrize(("where", "measured_us"), [("0", 53.0), (OWN_WORDS, 8.2)], ids=["one word", "own words"])
-def test_atomics_on_one_line_take_their_turns(where, measured_us):
-    assert atomics_us(where) == pytest.approx(measured_us, rel=0.15)
+def test_atomics_on_one_word_take_their_turns():
+    assert atomics_us("0") == pytest.approx(53.0, rel=0.15)
 
 
-def test_lanes_that_add_to_one_word_take_their_turns():
-    """Measured: 70.7 µs, and 8.2 with words of their own."""
-    assert 30 < atomics_us(WORD_OF_A_WARP) < 75
+@pytest.mark.parametrize(
+    ("where", "clocks"), [(OWN_WORDS, 10.4), (WORD_OF_A_WARP, 93.9)], ids=["own words", "one word a warp"]
+)
+def test_atomics_of_a_warp_take_what_micro_benchmarks_measured_with_all_sms_at_work(where, clocks):
+    """By the slope. A word a warp repeated 64 times beside seven others took 273 clocks each, which is not explained."""
+    slope = atomics_us(where, steps=192) - atomics_us(where, steps=64)
+    assert slope * 1980 / (128 * 8) == pytest.approx(clocks, rel=0.15)
 
 
 @pytest.mark.parametrize(("gpu", "arch"), [(H100, "sm_90a"), ("a100", "sm_80"), ("rtx3090", "sm_86")])
@@ -503,7 +506,7 @@ ADDS = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
 
 
 def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_place():
-    """FlashAttention-3's backward pass adds a sector of dQ in 3.9 clocks of an SM or less."""
+    """Measured with all SMs at work, in clocks of an SM: 1.95 and 2.46 a sector, 3.1 where all add to the same 128 KB."""
 
     def clocks_of_a_sector(copy: str, where: str, steps: int = 256) -> float:
         program, kernel = program_of(BULK.replace("COPY", copy).replace("WHERE", where), "bulk")
@@ -513,8 +516,8 @@ def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_pl
 
     own = "(blockIdx.x * 16 + i % 16)"
     stored, added = clocks_of_a_sector(STORES, own), clocks_of_a_sector(ADDS, own)
-    assert 1.02 * stored < added < 3.9
-    assert clocks_of_a_sector(ADDS, "0") > 3 * added
+    assert (stored, added) == (pytest.approx(1.95, rel=0.1), pytest.approx(2.46, rel=0.1))
+    assert clocks_of_a_sector(ADDS, "0") > added
 
 
 STORED = """
