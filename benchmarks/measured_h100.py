@@ -1,6 +1,7 @@
 """Kernels timed on an H100, each beside the time that the model predicted for it before.
 
     python benchmarks/measured_h100.py --prepare DIR --data SHARED   anywhere: kernels, launches, frozen predictions
+    python benchmarks/measured_h100.py --prepare DIR --set families  likewise, of measured_families.py
     python benchmarks/measured_h100.py --from DIR --out FILE.json    on the GPU: times them; needs NumPy alone
     python benchmarks/measured_h100.py --counters DIR --out FILE     on the GPU: what ncu counts of some of them, cold
     python benchmarks/measured_h100.py --report FILE.json DIR        anywhere: errors by class and set, ranks, picks
@@ -30,8 +31,7 @@ import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ from evoengine.devices.cuda import encode_tensor_map  # noqa: E402
 from evoengine.devices.cuda_api import CudaError, Event, Function, Module, Parameters  # noqa: E402
 
 Row = dict[str, Any]
+ROLES = ("in", "out", "scratch", "zero")
+"""of buffers without contents of their own; kernels write all but the first"""
 STEP = 1 << 20
 """bytes of a drawn tensor's period, at a multiple of which each buffer begins"""
 FLUSH_BYTES = 256 << 20
@@ -55,6 +57,8 @@ ROW_LIMIT_SECONDS, START_LIMIT_SECONDS = 8.0, 60.0
 SUSTAINED_SECONDS, SUSTAINED_ROWS = 0.6, 30
 TENSOR_CLASSES = ("wgmma with softmax", "wgmma", "mma.sync")
 TORCH_SECONDS = 45.0
+PARTS = ("rows", "sustained", "torch", "again")
+TORCH = ROOT / "benchmarks" / "measured_torch.py"
 SHORT_US = 200.0
 """below this a kernel is timed back to back as well"""
 PROBE_NS = 60_000
@@ -180,7 +184,7 @@ class Memory:
         if "written" in ends and ends["written"] > self.regions["written"]:
             cuda_api.memset(self.regions["written"], 0, ends["written"] - self.regions["written"])
         for name, (size, _, role) in row["buffers"].items():
-            if role not in ("in", "out", "zero"):
+            if role not in ROLES:
                 cuda_api.call("cuMemcpyHtoD_v2", found[name], zlib.decompress(base64.b64decode(role)), size)
         return found
 
@@ -485,7 +489,7 @@ class Worker:
     """A process that answers lines with lines, each within a time limit."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), *map(str, arguments)]
+        command = [sys.executable, *map(str, arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -552,7 +556,7 @@ class Session:
 
     def ask(self, what: str, name: str) -> Row:
         if self._worker is None or not self._worker.is_running:
-            self._worker = Worker("--worker", self.folder)
+            self._worker = Worker(Path(__file__).resolve(), "--worker", self.folder)
             ready = self._worker.hear(min(START_LIMIT_SECONDS, self.left))
             self.note("gpu", ready)
             if "ready" not in ready:
@@ -563,15 +567,19 @@ class Session:
             self._worker.end()
         return {"id": name, **answer}
 
-    def run(self, rows: Sequence[Row], with_torch: bool) -> None:
-        baselines = Worker("--torch", self.folder) if with_torch else None
-        reserve = min((TORCH_SECONDS if with_torch else 0) + 1.3 * SUSTAINED_ROWS, self.seconds / 3)
+    def run(self, rows: Sequence[Row], parts: Sequence[str]) -> None:
+        baselines = Worker(TORCH, self.folder) if "torch" in parts else None
+        for_torch = TORCH_SECONDS if baselines else 0.0
+        reserve = min(for_torch + 1.3 * SUSTAINED_ROWS * ("sustained" in parts), self.seconds / 3)
         try:
-            self._rows("rows", in_turns(rows), reserve)
-            self._sustained(rows, TORCH_SECONDS if with_torch else 0)
+            if "rows" in parts:
+                self._rows("rows", in_turns(rows), reserve)
+            if "sustained" in parts:
+                self._sustained(rows, for_torch)
             if baselines:
                 self._torch(baselines)
-            self._rows("again", in_turns(rows)[::-1], 2)
+            if "again" in parts:
+                self._rows("again", in_turns(rows)[::-1], 2)
         finally:
             for worker in (self._worker, baselines):
                 if worker:
@@ -589,10 +597,8 @@ class Session:
             failed_starts += "start" in found
             self.note(kind, found)
             if n % 25 == 0 or "error" in found:
-                us = found.get("warm_us", [0])
-                said = (
-                    found.get("error") or f"{statistics.median(us):.1f} µs, predicted {row['predicted']['warm']['us']}"
-                )
+                us, guess = found.get("cold_us", [0]), row["predicted"].get("cold", {"us": "nothing"})["us"]
+                said = found.get("error") or f"{statistics.median(us):.1f} µs, predicted {guess}"
                 print(f"{self.seconds - self.left:.0f} s, {n + 1}/{len(rows)} {row['set']}: {said}", file=sys.stderr)
 
     def _sustained(self, rows: Sequence[Row], reserve: float) -> None:
@@ -614,7 +620,8 @@ class Session:
 def heaviest(rows: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
     """Return the fastest kernels of the tensor cores, three at most of a set and problem."""
     times = {m["id"]: statistics.median(m["warm_us"]) for m in measured if m.get("warm_us")}
-    heavy = [r for r in rows if r["id"] in times and r["predicted"]["warm"]["class"] in TENSOR_CLASSES]
+    known = [r for r in rows if r["id"] in times and "warm" in r["predicted"]]
+    heavy = [r for r in known if r["predicted"]["warm"]["class"] in TENSOR_CLASSES]
     speeds = {r["id"]: r["flops"] / times[r["id"]] for r in heavy}
     chosen: list[Row] = []
     taken: dict[tuple[str, str], int] = defaultdict(int)
@@ -701,139 +708,48 @@ def once(folder: Path, ids: Sequence[str]) -> int:
     return 0
 
 
-# ── torch ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def torch_main(folder: Path) -> int:
-    """Time torch's kernels at the rows' problems once a line says for how many seconds."""
-    known = [r for r in read_rows(folder) if r["config"] or r["set"] in ("fast.cu", "FlashAttention-3")]
-    problems = list(dict.fromkeys((r["set"], r["problem"]) for r in known))
-    import torch
-
-    seconds = float(sys.stdin.readline())
-    begun = time.monotonic()
-    flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
-    seen: set[str] = set()
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    for of_set, problem in problems:
-        if problem in seen:
-            continue
-        seen.add(problem)
-        for name, function in torch_calls(torch, of_set, problem):
-            if time.monotonic() - begun > seconds:
-                return 0
-            try:
-                print(
-                    json.dumps({"problem": problem, "name": name, **torch_times(torch, function(), flush)}), flush=True
-                )
-            except Exception as error:
-                print(json.dumps({"problem": problem, "name": name, "error": str(error)[:200]}), flush=True)
-            torch.cuda.empty_cache()
-    print(json.dumps({"end": round(time.monotonic() - begun, 1)}), flush=True)
-    return 0
-
-
-def torch_times(torch: Any, function: Callable[[], object], flush: Any) -> dict[str, list[float]]:
-    for _ in range(3):
-        function()
-    torch.cuda.synchronize()
-    found = {}
-    for name, cold in (("warm_us", False), ("cold_us", True)):
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(10)]
-        for begin, end in pairs:
-            if cold:
-                flush.sum()
-            else:
-                torch.cuda._sleep(400_000)
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize()
-        found[name] = [round(begin.elapsed_time(end) * 1e3, 3) for begin, end in pairs]
-    return found
-
-
-def torch_calls(torch: Any, of_set: str, problem: str) -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
-    """Yield a name, and what allocates its tensors and returns the call to time."""
-    F = torch.nn.functional
-    dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    dtype = next((d for name, d in dtypes.items() if name in problem), torch.float16)
-
-    def normal(*shape: int, kind: Any = dtype) -> Any:
-        return torch.randn(shape, device="cuda", dtype=torch.float32).to(kind)
-
-    sizes = {key: int(n) for key, n in _numbers(problem)}
-    if of_set == "fast.cu":
-        n = int(problem.split("^")[0])
-
-        def square() -> Callable[[], object]:
-            a, b = normal(n, n, kind=torch.bfloat16), normal(n, n, kind=torch.bfloat16)
-            return lambda: a @ b.t()
-
-        yield "matmul bf16", square
-    elif of_set.startswith("gemm"):
-
-        def product() -> Callable[[], object]:
-            a, b, bias = normal(sizes["m"], sizes["k"]), normal(sizes["k"], sizes["n"]), normal(sizes["n"])
-            return (lambda: torch.addmm(bias, a, b)) if "bias" in problem else (lambda: a @ b)
-
-        yield "matmul", product
-    elif of_set.startswith("rms_norm"):
-
-        def norm() -> Callable[[], object]:
-            x, r = normal(sizes["rows"], sizes["hidden"]), normal(sizes["rows"], sizes["hidden"])
-            w = normal(sizes["hidden"])
-            return lambda: F.rms_norm(x + r, (sizes["hidden"],), w)
-
-        yield "add, rms_norm", norm
-    elif of_set.startswith("convolution"):
-
-        def convolved() -> Callable[[], object]:
-            height, width = sizes["h"] + sizes["fh"] - 1, sizes["w"] + sizes["fw"] - 1
-            image = normal(1, 1, height, width, kind=torch.float32)
-            weights = normal(1, 1, sizes["fh"], sizes["fw"], kind=torch.float32)
-            return lambda: F.conv2d(image, weights)
-
-        yield "conv2d", convolved
-    elif of_set.startswith(("attention", "FlashAttention")):
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        b, h, s, d, kv = sizes["b"], sizes["h"], sizes["s"], sizes["d"], sizes.get("kv", sizes["h"])
-
-        def attention(kind: Any) -> Callable[[], object]:
-            q, k, v = normal(b, h, s, d), normal(b, kv, s, d), normal(b, kv, s, d)
-
-            def run() -> object:
-                with sdpa_kernel(kind):
-                    return F.scaled_dot_product_attention(q, k, v, is_causal="causal" in problem, enable_gqa=kv != h)
-
-            return run
-
-        for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-            yield f"SDPA {backend}", partial(attention, getattr(SDPBackend, backend))
-
-
-def _numbers(problem: str) -> Iterator[tuple[str, str]]:
-    for part in problem.partition(":")[2].split(",") if ":" in problem else problem.split(","):
-        name = part.rstrip("0123456789")
-        if name != part and name not in ("fp", "bf"):
-            yield name, part[len(name) :]
-
-
 # ── the command line ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prepare_set(options: argparse.Namespace) -> None:
+    """Write the data set that --set names into the folder of --prepare."""
+    from benchmarks import measured_families, measured_kernels
+
+    folder, of_time = options.prepare, (options.processes, options.seconds, options.only)
+    known = read_rows(options.known) if options.known else []
+    measured_kernels.write_tools(folder, TOOLS)
+    if options.set == "first":
+        measured_kernels.prepare_folder(folder, measured_kernels.groups(options.data), *of_time)
+    elif options.set == "searches":
+        measured_families.search_folder(folder, *of_time, known)
+    elif options.set == "families":
+        measured_kernels.prepare_folder(folder, measured_families.groups(known, ("cold",)), *of_time)
+    else:
+        later = (*measured_families.groups(known, ()), *measured_families.space_groups(known, ()))
+        measured_kernels.prepare_folder(folder, later, *of_time)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="write kernels and predictions here")
     parser.add_argument("--data", type=Path, metavar="SHARED", help="folder of measured_kernels and fa3_machine_code")
+    parser.add_argument(
+        "--set", choices=("first", "families", "unpredicted", "searches"), default="first",
+        help="families and searches of measured_families.py; unpredicted: families that --again predicts later",
+    )  # fmt: skip
+    parser.add_argument(
+        "--known", type=Path, metavar="DIR", help="leave out what this folder has; searches go on from it"
+    )
     parser.add_argument("--processes", type=int, default=2, help="that compile and predict (default: 2)")
     parser.add_argument("--from", type=Path, dest="source", metavar="DIR", help="time what --prepare wrote")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results of --from")
     parser.add_argument("--seconds", type=float, default=240, help="for all of --from (default: 240)")
     parser.add_argument("--only", default="", help="rows of sets that contain this")
-    parser.add_argument("--no-torch", action="store_true", help="leave out torch's kernels")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of --from, separated by commas (default: all)")
     parser.add_argument("--report", type=Path, nargs=2, metavar=("FILE", "DIR"), help="tables of the results")
+    parser.add_argument(
+        "--expected", type=Path, metavar="FILE", help="of --report: what measured_torch.py --expected wrote"
+    )
     parser.add_argument(
         "--again", type=Path, nargs=2, metavar=("DIR", "ROWS"), help="predict what --prepare wrote again"
     )
@@ -847,12 +763,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--counters", type=Path, metavar="DIR", help="have ncu count some of what --prepare wrote")
     parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--torch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
         return work(options.worker)
-    if options.torch:
-        return torch_main(options.torch)
     if options.once:
         return once(Path(options.once[0]), options.once[1:])
     if options.counters:
@@ -863,12 +776,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.out:
             parser.error("--from takes --out FILE")
         rows = [row for row in read_rows(options.source) if options.only in row["set"]]
-        Session(options.source, options.out, options.seconds).run(rows, not options.no_torch)
+        Session(options.source, options.out, options.seconds).run(rows, options.parts.split(","))
         return 0
     from benchmarks import measured_report
 
     if options.report:
-        print(measured_report.report(read_results(options.report[0]), read_rows(options.report[1])))
+        results, known = read_results(options.report[0]), read_rows(options.report[1])
+        print(measured_report.report(results, known))
+        if options.expected:
+            found = json.loads(options.expected.read_text())
+            print("\n".join(measured_report.beside_references(results, known, found)))
     elif options.compare:
         file, folder, again = options.compare
         rows = [json.loads(line) for line in again.read_text().splitlines()]
@@ -887,10 +804,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.freeze:
         options.freeze[1].write_text(measured_report.frozen(read_rows(options.freeze[0])))
     elif options.prepare:
-        from benchmarks.measured_kernels import prepare_folder, write_tools
-
-        write_tools(options.prepare, TOOLS)
-        prepare_folder(options.prepare, options.data, options.processes, options.seconds, options.only)
+        if options.set == "first" and not options.data:
+            parser.error("--prepare takes --data SHARED, or another --set")
+        prepare_set(options)
     else:
         parser.error("say --prepare, --from, --report, --again or --compare")
     return 0

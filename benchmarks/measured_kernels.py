@@ -2,8 +2,8 @@
 
 A folder holds rows.jsonl, a row a line, and cubins/ and sources/, gzipped and named by the first half of the cubin's
 SHA-256. A row states its set, problem and kernel; `kernels` in stream order, each with entry, grid, block, shared
-bytes and parameters; `buffers` by name, [bytes, dtype, role], where the role is in, out (zeroed), zero (zeroed before
-every launch) or the contents themselves; and `predicted` with a cold and with a warm L2.
+bytes and parameters; `buffers` by name, [bytes, dtype, role], where the role is in, out (zeroed), scratch (zeroed, no
+result), zero (zeroed before every launch) or the contents themselves; and `predicted` with a cold and with a warm L2.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,20 @@ import numpy as np
 from benchmarks import fast_cu
 from benchmarks import flash_attention_3 as fa3
 from benchmarks.classic_kernels import Classic, all_of_them
+from benchmarks.measured_h100 import ROLES
 from evoengine import workloads
 from evoengine.accuracy.compilers import FLAGS, InstalledNvrtc, compile_and_list
-from evoengine.devices.base import ScalarArgument, StructArgument, TensorMapArgument
+from evoengine.devices.base import (
+    ScalarArgument,
+    ScratchParameter,
+    StructArgument,
+    TensorMapArgument,
+    TensorParameter,
+    is_passed,
+)
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
+from evoengine.records import Binary, Source
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
@@ -80,7 +89,7 @@ def parameter(argument: object) -> Any:
     raise TypeError(f"no parameter for a measured launch: {argument!r}")
 
 
-def buffers_of(made: Sequence[Made], zeroed: Sequence[str]) -> dict[str, list[Any]]:
+def buffers_of(made: Sequence[Made], zeroed: Sequence[str], scratch: Sequence[str]) -> dict[str, list[Any]]:
     """Return name → [bytes, dtype, role] of all memory that the launches use."""
     dtypes: dict[str, str] = {}
     contents: dict[str, np.ndarray] = {}
@@ -103,6 +112,7 @@ def buffers_of(made: Sequence[Made], zeroed: Sequence[str]) -> dict[str, list[An
     for one in made:
         for allocation in one.launch.allocations:
             name, role = allocation.name, "out" if allocation.writable else "in"
+            role = "scratch" if name in scratch else role
             if name.startswith(".nv."):
                 continue  # the module's own variables
             if name in contents:
@@ -111,13 +121,21 @@ def buffers_of(made: Sequence[Made], zeroed: Sequence[str]) -> dict[str, list[An
     return found
 
 
-def predicted(made: Sequence[Made], flops: float, dram_bytes: float) -> dict[str, dict[str, Any]]:
+POLICIES = ("cold", "warm")
+
+
+def predicted(
+    made: Sequence[Made], flops: float, dram_bytes: float, policies: Sequence[str] = POLICIES
+) -> dict[str, dict[str, Any]]:
     chip = find_chip(GPU)
     found = {}
-    for name, cold in (("cold", True), ("warm", False)):
-        work = (flops, dram_bytes if cold else 0.0) if len(made) == 1 else (0.0, 0.0)
+    for name in policies:
+        cold = name == "cold"
+        of_all = flops, dram_bytes if cold else 0.0
+        work = of_all if len(made) == 1 else (0.0, 0.0)
         each = [predict(one.program, one.launch, chip, *work, cold=cold) for one in made]
-        p: Prediction = _in_stream_order(each, 0.0)
+        roofline_us = max(of_all[0] / chip.peak_flops, of_all[1] / chip.dram) * 1e6
+        p: Prediction = _in_stream_order(each, roofline_us)
         found[name] = {
             "us": round(p.time_us, 3), "clocks": round(p.clocks), "ghz": round(p.ghz, 4), "low_us": round(p.low_us, 3),
             "high_us": round(p.high_us, 3), "class": p.kernel_class, "bound": p.bound,
@@ -128,20 +146,21 @@ def predicted(made: Sequence[Made], flops: float, dram_bytes: float) -> dict[str
 
 def row_of(
     named: tuple[str, str, str], cubin: bytes, made: Sequence[Made], flops: float, dram_bytes: float,
-    zeroed: Sequence[str] = (), config: Mapping[str, Any] | None = None,
+    zeroed: Sequence[str] = (), config: Mapping[str, Any] | None = None, scratch: Sequence[str] = (),
+    policies: Sequence[str] = POLICIES,
 ) -> Row:  # fmt: skip
     start = time.process_time()
-    prediction = predicted(made, flops, dram_bytes)
+    prediction = predicted(made, flops, dram_bytes, policies)
     key = hashlib.sha256(cubin).hexdigest()[:32]
     return {
         "id": hashlib.sha256("|".join((*named, key)).encode()).hexdigest()[:12],
         "set": named[0], "problem": named[1], "kernel": named[2], "config": config, "cubin": key,
         "kernels": [
             {"entry": m.entry, "grid": m.geometry.grid, "block": m.geometry.threads, "shared": m.geometry.shared_bytes,
-             "parameters": [parameter(a) for a in m.launch.arguments]}
+             "parameters": [parameter(a) for a in m.launch.arguments if is_passed(a)]}
             for m in made
         ],
-        "buffers": buffers_of(made, zeroed), "flops": flops, "dram_bytes": dram_bytes, "model": MODEL_VERSION,
+        "buffers": buffers_of(made, zeroed, scratch), "flops": flops, "dram_bytes": dram_bytes, "model": MODEL_VERSION,
         "predicted": prediction, "cpu_s": round(time.process_time() - start, 2),
     }  # fmt: skip
 
@@ -187,15 +206,15 @@ def configurations(problem: str, family: str, count: int) -> list[Mapping[str, A
     return list(found.values())
 
 
-def own(problem: str, config: Mapping[str, Any], folder: Path) -> Row | str:
+def own(problem: str, config: Mapping[str, Any], folder: Path, policies: Sequence[str] = POLICIES) -> Row | str:
+    """Return the row of a configuration, or why a search would not rank it; without policies it is not predicted."""
     target, space = space_of(problem)
-    source = render(target, space, config, asset("templates"))
-    if why := screen_launch(source.launch, target.gpu):
-        return why
-    binary = compile_source(source, ARCH)
-    if why := screen_binary(binary, source, target.gpu, space.cost(config), timed=True):
-        return why
-    arguments = [_drawn(p) for p in target.workload.parameters(target.problem, config)]
+    compiled = compiled_of(target, space, config)
+    if isinstance(compiled, str):
+        return compiled
+    source, binary = compiled
+    parameters = target.workload.parameters(target.problem, config)
+    arguments = [_drawn(p, contents_of(target, config)) for p in parameters]
     made = []
     for entry, launch in source.launch.kernels(source.entry):
         geometry = Geometry(launch.grid, launch.block, launch.shared_bytes)
@@ -205,10 +224,36 @@ def own(problem: str, config: Mapping[str, Any], folder: Path) -> Row | str:
     named = " ".join(f"{k}={v}" for k, v in config.items() if k != "family")
     row = row_of(
         (f"{workload} {config['family']}", str(target.problem), named), binary.cubin, made, target.flops,
-        target.min_dram_bytes, config=config,
+        target.min_dram_bytes, config=config, scratch=[p.name for p in parameters if isinstance(p, ScratchParameter)],
+        policies=policies,
     )  # fmt: skip
     keep(folder, row, binary.cubin, source.text, binary.options)
     return row
+
+
+def compiled_of(target: Target, space: SearchSpace, config: Mapping[str, Any]) -> tuple[Source, Binary] | str:
+    """Return a candidate's text and binary, or why a search would not rank it."""
+    source = render(target, space, config, asset("templates"))
+    if why := screen_launch(source.launch, target.gpu):
+        return why
+    binary = compile_source(source, ARCH)
+    return screen_binary(binary, source, target.gpu, space.cost(config), timed=True) or (source, binary)
+
+
+LSE = "lse"
+
+
+def contents_of(target: Target, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the inputs that may not be drawn freely: indices, and the LSE that keeps weights of a backward pass small.
+
+    All tensors of a dtype begin alike, so that a query is its own key: of head_dim d its logit is about √d.
+    """
+    found = dict(target.workload.indices(target.problem, config, SEED))
+    for p in target.workload.parameters(target.problem, config):
+        if p.name == LSE and isinstance(p, TensorParameter):
+            found[LSE] = np.full(p.bytes // 4, math.sqrt(target.problem.variables()["head_dim"]) + 3, np.float32)
+            found[LSE] = found[LSE].view(np.uint8)
+    return found
 
 
 def classic(one: Classic, folder: Path) -> Row | str:
@@ -379,9 +424,9 @@ def _argument(given: Any, buffers: Mapping[str, Sequence[Any]], name: str) -> An
     if isinstance(given, str):
         size, dtype, role = buffers[given]
         contents = None
-        if role not in ("in", "out", "zero"):
+        if role not in ROLES:
             contents = np.frombuffer(zlib.decompress(base64.b64decode(role)), np.uint8)
-        return DrawnArgument(given, size, dtype, role in ("out", "zero"), contents)
+        return DrawnArgument(given, size, dtype, role in ROLES[1:], contents)
     if "s" in given:
         return ScalarArgument(name, np.void(bytes.fromhex(given["s"])))
     if "map" in given:
@@ -395,7 +440,8 @@ def predict_again(row: Row, folder: Path) -> Row | str:
     """Return the row with the current model's predictions in place of those made before it was measured, or why not."""
     start = time.process_time()
     try:
-        found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"])
+        policies = tuple(row["predicted"]) or ("cold",)
+        found = predicted(made_of(row, folder), row["flops"], row["dram_bytes"], policies)
     except Exception as error:  # named, as in `attempt`
         return f"{row['set']}, {row['problem']}, {row['kernel']}: {type(error).__name__}: {error}"
     return {**row, "model": MODEL_VERSION, "predicted": found, "cpu_s": round(time.process_time() - start, 2)}
@@ -447,18 +493,24 @@ def attempt(name: str, task: Task, folder: Path) -> tuple[str, Row | str]:
     except Exception as error:  # what cannot be compiled, launched or predicted is counted, not raised
         found = f"{type(error).__name__}: {error}"
     if isinstance(found, dict):
-        us = found["predicted"]["cold"]["us"]
-        if not isfinite(us) or us > LONGEST_US:
+        us = found["predicted"].get("cold", {"us": 0.0})["us"]
+        if not math.isfinite(us) or us > LONGEST_US:
             found = f"predicted at {us} µs, which is too long here"
     return name, found
 
 
-def prepare_folder(folder: Path, shared: Path, processes: int, seconds: float, only: str = "") -> None:
-    """Write the data set, a row at a time, round-robin over groups; rows that the folder has already are kept."""
+def make_folder(folder: Path) -> None:
     for kind in ("cubins", "sources"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
+
+
+def prepare_folder(
+    folder: Path, of_set: Iterable[tuple[str, int, list[Task]]], processes: int, seconds: float, only: str = ""
+) -> None:
+    """Write a data set, a row at a time, round-robin over groups; rows that the folder has already are kept."""
+    make_folder(folder)
     begun = time.monotonic()
-    wanted = [(name, count, list(tasks)) for name, count, tasks in groups(shared) if only in name]
+    wanted = [(name, count, list(tasks)) for name, count, tasks in of_set if only in name]
     queue: list[tuple[str, Task]] = []
     for turn in range(max(len(tasks) for _, _, tasks in wanted)):
         queue += [(name, tasks[turn]) for name, _, tasks in wanted if turn < len(tasks)]

@@ -11,6 +11,8 @@ from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.records import Measurement, Outcome
 
+Direction = Literal["maximize", "minimize"]
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -19,7 +21,7 @@ class Objective:
     """the name for the user"""
     timed: bool
     """whether it is a timed figure, and not a property of the binary"""
-    direction: Literal["maximize", "minimize"]
+    direction: Direction
     penalty: float
     """value of a rejected candidate for the sampler, worse than that of any correct one"""
 

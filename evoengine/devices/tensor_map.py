@@ -22,6 +22,25 @@ ELEMENTS = {
 """dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*, the number of PTX's tensormap.replace"""
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """bytes → CU_TENSOR_MAP_SWIZZLE_*"""
+FAR = 1 << 30
+"""rows of a map of ragged rows, see `ragged`"""
+WRAP_BYTES = 1 << 35
+"""FAR of these are no distance, as addresses have 64 bits"""
+
+
+def ragged(name: str, tensor: str, dtype: str, width: int, box: tuple[int, int], swizzle: int) -> TensorMapArgument:
+    """Return a map of a tensor [rows, width] by which each tile is cut off at a row that the kernel chooses.
+
+    Its dims, outermost first, are [y, y, FAR, width]. Row r of n that end before row e of the tensor is at the
+    coordinates (FAR, e, FAR - n + r): what FAR adds up to along two dims is 0 in 64 bits, and rows behind the n-th lie
+    behind the map's end. `box` has rows and columns.
+    """
+    row, most = width * ELEMENTS[dtype][0], (1 << 31) - 1
+    rows, columns = box
+    strides = (row, row, WRAP_BYTES - row)
+    return TensorMapArgument(
+        name, tensor, dtype, (width, FAR, most, most), strides, (columns, rows, 1, 1), swizzle=swizzle
+    )
 
 
 _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
@@ -92,7 +111,16 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     # A narrower row is legal too; nothing says how it is laid out, so it is refused here.
     if a.swizzle and row != a.swizzle:
         yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
+    if _is_ragged(a):
+        return  # the kernel says where its rows end: each access is checked where it is made
     last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
     end = a.offset + last + a.dims[0] * ELEMENTS[a.dtype][0]
     if end > tensor_bytes:
         yield f"it reaches {end} bytes into tensor {a.tensor} of {tensor_bytes}"
+
+
+def _is_ragged(a: TensorMapArgument) -> bool:
+    if len(a.dims) != 4 or a.dims[1] != FAR:
+        return False
+    inner, outer, around = a.strides_bytes
+    return inner == outer == WRAP_BYTES - around

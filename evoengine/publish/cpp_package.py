@@ -1,7 +1,8 @@
 """Pack an exported kernel as C++: a header that launches it by the CUDA driver API, an example, and a CMake project.
 
-The header launches the kernel for the sizes that it was exported for. Its machine code is compiled in, so that nothing
-of it can change afterwards. A second form has a function of TVM-FFI over the header instead of the example.
+The header launches the kernel for the sizes that it was exported for, and for others that it was verified for. Its
+machine code is compiled in, so that nothing of it can change afterwards. A second form has a function of TVM-FFI over
+the header instead of the example.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.publish.cpp_sizes import helpers, in_cpp, sizes_of
 
 Described = Mapping[str, Any]
 
@@ -25,6 +27,7 @@ _WORDS = frozenset(
     "and asm auto bool break case catch char class const continue default delete do double else enum explicit export "
     "extern false float for friend goto if inline int long mutable namespace new not operator or private protected "
     "public register return short signed sizeof static struct switch template this throw true try typedef typename "
+    "sizes sms_ floor_div "
     "union unsigned using virtual void volatile while xor stream address check context cubin device gpu require".split()
 )
 """names that a parameter of the C++ function cannot have"""
@@ -35,12 +38,13 @@ _HEADER = """\
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
 namespace {space} {{
-
+{sizes}
 alignas(8) static const unsigned char cubin[] = {{
 #include "kernel_cubin.inc"
 }};
@@ -68,7 +72,7 @@ public:
 
     // Queue the kernel on a stream. Tensors are contiguous, at addresses that are multiples of 16 bytes:
 {tensors}
-    void operator()({arguments}, CUstream stream = nullptr) {{
+    void operator()({arguments}, CUstream stream = nullptr{of_size}) {{
 {values}{launches}    }}
 
 private:
@@ -78,6 +82,11 @@ private:
 }}  // namespace {space}
 """
 
+_SMS = """\
+        CUdevice device;
+        check(cuCtxGetDevice(&device), "cuCtxGetDevice");
+        check(cuDeviceGetAttribute(&sms_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device), "cuDeviceGetAttribute");
+"""
 _MAIN = """\
 // Runs the kernel on tensors of zeros and prints the time of a launch. A kernel that was verified needs no more here.
 #include "{space}.hpp"
@@ -188,7 +197,7 @@ static CUdeviceptr address(tvm::ffi::TensorView tensor) {{
 
 static void run({parameters}) {{
     const int device = {first}.device().device_id;
-{checks}
+{found}{checks}
     CUdevice gpu;
     CUcontext context, before;
     check(cuInit(0), "cuInit");
@@ -198,7 +207,7 @@ static void run({parameters}) {{
     check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     const auto stream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, device));
     try {{
-        kernel_on(device)({addresses}, stream);
+        kernel_on(device)({addresses}, stream{sizes});
     }} catch (...) {{
         cuCtxSetCurrent(before);
         throw;
@@ -233,14 +242,17 @@ def cpp_files(name: str, described: Described, cubin: bytes) -> dict[str, bytes]
 
 def tvm_ffi_files(name: str, described: Described, cubin: bytes) -> dict[str, bytes]:
     """Return NAME.hpp with its machine code, module.cpp and CMakeLists.txt. Raises UsageError as `cpp_files`."""
-    space, tensors = name.replace("-", "_"), _tensors(described)
+    space, sizes = name.replace("-", "_"), sizes_of(described)
     project = _project(space, described, cubin, _LIBRARY)
+    tensors = _tensors(_sized(described))
     names = [_name(p) for p in tensors]
     module = _MODULE.format(
         space=space,
         names=", ".join(names),
         parameters=", ".join(f"tvm::ffi::TensorView {name}" for name in names),
         first=names[0],
+        found=_sizes_of_tensors(sizes, tensors),
+        sizes=", sizes" if sizes else "",
         checks="\n".join(f"    require({_name(p)}, {_required(p)});" for p in tensors),
         addresses=", ".join(f"address({name})" for name in names),
     )
@@ -249,8 +261,39 @@ def tvm_ffi_files(name: str, described: Described, cubin: bytes) -> dict[str, by
 
 def _required(tensor: Described) -> str:
     code, bits = _DLPACK[tensor["dtype"]]
-    shape = ", ".join(map(str, tensor["shape"]))
+    shape = ", ".join(map(in_cpp, tensor["shape"]))
     return f'"{_name(tensor)}", device, DLDataType{{{code}, {bits}, 1}}, {{{shape}}}'
+
+
+def _sizes_of_tensors(sizes: Described | None, tensors: Sequence[Described]) -> str:
+    """Return the lines that find each axis in the shapes of tensors, the first that has it."""
+    if not sizes:
+        return ""
+    lines = ["    Sizes sizes;"]
+    for axis in sizes["axes"]:
+        places = ((p, p["shape"].index(axis)) for p in tensors if axis in p["shape"])
+        if place := next(places, None):
+            tensor, i = place
+            name, rank = _name(tensor), len(tensor["shape"])
+            lines.append(f"    if ({name}.ndim() == {rank}) sizes.{axis} = {name}.size({i});")
+    lines += ["    try {", "        check(sizes);", "    } catch (const std::runtime_error& error) {"]
+    lines += ["        TVM_FFI_THROW(ValueError) << error.what();", "    }"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _sized(described: Described) -> Described:
+    """Return a description whose parameters and grids are expressions of the sizes of a call, where it has such."""
+    sizes = sizes_of(described)
+    if sizes is None:
+        return described
+    own = described["parameters"]
+    parameters = [{**by, "passed": p.get("passed", True)} for by, p in zip(sizes["parameters"], own, strict=True)]
+    first, *then = sizes["grids"]
+    launch = {**described["launch"], "grid": first}
+    if then:
+        behind = zip(described["launch"]["then"], then, strict=True)
+        launch["then"] = [{**kernel, "grid": grid} for kernel, grid in behind]
+    return {**described, "parameters": parameters, "launch": launch}
 
 
 def _tensors(described: Described) -> list[Described]:
@@ -270,20 +313,25 @@ def _project(space: str, described: Described, cubin: bytes, target: str) -> dic
     if any("struct" in p for p in described["parameters"]):
         raise UsageError("no C++ package is written for a kernel that takes a struct; use --as wheel")
     names = [_name(p) for p in tensors]
-    launches = [described["launch"] | {"entry": described["entry"]}, *described["launch"].get("then", ())]
+    sizes, by_size = sizes_of(described), _sized(described)
+    launches = [by_size["launch"] | {"entry": described["entry"]}, *by_size["launch"].get("then", ())]
+    uses_sms = any("sms_" in in_cpp(value) for launch in launches for value in launch["grid"])
     header = _HEADER.format(
         module=described["module"],
         space=space,
-        load="".join(_loading(launches, scratch)),
+        sizes=helpers(described),
+        of_size=", const Sizes& sizes = {}" if sizes else "",
+        load="".join(_loading(launches, scratch)) + _SMS * uses_sms,
         free="".join(f"        cuMemFree({_name(p)}_);\n" for p in scratch),
-        tensors="\n".join(f"    //   {_name(p)}: {_described(p)}" for p in tensors),
+        tensors="\n".join(f"    //   {_name(p)}: {_described(p)}" for p in _tensors(by_size)),
         arguments=", ".join(f"CUdeviceptr {name}" for name in names),
-        values="".join(_values(described, scratch)),
+        values="        check(sizes);\n" * bool(sizes) + "".join(_values(by_size, scratch)),
         launches="".join(_launching(launches, described)),
         members="".join(
             [
                 *(f"    CUfunction function{i}_ = nullptr;\n" for i in range(len(launches))),
                 *(f"    CUdeviceptr {_name(p)}_ = 0;\n" for p in scratch),
+                *(["    int sms_ = 0;\n"] * uses_sms),
             ]
         ),
     )
@@ -303,7 +351,7 @@ def _name(parameter: Described) -> str:
 
 
 def _described(tensor: Described) -> str:
-    return f"{tensor['dtype']} {list(tensor['shape'])}{', written' if tensor['output'] else ''}"
+    return f"{tensor['dtype']} [{', '.join(map(str, tensor['shape']))}]{', written' if tensor['output'] else ''}"
 
 
 def _size(tensor: Described) -> str:
@@ -342,6 +390,8 @@ def _values(described: Described, scratch: Sequence[Described]) -> Iterator[str]
 
 def _literal(scalar: Described) -> str:
     value = scalar["value"]
+    if isinstance(value, str):
+        return f"static_cast<{_SCALARS[scalar['scalar']]}>({in_cpp(value)})"
     return f"{float(value).hex()}f" if scalar["scalar"] == "float32" else str(int(value))
 
 
@@ -349,7 +399,7 @@ def _viewed(tensor_map: Described, scratch: Sequence[Described]) -> str:
     """Return the address of what a tensor map views."""
     of, offset = tensor_map["tensor"], tensor_map.get("offset", 0)
     name = f"{_name({'name': of})}{'_' * (of in [s['name'] for s in scratch])}"
-    return f"{name} + {offset}" if offset else name
+    return f"{name} + {in_cpp(offset)}" if offset else name
 
 
 def _tensor_map(p: Described, scratch: Sequence[Described]) -> Iterator[str]:
@@ -360,7 +410,8 @@ def _tensor_map(p: Described, scratch: Sequence[Described]) -> Iterator[str]:
     fill = "NAN_REQUEST_ZERO_FMA" if p.get("nan") else "NONE"
     yield f"        alignas(128) CUtensorMap {name};\n"
     for kind, array in (("cuuint64_t", "dims"), ("cuuint64_t", "strides"), ("cuuint32_t", "box")):
-        values = ", ".join(map(str, p["strides_bytes" if array == "strides" else array]))
+        given = p["strides_bytes" if array == "strides" else array]
+        values = ", ".join(f"static_cast<{kind}>({in_cpp(v)})" if isinstance(v, str) else str(v) for v in given)
         yield f"        const {kind} {name}_{array}[] = {{{values}}};\n"
     yield f"        const cuuint32_t {name}_steps[] = {{{', '.join(['1'] * rank)}}};\n"
     yield (
@@ -381,6 +432,7 @@ def _launching(launches: Sequence[Described], described: Described) -> Iterator[
         taken = launch.get("parameters")
         own = [f"{_name({'name': n})}{'_' * (n in scratch)}" for n in (passed if taken is None else taken)]
         yield f"        void* parameters{i}[] = {{{', '.join(f'&{name}' for name in own)}}};\n"
-        sizes = ", ".join(map(str, (*launch["grid"], *launch["block"], launch["shared_bytes"])))
+        grid = [f"static_cast<unsigned>({in_cpp(v)})" if isinstance(v, str) else str(v) for v in launch["grid"]]
+        sizes = ", ".join((*grid, *map(str, (*launch["block"], launch["shared_bytes"]))))
         yield f"        check(cuLaunchKernel(function{i}_, {sizes}, stream, parameters{i}, nullptr),\n"
         yield '              "cuLaunchKernel");\n'

@@ -5,10 +5,12 @@ _cuda.py, has the rest: the driver's functions, contexts, tensor maps, and what 
 has a copy of its own, so that folders of several releases work in one process.
 """
 
+import ast
 import ctypes
 import functools
 import hashlib
 import json
+import operator
 import sys
 from pathlib import Path
 
@@ -40,6 +42,57 @@ def check_loader(name):
         own = KERNEL["module"]
         remedy = f"keep each export in a folder of its own, and its loader's name, here {own}.py"
         raise ImportError(f"{name}.py is not the loader of the kernel in {FOLDER}: {remedy}")
+
+
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.USub: operator.neg,
+    ast.UAdd: operator.pos, ast.Not: operator.not_, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip # a table
+_CALLS = {"ceil_div": lambda a, b: -(-a // b), "round_up": lambda a, b: -(-a // b) * b, "min": min, "max": max}
+
+
+def evaluate(value, sizes):
+    """Return a number of kernel.json, which may be an expression of sizes: it is read node by node, never run."""
+    return _value(_parsed(value), sizes) if isinstance(value, str) else value
+
+
+@functools.cache
+def _parsed(text):
+    return ast.parse(text, mode="eval").body
+
+
+def names_in(value):
+    """Return the names of sizes in a number of kernel.json."""
+    nodes = ast.walk(_parsed(value)) if isinstance(value, str) else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - _CALLS.keys()
+
+
+def _value(node, sizes):
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.Attribute(value=ast.Name(id="gpu"), attr=name):
+            return sizes[f"gpu.{name}"]
+        case ast.UnaryOp(op=op, operand=operand):
+            return _OPERATORS[type(op)](_value(operand, sizes))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.BoolOp(op=op, values=values):
+            return (all if isinstance(op, ast.And) else any)(_value(part, sizes) for part in values)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _value(body if _value(test, sizes) else orelse, sizes)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            values = [_value(part, sizes) for part in (left, *others)]
+            return all(_OPERATORS[type(op)](a, b) for op, a, b in zip(ops, values, values[1:], strict=False))
+        case ast.Tuple(elts=parts):
+            return tuple(_value(part, sizes) for part in parts)
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return _CALLS[name](*(_value(part, sizes) for part in arguments))
+    raise ValueError(f"kernel.json holds {ast.unparse(node)}, which is no expression of sizes")
 
 
 class Plan:

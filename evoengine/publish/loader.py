@@ -6,10 +6,12 @@ its tensors. Ship the folder whole, and keep the name of this file, which no oth
 Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
 returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
 tensor or a tuple (where no tensor is itself named out). A tensor that the kernel updates in place is an input, and is
-returned too. All are contiguous, on one GPU, of the shapes and dtypes that
-the kernel was exported for; the values of its other parameters are fixed. An input that the kernel reads in a
-__constant__ variable is copied there before each launch: calls on several streams at once must give the same values.
-Scratch memory comes from the library's allocator, and is zeroed before each call where the kernel asks for zeros.
+returned too. All are contiguous, on one GPU, of the dtypes that the kernel was exported for; the values of its other
+parameters are fixed. So are shapes, but for the axes that help() lists: these are found from the shapes of the tensors,
+or given by name where no shape tells them, and sizes for which the kernel was not verified are refused. An input that
+the kernel reads in a __constant__ variable is copied there before each launch: calls on several streams at once must
+give the same values. Scratch memory comes from the library's allocator, and is zeroed before each call where the kernel
+asks for zeros.
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
@@ -31,17 +33,20 @@ _spec.loader.exec_module(_cuda)
 _cuda.check_loader(Path(__file__).stem)
 
 NAME = _cuda.KERNEL["kernel"].replace("-", "_")
-LAUNCH, PARAMETERS = _cuda.KERNEL["launch"], _cuda.KERNEL["parameters"]
+LAUNCH, RUN_TIME = _cuda.KERNEL["launch"], _cuda.KERNEL.get("run_time", {})
+# Numbers of the latter may be expressions of the axes, which have their largest sizes here.
+AXES, PARAMETERS = RUN_TIME.get("axes", {}), RUN_TIME.get("parameters", _cuda.KERNEL["parameters"])
+PASSED_ON = [p.get("passed", True) for p in _cuda.KERNEL["parameters"]]
 TENSORS, SCRATCH, CONSTANTS, SCALARS, MAPS, STRUCTS = (
     [p for p in PARAMETERS if mark in p] for mark in ("output", "scratch", "constant", "scalar", "box", "struct")
 )
-PASSED = [p["name"] for p in PARAMETERS if "constant" not in p and p.get("passed", True)]
+PASSED = [p["name"] for p, own in zip(PARAMETERS, PASSED_ON, strict=True) if "constant" not in p and own]
 TENSORS += [
     {"name": c["constant"], "dtype": c["dtype"], "shape": c["shape"], "output": False}
     for c in CONSTANTS
     if c["constant"] not in [t["name"] for t in TENSORS]
 ]
-NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSORS]
+NAMES = [t["name"] for t in TENSORS]
 INPUTS = [t["name"] for t in TENSORS if not t["output"] or t.get("inout")]
 OUTPUTS = [t["name"] for t in TENSORS if t["output"]]
 PURE = [name for name in OUTPUTS if name not in INPUTS]
@@ -53,9 +58,10 @@ DTYPES = {
     "bool": ("bool", 1), "fp8_e4m3": ("float8_e4m3fn", 1), "fp8_e5m2": ("float8_e5m2", 1),
 }  # fmt: skip # a table
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
-SPANS = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
 SCALAR_TYPES = {
-    "int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float, "float64": ctypes.c_double,
+    "int8": ctypes.c_int8, "uint8": ctypes.c_uint8, "int16": ctypes.c_int16, "uint16": ctypes.c_uint16,
+    "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float, "float64": ctypes.c_double,
 }  # fmt: skip # a table
 
 
@@ -64,16 +70,17 @@ def _listed(names):
 
 
 def _call(*given, check_indices=True, **named):
+    sizes = tuple([(axis, named.pop(axis)) for axis in AXES if axis in named]) if named else ()
     tensors = _bind(given, named)
     first = next((t for t in tensors if t is not None), None)
     library = _library(type(first))
+    if any(t is not None and _library(type(t)) is not library for t in tensors):
+        raise TypeError(f"{_listed(NAMES)} must all come from torch or all from CuPy")
+    plan = _plan(library, sizes, *[None if t is None else library.layout(t) for t in tensors])
     for i in OUTPUT_INDICES:
         if tensors[i] is None:
-            tensors[i] = library.empty(first, SHAPES[i], LIBRARY_DTYPES[i])
-    if any(_library(type(t)) is not library for t in tensors):
-        raise TypeError(f"{_listed(NAMES)} must all come from torch or all from CuPy")
+            tensors[i] = library.empty(first, plan.shapes[i], LIBRARY_DTYPES[i])
     library.refuse_gradients(NAMES, tensors)
-    plan = _plan(library, *map(library.layout, tensors))
     if check_indices:
         for bound in BOUNDS:
             _check_indices(bound, dict(zip(NAMES, tensors, strict=True)))
@@ -145,58 +152,140 @@ def _order(names):
 MEMORY = [*NAMES, *(s["name"] for s in SCRATCH)]
 
 
-def _map_layout(m):
-    sizes = (m["dims"], m["strides_bytes"], m["box"])
-    return _cuda.MapLayout(m["dtype"], *sizes, m["swizzle"], m.get("offset", 0), m.get("nan", False))
+def _sizes_of(shapes, given):
+    """Return the size of every axis: as given, from the shapes of tensors (None for one to be made), else the largest.
+
+    Raises ValueError for sizes that the kernel was not verified for.
+    """
+    sizes = dict(given)
+    pairs = [
+        (rule, extent)
+        for t, shape in zip(TENSORS, shapes, strict=True)
+        if shape is not None and len(shape) == len(t["shape"])
+        for rule, extent in zip(t["shape"], shape, strict=True)
+    ]
+    for rule, extent in pairs:
+        if rule in AXES:
+            sizes.setdefault(rule, extent)
+    for rule, extent in pairs:
+        unknown = _cuda.names_in(rule) - sizes.keys()
+        if len(unknown) == 1:
+            sizes |= _solved(rule, extent, *unknown, sizes)
+    sizes = {axis: sizes.get(axis, most) for axis, most in AXES.items()}
+    for axis, most in AXES.items():
+        if not isinstance(sizes[axis], int) or not 1 <= sizes[axis] <= most:
+            raise ValueError(f"{axis} is {sizes[axis]}; this kernel was verified for sizes from 1 to {most}")
+    for rule in RUN_TIME.get("requires", ()):
+        if not _cuda.evaluate(rule["expression"], sizes):
+            raise ValueError(f"{_shown(sizes)} break {rule['expression']}, which this kernel needs: {rule['why']}")
+    return sizes
 
 
-def _struct_layout(struct):
-    content = bytearray(struct["struct"])
-    pointers, maps = [], []
-    for part in struct["parts"]:
-        at = part["at"]
-        if "pointer" in part:
-            pointers.append((at, MEMORY.index(part["pointer"]), part["offset"]))
-        elif "map" in part:
-            maps.append((at, MEMORY.index(part["map"]["tensor"]), _map_layout(part["map"])))
-        else:
-            raw = bytes.fromhex(part["hex"])
-            content[at : at + len(raw)] = raw
-    return _cuda.StructLayout(content, pointers, maps)
+def _solved(rule, extent, axis, sizes):
+    """Return the size of the one unknown axis by which an expression has that value, where it grows with it evenly."""
+    first, second = (_cuda.evaluate(rule, {**sizes, axis: at}) for at in (1, 2))
+    if second == first:
+        return {}
+    found = 1 + (extent - first) // (second - first)
+    return {axis: found} if _cuda.evaluate(rule, {**sizes, axis: found}) == extent else {}
+
+
+def _shown(sizes):
+    return ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def _check_shape(name, shape, expected, sizes):
+    if shape is not None and shape != expected:
+        wanted = f"with {_shown(sizes)} it must be {expected}" if sizes else f"this kernel was compiled for {expected}"
+        raise ValueError(f"{name} has shape {shape}; {wanted}")
+
+
+class _Sized:
+    """What the kernel is given for some sizes: the attributes of a plan that depend on nothing else."""
+
+    def __init__(self, *sizes):
+        self.sizes = dict(sizes)
+        self.shapes = [tuple(self._all(t["shape"])) for t in TENSORS]
+        self.spans = tuple(math.prod(shape) * size for shape, size in zip(self.shapes, ELEMENT_BYTES, strict=True))
+        self.scalars = tuple(SCALAR_TYPES[s["scalar"]](self._at(s["value"])) for s in SCALARS)
+        self.map_layouts = tuple((MEMORY.index(m["tensor"]), self._map_layout(m)) for m in MAPS)
+        self.struct_layouts = tuple(map(self._struct_layout, STRUCTS))
+        self.scratch = tuple((self._at(s["scratch"]), s["zeroed"]) for s in SCRATCH)
+        held = [(c["name"], NAMES.index(c["constant"])) for c in CONSTANTS]
+        self.constants = tuple((name, i, self.spans[i]) for name, i in held)
+
+    def _at(self, value):
+        return _cuda.evaluate(value, self.sizes)
+
+    def _all(self, values):
+        return [self._at(value) for value in values]
+
+    def _map_layout(self, m):
+        dims, strides, box = self._all(m["dims"]), self._all(m["strides_bytes"]), self._all(m["box"])
+        if any(stride % _cuda.ALIGNMENT for stride in strides):
+            rule = f"TMA needs multiples of {_cuda.ALIGNMENT} bytes"
+            raise ValueError(
+                f"the rows of {m['tensor']} are {strides[0]} bytes apart with {_shown(self.sizes)}; {rule}"
+            )
+        swizzle, offset = self._at(m["swizzle"]), self._at(m.get("offset", 0))
+        return _cuda.MapLayout(m["dtype"], dims, strides, box, swizzle, offset, m.get("nan", False))
+
+    def _struct_layout(self, struct):
+        content = bytearray(struct["struct"])
+        pointers, maps = [], []
+        for part in struct["parts"]:
+            at = part["at"]
+            if "pointer" in part:
+                pointers.append((at, MEMORY.index(part["pointer"]), self._at(part["offset"])))
+            elif "map" in part:
+                maps.append((at, MEMORY.index(part["map"]["tensor"]), self._map_layout(part["map"])))
+            else:
+                scalar = part.get("scalar")
+                raw = bytes(SCALAR_TYPES[scalar](self._at(part["value"]))) if scalar else bytes.fromhex(part["hex"])
+                content[at : at + len(raw)] = raw
+        return _cuda.StructLayout(content, pointers, maps)
+
+
+_sized = functools.lru_cache(maxsize=_cuda.CACHED)(_Sized)
 
 
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, OUTPUT_INDICES
-    spans = SPANS
-    scalars = tuple(SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS)
-    map_layouts = tuple((MEMORY.index(m["tensor"]), _map_layout(m)) for m in MAPS)
-    struct_layouts = tuple(map(_struct_layout, STRUCTS))
-    scratch = tuple((s["scratch"], s["zeroed"]) for s in SCRATCH)
     orders = tuple(_order(kernel.get("parameters", PASSED)) for kernel in (LAUNCH, *_cuda.THEN))
-    constants = tuple((c["name"], NAMES.index(c["constant"]), SPANS[NAMES.index(c["constant"])]) for c in CONSTANTS)
 
-    def __init__(self, library, *layouts):
-        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)
-        for name, shape, expected in zip(NAMES, shapes, SHAPES, strict=True):
-            if shape != expected:
-                raise ValueError(f"{name} has shape {shape}; this kernel was compiled for {expected}")
+    def __init__(self, library, given, *layouts):
+        described = [(None, None, dtype, None) for dtype in LIBRARY_DTYPES]  # of outputs to be made
+        for i, layout in enumerate(layouts):
+            described[i] = described[i] if layout is None else library.describe(layout)
+        shapes, strides, dtypes, devices = zip(*described, strict=True)
+        sized = _sized(*_sizes_of(shapes, given).items())
+        for name, shape, expected in zip(NAMES, shapes, sized.shapes, strict=True):
+            _check_shape(name, shape, expected, sized.sizes)
+        home = next(device for device in devices if device is not None)
+        devices = [home if device is None else device for device in devices]
         gpu_index = _cuda.find_gpu_index(library, NAMES, LIBRARY_DTYPES, dtypes, devices)
         for name, shape, found, size in zip(NAMES, shapes, strides, ELEMENT_BYTES, strict=True):
-            if not _is_contiguous(shape, found, size):
+            if shape is not None and not _is_contiguous(shape, found, size):
                 remedy = _cuda.contiguous_remedy(name, name in OUTPUTS, library)
                 raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
+        vars(self).update(vars(sized))
         self.gpu = _gpu(gpu_index)
-        self.launch = (self.gpu.function, *_grid(self.gpu), *LAUNCH["block"], LAUNCH["shared_bytes"])
+        first, *then = _grids(self.gpu, self.sizes)
+        self.launch = (self.gpu.function, *first, *LAUNCH["block"], LAUNCH["shared_bytes"])
         self.then = tuple(
-            (function, *kernel["grid"], *kernel["block"], kernel["shared_bytes"])
-            for function, kernel in zip(self.gpu.functions, _cuda.THEN, strict=True)
+            (function, *grid, *kernel["block"], kernel["shared_bytes"])
+            for function, grid, kernel in zip(self.gpu.functions, then, _cuda.THEN, strict=True)
         )
 
 
-def _grid(gpu):
-    """Return the grid of the search, or, on a GPU with another number of SMs, the one that the search's rule gives."""
+def _grids(gpu, sizes):
+    """Return the grid of each kernel: by the rule of the search for these sizes and the SMs of this GPU."""
+    if RUN_TIME:
+        known = {**sizes, "gpu.sms": gpu.sms}
+        return [[_cuda.evaluate(value, known) for value in grid] for grid in RUN_TIME["grids"]]
     of_this = LAUNCH["grid_by_sms"].get(str(gpu.sms))
-    return map(int, of_this.split("x")) if of_this else LAUNCH["grid"]
+    first = map(int, of_this.split("x")) if of_this else LAUNCH["grid"]
+    return [first, *(kernel["grid"] for kernel in _cuda.THEN)]
 
 
 _plan = functools.lru_cache(maxsize=_cuda.CACHED)(_Plan)
@@ -210,12 +299,23 @@ def _is_contiguous(shape, strides, element_bytes):
 
 
 def _signature(names):
-    return ", ".join(f"{t['name']}: {t['dtype']} {t['shape']}" for t in TENSORS if t["name"] in names)
+    found = [t for t in TENSORS if t["name"] in names]
+    return ", ".join(f"{t['name']}: {t['dtype']} [{', '.join(map(str, t['shape']))}]" for t in found)
+
+
+def _served():
+    """Return the sizes that the kernel serves, as a sentence."""
+    if not AXES:
+        return "It is for these shapes alone."
+    ranges = _listed([f"{axis} up to {most}" for axis, most in AXES.items()])
+    rules = [rule["expression"] for rule in RUN_TIME["requires"]]
+    return f"It serves {ranges}{f', where {_listed(rules)}' if rules else ''}."
 
 
 _call.__name__ = _call.__qualname__ = NAME
 _call.__doc__ = f"""{NAME}({_signature(INPUTS)}) → {_signature(OUTPUTS)}
 
+{_served()}
 Queues the kernel on the current stream of the tensors' library; returns what it writes. Raises TypeError for what is no
 tensor of torch or CuPy, ValueError for tensors that the kernel was not exported for, RuntimeError where a gradient is
 needed, and where the GPU or its driver cannot run the kernel.

@@ -1,27 +1,23 @@
-"""Ask an Optuna sampler for configurations until one is valid and new, and tell it each result.
+"""Ask a sampler for configurations until one is valid and new, and tell it each result.
 
-The study lives in memory: a proposal costs well under a millisecond there and 35 on SQLite. A finished candidate is
-projected into the ledger's file (`evoengine.ledger.optuna.study`).
+A finished candidate is projected into the ledger's file for optuna-dashboard (`evoengine.ledger.optuna.study`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import optuna
 
 from evoengine.ledger.read import Trial
 from evoengine.ledger.runs import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, sampler_values
-from evoengine.records import Config, Outcome, Value, config_key
-from evoengine.search.samplers import SAMPLERS
+from evoengine.records import Config, Outcome, config_key
+from evoengine.search.samplers import make_sampler
 from evoengine.search.samplers.prior import Prior, StartedSpace
-from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
@@ -33,7 +29,8 @@ MAX_REJECTED_PROPOSALS = 50
 class Proposal:
     config: Config
     key: str
-    trial: optuna.trial.Trial = field(repr=False, compare=False)
+    number: int = field(repr=False, compare=False)
+    """by which the sampler knows it"""
     parents: tuple[int, ...] = ()
     operator: str | None = None
 
@@ -71,24 +68,21 @@ class Proposer:
         first. `known_good` are the best of neighbouring problems or GPUs; they follow the space's start points. `prior`
         guides the evolutionary sampler; other samplers ignore it.
         """
-        optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
         self.repeated = 0
-        self._ordinal = SAMPLERS[sampler].ordinal
-        # the values of a rejected trial, worse than all others, make the sampler leave the region; FAIL teaches nothing
+        # the values of a rejected trial, worse than all others, make the sampler leave the region
         self._penalty = tuple(o.penalty for o in objectives)
-        directions = [o.direction for o in objectives]
-        self._study = optuna.create_study(
-            directions=directions, sampler=SAMPLERS[sampler].make(_seed(seed, past), space, prior)
-        )
+        self._sampler = make_sampler(sampler, space, _seed(seed, past), [o.direction for o in objectives], prior)
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
         """values by configuration; None while it is in flight"""
         self._trials: dict[int, int] = {}
         """the sampler's number of a trial → the ledger's"""
-        self._waiting: dict[str, list[optuna.trial.Trial]] = {}
-        self._operators: dict[str, str] = {}
+        self._waiting: dict[str, list[int]] = {}
+        """numbers of proposals of a configuration that is in flight"""
+        self._queue: deque[tuple[Config, str]] = deque()
+        """configurations ahead of the sampler's own proposals, with their operators"""
         self._recall(past)
         self._enqueue(retry, "retry")
         for config, operator in space.first_points(self._rng):
@@ -101,39 +95,24 @@ class Proposer:
 
     def _recall(self, past: Sequence[PastTrial]) -> None:
         numbers: dict[int, int] = {}
-        for number, of in enumerate(past):
+        """the ledger's number of a trial → the sampler's"""
+        for of in past:
             values = self._penalty if of.values is None else tuple(of.values)
-            numbers[of.trial], self._trials[number] = number, of.trial
             self._known[config_key(of.config)] = values
+            if not self.space.contains(of.config):
+                continue
             parents = [numbers[p] for p in of.parents if p in numbers]
-            attributes = {"operator": of.operator, "parents": parents, "recalled": True}
-            knobs = [knob for knob in self.space.knobs if knob.name in of.config]
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    params={knob.name: self._sampler_value(knob.name, of.config[knob.name]) for knob in knobs},
-                    distributions={knob.name: self._distribution(knob) for knob in knobs},
-                    values=values,
-                    user_attrs=attributes,
-                )
-            )
-
-    def _distribution(self, knob: Knob) -> optuna.distributions.BaseDistribution:
-        if self._ordinal and knob.ordinal:
-            return optuna.distributions.IntDistribution(0, len(knob.values) - 1)
-        return optuna.distributions.CategoricalDistribution(knob.values)
+            number = numbers[of.trial] = self._sampler.recall(of.config, values, parents, of.operator)
+            self._trials[number] = of.trial
 
     def _enqueue(self, configs: Iterable[Config], operator: str) -> None:
-        """Queue configurations ahead of the sampler's proposals, behind those already queued."""
-        for config in configs:
-            if config_key(config) in self._known:
-                continue
-            self._operators.setdefault(config_key(config), operator)
-            self._study.enqueue_trial({name: self._sampler_value(name, value) for name, value in config.items()})
+        """Queue valid configurations that were not tried, behind those already queued."""
+        self._queue += [(c, operator) for c in configs if config_key(c) not in self._known and self.space.contains(c)]
 
     @property
     def queued(self) -> bool:
         """Return whether queued points are left, which precede the sampler's own."""
-        return bool(self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)))
+        return bool(self._queue)
 
     def propose(self) -> Proposal | None:
         """Return the next valid configuration that this search has not tried, or None when the space is exhausted."""
@@ -153,52 +132,37 @@ class Proposer:
 
     def started(self, proposal: Proposal, trial: int) -> None:
         """Store the trial number of a proposal, by which later proposals refer to it as a parent."""
-        self._trials[proposal.trial.number] = trial
+        self._trials[proposal.number] = trial
 
     def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
         """Report a candidate's objective values, or None if it was rejected."""
         told = self._penalty if values is None else tuple(values)
         self._known[proposal.key] = told
-        for trial in (proposal.trial, *self._waiting.pop(proposal.key, ())):
-            self._study.tell(trial, told)
+        for number in (proposal.number, *self._waiting.pop(proposal.key, ())):
+            self._sampler.tell(number, told)
 
     def _accept(self, proposal: Proposal) -> bool:
         if proposal.key in self._known:
             self.repeated += 1
             values = self._known[proposal.key]
             if values is None:
-                self._waiting.setdefault(proposal.key, []).append(proposal.trial)
+                self._waiting.setdefault(proposal.key, []).append(proposal.number)
             else:
-                self._study.tell(proposal.trial, values)
+                self._sampler.tell(proposal.number, values)
             return False
         if not self.space.contains(proposal.config):
             self.invalid += 1
-            self._study.tell(proposal.trial, self._penalty)
+            self._sampler.tell(proposal.number, self._penalty)
             return False
         self._known[proposal.key] = None
         return True
 
     def _ask(self) -> Proposal:
-        trial = self._study.ask()
-        config: dict[str, Value] = {}
-        for knob in self.space.knobs:
-            if self.space.is_active(knob, config):
-                config[knob.name] = self._suggest(trial, knob)
-        key = config_key(config)
-        operator = self._operators.get(key) or trial.user_attrs.get("operator", "sampler")
-        parents = tuple(self._trials[n] for n in trial.user_attrs.get("parents", ()) if n in self._trials)
-        return Proposal(config, key, trial, parents, operator)
-
-    def _suggest(self, trial: optuna.trial.Trial, knob: Knob) -> Value:
-        if self._ordinal and knob.ordinal:
-            return knob.values[trial.suggest_int(knob.name, 0, len(knob.values) - 1)]
-        chosen = trial.suggest_categorical(knob.name, knob.values)
-        assert chosen is not None  # no knob has such a value
-        return chosen
-
-    def _sampler_value(self, name: str, value: Value) -> Value:
-        knob = next(k for k in self.space.knobs if k.name == name)
-        return knob.values.index(value) if self._ordinal and knob.ordinal else value
+        config, operator = self._queue.popleft() if self._queue else (None, None)
+        asked = self._sampler.ask(config)
+        parents = tuple(self._trials[n] for n in asked.parents if n in self._trials)
+        key = config_key(asked.config)
+        return Proposal(asked.config, key, asked.number, parents, operator or asked.operator or "sampler")
 
     def _untried_config(self) -> Config | None:
         for config in self.space.sample(self._rng, 32):

@@ -10,7 +10,7 @@ import ast
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.space import arrays
+from evoengine.space.symbol import Symbol, Undecided, fold
 
 LARGEST = 2**63 - 1
 _LONGEST = 4000
@@ -44,7 +45,7 @@ def _power(a: float, b: float) -> float:
     return a**b
 
 
-CALLS = {"ceil_div": ceil_div, "round_up": round_up, "min": min, "max": max}
+CALLS: dict[str, Callable[..., Any]] = {"ceil_div": ceil_div, "round_up": round_up, "min": min, "max": max}
 # No source text can spell the last two names, so no knob can stand in for them.
 _GLOBALS: dict[str, Any] = {"__builtins__": {}, **CALLS, "**": _power, "truth()": bool}
 
@@ -108,23 +109,34 @@ class Expression:
             raise UsageError(f"{self.where}: `{self.text}` {forbidden}") from None
 
     def evaluate(self, mapping: Mapping[str, Any]) -> Value:
-        """Return the value for one configuration. `and` and `or` give a bool.
+        """Return the value for one configuration, a Symbol where it depends on one. `and` and `or` give a bool.
 
         Raises Undefined where a name has no value, and UsageError on division by zero and where the result is not
         finite or exceeds 64 bits; both name the configuration.
         """
         try:
-            value: Value = eval(self._code, _GLOBALS, mapping)  # the tree holds only what _checked let through
+            value: Value = self._value(mapping)
         except ZeroDivisionError:
             raise self._failure("divides by zero", mapping) from None
         except (OverflowError, TypeError) as error:
             raise self._failure(f"has no value ({error})", mapping) from None
         except NameError as error:
             raise Undefined(str(self._failure(f"needs {error.name}, which has no value", mapping))) from None
-        fits = isinstance(value, str) or (math.isfinite(value) if isinstance(value, float) else abs(value) <= LARGEST)
+        fits = isinstance(value, str | Symbol) or (
+            math.isfinite(value) if isinstance(value, float) else abs(value) <= LARGEST
+        )
         if not fits:
             raise self._failure("overflows 64 bits", mapping)
         return value
+
+    def _value(self, mapping: Mapping[str, Any]) -> Any:
+        try:
+            return eval(self._code, _GLOBALS, mapping)  # the tree holds only what _checked let through
+        except Undecided:
+            try:
+                return fold(self.tree, mapping, {**CALLS, "**": _power})
+            except KeyError as missing:
+                raise NameError(name=str(missing.args[0])) from None
 
     def evaluate_arrays(self, mapping: Mapping[str, Any] | arrays.Columns) -> np.ndarray:
         """Return the values [n] for n configurations at once, with names bound to arrays [n] or scalars.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from evoengine.records import Config, Launch, NextKernel, Value
 from evoengine.space.arrays import Columns
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import Expression, Scope, Undefined
+from evoengine.space.symbol import Symbol
 
 MAX_THREADS = 1024
 """per block, of every compute capability so far, as are the next two (CUDA C++ Programming Guide, Compute
@@ -165,6 +166,27 @@ class Family:
         """
         return _launch(self.launch_rule, self.scope(config, variables))
 
+    def size_rules(
+        self, config: Config, sizes: Mapping[str, Value], kept_by: Sequence[Mapping[str, Value]]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield expression and reason of constraints that `sizes`, of which some are Symbols, may break.
+
+        A constraint that one of `kept_by` breaks is left out.
+        """
+        scope, seen = self.scope(config, sizes), [self.scope(config, known) for known in kept_by]
+        for constraint in self.constraints:
+            if any(name not in scope for name in self.knobs_in(constraint.expr)):
+                continue
+            if any(self._violates(constraint, known) for known in seen):
+                continue
+            try:
+                asked = constraint.when.evaluate(scope) if constraint.when else True
+                rule = constraint.expr.evaluate(scope) if asked else True
+            except Undefined:
+                continue
+            if isinstance(rule, Symbol):
+                yield str(rule), constraint.why
+
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)
         return {name: float(rule.evaluate(scope)) for name, rule in self.cost_rules.items()}
@@ -197,6 +219,8 @@ def _launch(rule: LaunchRule, scope: Scope) -> Launch:
 
 def _integer(expression: Expression, scope: Scope, least: int) -> int:
     value = expression.evaluate(scope)
+    if isinstance(value, Symbol):
+        return value
     if type(value) is int and value >= least:
         return value
     setting = ", ".join(f"{name}={v}" for name, v in scope.config.items())

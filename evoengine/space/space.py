@@ -16,7 +16,11 @@ from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
 from evoengine.space.reader import parse_definition, read_definition
 from evoengine.space.rows import Enumeration, Enumerator, columns_by_setting
+from evoengine.space.symbol import symbol
 from evoengine.text import printable
+
+SMS = "gpu.sms"
+"""the name of a GPU's number of SMs in expressions"""
 
 
 class HasVariables(Protocol):
@@ -181,6 +185,21 @@ class SearchSpace:
             if replace(launch, grid=own.grid) == own:
                 found[count] = launch.grid
         return found if set(found.values()) - {own.grid} else {}
+
+    def sized_launch(self, config: Config, problem: HasVariables) -> Launch:
+        """Return the launch geometry for sizes that are Symbols, and for `gpu.sms` in the place of this GPU's SMs."""
+        variables = {**self._variables_for(problem), SMS: symbol(SMS)}
+        return self._family_of(config).launch(config, variables)
+
+    def size_rules(
+        self, config: Config, problem: HasVariables, kept_by: Iterable[HasVariables]
+    ) -> list[tuple[str, str]]:
+        """Return expression and reason of the constraints that sizes which are Symbols may break.
+
+        Those that one of `kept_by` breaks, of which the kernel is known to be right, are left out: they are for speed.
+        """
+        seen = [self._variables_for(known) for known in kept_by]
+        return [*self._family_of(config).size_rules(config, self._variables_for(problem), seen)]
 
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
         """Return the family's named cost figures, per block; empty where the file states none."""

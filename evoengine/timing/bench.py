@@ -27,6 +27,8 @@ from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Targe
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
+PLAIN = "plain torch"
+"""name of the baseline of a problem that no library supports"""
 WHOLE_FACTOR = 2.0
 """assumed bound of the errors of unsampled rows over the largest error of the sampled ones"""
 ROWS_ELEMENTS = 1 << 24
@@ -269,8 +271,13 @@ class Bench:
         return self._unless_refused(lambda: self.clock.estimate(self._baseline_work(name, self._sets[0][:1])))
 
     def _baseline_work(self, name: str, copies: Sequence[Inputs]) -> LibraryWork:
-        calls = [self._tensors.baseline(name, self._problem, inputs) for inputs in copies]
+        calls = [self._baseline_call(name, inputs) for inputs in copies]
         return LibraryWork(f"{self._target.workload.baseline_label} {name}", calls)
+
+    def _baseline_call(self, name: str, inputs: Inputs) -> Callable[[], object]:
+        if name == PLAIN:
+            return lambda: self._tensors.own_dtype(self._problem, inputs)
+        return self._tensors.baseline(name, self._problem, inputs)
 
     def _unless_refused(self, run: Callable[[], _Found]) -> _Found:
         try:
@@ -298,20 +305,29 @@ class _Difference:
 
 
 def _worst_row(ours: torch.Tensor, theirs: torch.Tensor, relative: float, label: str) -> _Difference:
-    """Return the row with the largest difference. A row may differ by `relative` times its largest output."""
+    """Return the row with the largest difference.
+
+    A row may differ by `relative` times its largest output. Where its terms cancel, as in dQ of a query that sees one
+    key, nothing but the rounding of those terms is left: a row whose outputs are below the dtype's rounding of the
+    tensor's largest may differ by as much as a row of that size.
+    """
     ours, theirs = _as_rows(ours), _as_rows(theirs)
+    largest = float(theirs.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    least = torch.finfo(theirs.dtype).eps * largest if theirs.is_floating_point() else 0.0
     count = max(1, ROWS_ELEMENTS // max(1, ours.shape[-1]))
     parts = [
-        _rows_difference(own, other, relative)
+        _rows_difference(own, other, relative, least)
         for own, other in zip(ours.split(count), theirs.split(count), strict=True)
     ]
     error, limit, _ = max(parts, key=lambda part: part[0] - part[1])
     return _Difference(error, limit, sum(wrong for _, _, wrong in parts), len(ours), label)
 
 
-def _rows_difference(ours: torch.Tensor, theirs: torch.Tensor, relative: float) -> tuple[float, float, int]:
+def _rows_difference(
+    ours: torch.Tensor, theirs: torch.Tensor, relative: float, least: float
+) -> tuple[float, float, int]:
     error = (ours.float() - theirs.float()).abs().amax(dim=-1)
-    limit = relative * theirs.float().abs().amax(dim=-1)
+    limit = relative * theirs.float().abs().amax(dim=-1).clamp(min=least)
     at = int((error - limit).argmax())
     return float(error[at]), float(limit[at]), int((error > limit).sum())
 

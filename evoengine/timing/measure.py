@@ -33,7 +33,7 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.stages.verify import verify
-from evoengine.timing.bench import BaselineRefused, Bench
+from evoengine.timing.bench import PLAIN, BaselineRefused, Bench
 from evoengine.timing.clock import BASELINE, Prepared
 from evoengine.timing.figures import TICK_US, Subject, choose_policy, make_baselines, make_figure, make_sustained
 from evoengine.timing.finals import Ranking, rank, run_finals
@@ -142,6 +142,7 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
 def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED) -> list[Baseline]:
     """Time every baseline of the workload that supports the problem, other than those that `failed`, in turn.
 
+    Where no library supports the problem, that is the workload's own computation by torch's operators.
     `failed` gives for each a sentence that names it. Chooses the policy under which all of the problem's kernels are
     timed. Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all reasons if none can be timed,
     and MachineError if the GPU's memory does not hold the problem.
@@ -151,8 +152,14 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     names = [n for n in target.workload.tensors().baselines(target.problem) if n not in failed]
     left_out = dict(failed)
     estimates = _of_supported(names, bench.baseline_estimate, left_out)
+    if not estimates and not failed:
+        estimates = _of_supported([PLAIN], bench.baseline_estimate, left_out)
+    if not estimates:
+        raise NoBaseline("; ".join(left_out.values()))
     policy = choose_policy(min(estimates.values()))
     prepared = _of_supported(list(estimates), lambda name: bench.baseline(name, policy), left_out)
+    if not prepared:
+        raise NoBaseline("; ".join(left_out.values()))
     timed = {name: Timed(found.repeat) for name, found in prepared.items()}
     rounds = run_rounds(
         timed,
@@ -170,7 +177,7 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
 def _of_supported(names: Sequence[str], ask: Callable[[str], _Found], left_out: dict[str, str]) -> dict[str, _Found]:
     """Return the answer for each baseline that supports the problem; the others enter `left_out`, with a sentence.
 
-    Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all sentences if none is left.
+    Raises BaselineFailed for the first that crashes or hangs.
     """
     found: dict[str, _Found] = {}
     for name in names:
@@ -178,8 +185,6 @@ def _of_supported(names: Sequence[str], ask: Callable[[str], _Found], left_out: 
             found[name] = _unless_failed(name, partial(ask, name))
         except BaselineRefused as refusal:
             left_out[name] = f"{name}: {refusal}"
-    if not found:
-        raise NoBaseline("; ".join(left_out.values()))
     return found
 
 

@@ -75,13 +75,17 @@ def attention(
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     scale = scale if scale is not None else q.shape[-1] ** -0.5
-    if _needs_gradient(q, k, v):
+    out: Tensor
+    if not _needs_gradient(q, k, v):
+        out = _attention(q, k, v, causal, scale)
+    elif not torch.compiler.is_compiling() and _backward_kernel(q, k, v, causal, scale) is None:
+        # the backward pass of torch needs what its own forward pass keeps, and would compute it again
+        out = sdpa(q, k, v, causal, scale)
+    else:
         # torch.compile refuses an autograd function that gets one tensor twice
         q = q.view_as(q) if q is k or q is v else q
         v = v.view_as(v) if v is k else v
-        out: Tensor = _Attention.apply(q, k, v, causal, scale)  # type: ignore[no-untyped-call]
-    else:
-        out = _attention(q, k, v, causal, scale)
+        out = _Attention.apply(q, k, v, causal, scale)  # type: ignore[no-untyped-call]
     return out if layout == "bhsd" else out.transpose(1, 2)
 
 
@@ -148,40 +152,12 @@ _attention = _define(
 )
 
 
-def _compute_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k and v; the forward pass is computed again, by torch's own kernels."""
+def _backward_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Callable[..., Any] | None:
     key = ("attention_backward", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, causal, scale, q.device)
     try:
-        kernel = KERNELS.chosen[key]
+        return KERNELS.chosen[key]
     except KeyError:
-        kernel = KERNELS.choose(key, _attention_backward_request(q, k, v, causal, scale))
-    if kernel is not None:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        found: tuple[Tensor, ...] = kernel(q, k, v, *_with_lse(q, k, v, grad, causal, scale))
-        return found
-    with torch.enable_grad():
-        inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-        out = sdpa(inputs[0], inputs[1], inputs[2], causal, scale)
-    return tuple(t.contiguous() for t in torch.autograd.grad(out, inputs, grad))
-
-
-def _with_lse(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output of the forward pass, the gradient of it, and the logarithm of each row's sum."""
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    aten = torch.ops.aten
-    flash = (
-        aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function returns no LSE
-        if q.device.type == "cpu"
-        else aten._scaled_dot_product_flash_attention  # noqa: SLF001
-    )
-    out, lse = flash(q, k, v, 0.0, causal, scale=scale)[:2]
-    return out.contiguous(), grad.contiguous(), lse.contiguous()
+        return KERNELS.choose(key, _attention_backward_request(q, k, v, causal, scale))
 
 
 def _attention_backward_request(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Request:
@@ -198,24 +174,80 @@ def _attention_backward_request(q: Tensor, k: Tensor, v: Tensor, causal: bool, s
     return Request("attention-backward", forward.gpu, inputs, problem, variables=of, refusal=refusal)
 
 
+def _compute_attention_with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return attention, and LSE [batch, heads, seq_q] in float32: NaN where no backward kernel will ask for it."""
+    if _backward_kernel(q, k, v, causal, scale) is None:
+        lse = q.new_full(q.shape[:-1], math.nan, dtype=torch.float32)
+        return _compute_attention(q, k, v, causal, scale), lse
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    out, lse = _library_with_lse(q, k, v, causal, scale)
+    return out.contiguous(), lse.reshape(q.shape[:-1]).contiguous()
+
+
+def _library_with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return torch's attention and its LSE, by cuDNN where torch's SDPA would take that: torch has no public call."""
+    aten = torch.ops.aten
+    if q.device.type == "cpu":
+        found = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)  # noqa: SLF001
+        return found[0], found[1]
+    if torch.cuda.get_device_capability(q.device) >= (9, 0) and torch.backends.cuda.cudnn_sdp_enabled():
+        try:
+            found = aten._scaled_dot_product_cudnn_attention(  # noqa: SLF001
+                q, k, v, None, True, 0.0, causal, scale=scale
+            )
+            return found[0], found[1]
+        except RuntimeError:  # torch's way to say that cuDNN does not take the problem
+            pass
+    found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)  # noqa: SLF001
+    return found[0], found[1]
+
+
+_attention_with_lse = _define(
+    "attention_with_lse(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
+    _compute_attention_with_lse,
+    lambda q, k, v, causal, scale: (
+        q.new_empty((*q.shape[:-1], v.shape[-1])),
+        q.new_empty(q.shape[:-1], dtype=torch.float32),
+    ),
+)
+
+
+def _compute_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and v; without a kernel torch computes the forward pass again."""
+    kernel = _backward_kernel(q, k, v, causal, scale)
+    if kernel is not None:
+        found: tuple[Tensor, ...] = kernel(*(t.contiguous() for t in (q, k, v, out, grad, lse)))
+        return found
+    with torch.enable_grad():
+        inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+        again = sdpa(inputs[0], inputs[1], inputs[2], causal, scale)
+    return tuple(t.contiguous() for t in torch.autograd.grad(again, inputs, grad))
+
+
 _attention_backward = _define(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor grad, bool causal, float scale)"
+    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor grad, Tensor lse, bool causal, float scale)"
     " -> (Tensor, Tensor, Tensor)",
     _compute_attention_backward,
-    lambda q, k, v, grad, causal, scale: tuple(t.new_empty(t.shape) for t in (q, k, v)),
+    lambda q, k, v, out, grad, lse, causal, scale: tuple(t.new_empty(t.shape) for t in (q, k, v)),
 )
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Any:
-        ctx.save_for_backward(q, k, v)
+        out, lse = _attention_with_lse(q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.causal, ctx.scale = causal, scale
-        return _attention(q, k, v, causal, scale)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return (*_attention_backward(*ctx.saved_tensors, grad, ctx.causal, ctx.scale), None, None)
+        q, k, v, out, lse = ctx.saved_tensors
+        return (*_attention_backward(q, k, v, out, grad, lse, ctx.causal, ctx.scale), None, None)
 
 
 # ── linear ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import trace_files
@@ -15,11 +16,11 @@ from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.publish.dispatch import TABLE
-from evoengine.publish.export import Grids, export_files
+from evoengine.publish.export import export_files, triton_files
 from evoengine.publish.folder import (
     CHECKSUMS,
     MARK,
+    TABLE,
     require_new,
     require_writable,
     with_checksums,
@@ -29,17 +30,16 @@ from evoengine.publish.folder import (
 from evoengine.publish.packages import package_files, require_form, require_table_form, table_package_files
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
-from evoengine.publish.triton_export import triton_files
+from evoengine.publish.run_time import run_time
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.dispatch_table import Table, entry, find_table, table_file
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, checked, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 
@@ -197,7 +197,7 @@ def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[st
         on_stage("asking Triton's autotuner for its cache")
         return {**triton_files(winner, target, _autotune_entry(winner, echo)), RECORD_FILE: _json(record)}
     beside = {**trace_files(winner, target, echo), RECORD_FILE: _json(record)}
-    return export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside)
+    return export_files(winner, target, **_launches(ledger, winner, target), beside=beside)
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
@@ -225,7 +225,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     if target.workload.host is not None:
         return with_checksums(triton_files(winner, target, None))
     beside = trace_files(winner, target, silent)
-    return with_checksums(export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside))
+    return with_checksums(export_files(winner, target, **_launches(ledger, winner, target), beside=beside))
 
 
 def _judge(ledger: Ledger, winner: Candidate, seed: int) -> Judged:
@@ -257,10 +257,10 @@ def _autotune_entry(winner: Candidate, echo: Echo) -> AutotuneEntry | None:
         return None
 
 
-def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
-    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space.
+def _launches(ledger: Ledger, winner: Candidate, target: Target) -> dict[str, Any]:
+    """Return `grids` and `run_time` of an export, by the rules of the run's space.
 
-    Loaders of built-in workloads have their own rule.
+    Loaders of built-in workloads have their own rules.
     """
     if target.workload.loader():
         return {}
@@ -268,4 +268,7 @@ def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
         space = spaces_of(ledger, [winner], target)[winner.run]
     except UsageError:  # the current rules refuse the space, which the check of the machine code has reported
         return {}
-    return space.grids_by_sms(winner.config, range(1, MAX_SMS + 1))
+    return {
+        "grids": space.grids_by_sms(winner.config, range(1, MAX_SMS + 1)),
+        "run_time": run_time(winner, target, space),
+    }

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter, viewed
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
-from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.chip import Clock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -313,6 +313,17 @@ class Workload(ABC, Generic[P]):
     def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
         """Return sets of problems that are tuned together, by name."""
         return {}
+
+    def at_run_time(self, problem: P) -> P | None:
+        """Return the problem with a Symbol in the place of each size that an exported kernel is given as it runs.
+
+        What `parameters` computes of it holds for all sizes. None where the kernel is for one size alone.
+        """
+        return None
+
+    def size_rules(self, problem: P) -> list[tuple[str, str]]:
+        """Return expressions that the Symbols of such a problem must fulfil, each with the reason."""
+        return []
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""

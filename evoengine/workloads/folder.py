@@ -26,10 +26,19 @@ from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
+from evoengine.space.symbol import Symbol, int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_arguments import map_argument, struct_argument
-from evoengine.workloads.folder_cases import FolderFullCase, Problems, cells, full_plan, gate_cases, visited
+from evoengine.workloads.folder_cases import (
+    FolderFullCase,
+    Problems,
+    cells,
+    free_axes,
+    full_plan,
+    gate_cases,
+    visited,
+)
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
     SCALARS,
@@ -131,6 +140,16 @@ class FolderWorkload(Workload[FolderProblem]):
         """Return what makes a problem of values for the var axes, whose inputs are drawn as this one's."""
         return lambda given: self._problem(given, problem.example)
 
+    def at_run_time(self, problem: FolderProblem) -> FolderProblem:
+        definition, sizes = self.definition, problem.axes
+        free = free_axes(definition)
+        given = {axis: symbol(axis) if axis in free else sizes[axis] for axis in definition.var_axes}
+        return FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes, problem.example)
+
+    def size_rules(self, problem: FolderProblem) -> list[tuple[str, str]]:
+        rules = [rule.evaluate(problem.axes) for rule in self.definition.constraints]
+        return [(str(rule), "a constraint of problem.json") for rule in rules if isinstance(rule, Symbol)]
+
     def flops(self, problem: FolderProblem) -> float:
         """Return the FLOPs that the folder states, else one for every element of inputs and outputs."""
         rule = self.definition.flops
@@ -160,8 +179,8 @@ class FolderWorkload(Workload[FolderProblem]):
         named += [name for name in every if name in seen and name not in named]
         found = [every[name] for name in named]
         inputs = {item.name: item for item in definition.inputs}
-        for symbol, name in definition.constants.items():
-            found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype, name))
+        for variable, name in definition.constants.items():
+            found.append(ConstantParameter(variable, shape_of(inputs[name], problem), inputs[name].dtype, name))
         return tuple(found)
 
     def _every_parameter(self, problem: FolderProblem, config: Config) -> dict[str, Parameter]:
@@ -169,7 +188,7 @@ class FolderWorkload(Workload[FolderProblem]):
         definition = self.definition
         draws, scope = definition.draws_for(problem), scope_of(definition, problem, config)
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
-        every: dict[str, Parameter] = {n: ScalarArgument(n, np.int32(size)) for n, size in problem.sizes}
+        every: dict[str, Parameter] = {n: ScalarArgument(n, int32(size)) for n, size in problem.sizes}
         memory: dict[str, TensorParameter | ScratchParameter] = {}
         for name, item in {**inputs, **outputs}.items():
             if item.shape is None:

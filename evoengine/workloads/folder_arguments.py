@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from evoengine.devices.base import (
 )
 from evoengine.errors import UsageError
 from evoengine.space.expression import Expression, Scope, Undefined
+from evoengine.space.symbol import Symbol, typed
 
 MOST_BYTES = 4096
 """of a struct, as of all parameters of a kernel before CUDA 12.1"""
@@ -221,6 +222,9 @@ def _value(
 
 def _scalar(name: str, kind: str, value: Expression, scope: Scope, exact: bool) -> tuple[ScalarArgument, int]:
     number = _evaluated(value, scope, exact)
+    if isinstance(number, Symbol):
+        argument = typed(number, kind)
+        return ScalarArgument(name, argument), argument.nbytes
     try:
         raw = struct.pack(f"<{SCALARS[kind]}", number)
     except (struct.error, OverflowError, TypeError):
@@ -239,6 +243,8 @@ def _evaluated(expression: Expression, scope: Scope, exact: bool) -> Any:
 
 def _whole(expression: Expression, scope: Scope, exact: bool) -> int:
     value = _evaluated(expression, scope, exact)
+    if isinstance(value, Symbol):
+        return cast(int, value)
     if type(value) is not int or value < 0:
         raise UsageError(f"{expression.where}: `{expression.text}` is {value}, which is no size")
     return value

@@ -16,6 +16,7 @@ from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
+from evoengine.space.symbol import Symbol
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.cuda_reference import CudaReference
 from evoengine.workloads.folder_arguments import MapRule, StructRule
@@ -177,8 +178,13 @@ class Definition:
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
-    """Return an expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS."""
+    """Return an expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS.
+
+    Of Symbols it is one.
+    """
     value = expression.evaluate(sizes)
+    if isinstance(value, Symbol):
+        return value
     if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
         setting = ", ".join(f"{name}={sizes[name]}" for name in sorted(expression.names))
         raise UsageError(
@@ -225,6 +231,8 @@ def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | No
     axes, found = problem.axes, []
     for (first, last), size in zip(item.writes, shape_of(item, problem), strict=True):
         begin, end = first.evaluate(axes), last.evaluate(axes)
+        if isinstance(begin, Symbol) or isinstance(end, Symbol):
+            return None  # an exported kernel's loader leaves all of the output to it
         if type(begin) is not int or type(end) is not int or not 0 <= begin < end <= size:
             raise UsageError(
                 f"{first.where}: `{first.text}:{last.text}` is {begin}:{end} for {problem}; a part of {size} indices "

@@ -85,8 +85,8 @@ def test_every_row_is_timed_or_named_with_the_reason(folder, tmp_path):
     script.write_text(ON_STAND_IN)
     command = [sys.executable, script, "--from", folder, "--out", out]
     done = subprocess.run(
-        [*map(str, command), "--no-torch", "--seconds", "60"], env=environment(tmp_path, times=times(tmp_path)),
-        capture_output=True, text=True,
+        [*map(str, command), "--parts", "rows,sustained,again", "--seconds", "60"],
+        env=environment(tmp_path, times=times(tmp_path)), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
@@ -164,6 +164,12 @@ def test_the_first_pick_is_the_measured_time_of_the_predicted_best():
     text = measured_report.report(results, rows)
     assert "| gemm wgmma | p | warm | 12 | 0.99 | 1.01× | 1.00× |" in text
     assert "12 of 12 rows measured, 0 failed" in text
+
+
+def test_torch_stands_beside_the_fastest_row_of_its_problem():
+    rows, results = made_up()
+    results["torch"] = [{"problem": "p", "name": "matmul", "warm_us": [50.0], "cold_us": [90.0]}]
+    assert "| p | matmul | 50.0 | 90.0 | 100.0 | gemm wgmma |" in measured_report.report(results, rows)
 
 
 def test_the_cost_of_simpler_kernels_is_told_by_how_near_the_fastest_prediction_they_may_be():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -81,3 +82,22 @@ def test_the_real_driver_takes_what_the_rules_allow():
     plain = TensorMapArgument("map_k", "k", "bf16", MAP.dims, MAP.strides_bytes, MAP.box, 0)
     one, other = (encode_tensor_map(m, tensor.data_ptr()) for m in (MAP, plain))
     assert len(one) == len(other) == 128 and one != other
+
+
+def test_a_map_of_ragged_rows_ends_where_the_kernel_says():
+    """Row r of n before row e is at the coordinates (FAR, e, FAR - n + r), in addresses of 64 bits."""
+    found = tensor_map.ragged("map_k", "k", "bf16", 512, (128, 64), 128)
+    tensor_map.check(found, 1024 * 300)
+    row, end, size = 7, 130, 30
+    at = (0, tensor_map.FAR - size + row, end, tensor_map.FAR)
+    assert all(0 <= x < dim for x, dim in zip(at, found.dims, strict=True))
+    reached = sum(x * stride for x, stride in zip(at[1:], found.strides_bytes, strict=True)) % 2**64
+    assert reached == (end - size + row) * 1024
+    assert tensor_map.FAR - size + size == found.dims[1], "the row behind the last is outside"
+
+
+def test_a_map_of_other_strides_that_reaches_as_far_is_refused():
+    found = tensor_map.ragged("map_k", "k", "bf16", 512, (128, 64), 128)
+    other = replace(found, strides_bytes=(1024, 2048, found.strides_bytes[2]))
+    with pytest.raises(KernelUnbuildable, match="bytes into tensor k of 307200"):
+        tensor_map.check(other, 1024 * 300)

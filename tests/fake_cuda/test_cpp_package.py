@@ -14,6 +14,7 @@ from evoengine import workloads
 from evoengine.devices.base import TensorParameter
 from evoengine.publish.export import export_files
 from evoengine.publish.packages import package_files
+from evoengine.publish.run_time import run_time
 from evoengine.records import Candidate, Outcome
 from evoengine.sandbox.host_compiler import find_compiler
 from evoengine.stages import compile as compiler
@@ -65,7 +66,8 @@ def packaged(gate, wanted, folder: Path, form: str = "cpp") -> None:
     source = gate.source(config)
     binary = compiler.compile_source(source, "sm_90a")
     found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-    for name, data in package_files(form, export_files(found, gate.target), "packaged").items():
+    files = export_files(found, gate.target, run_time=run_time(found, gate.target, gate.space))
+    for name, data in package_files(form, files, "packaged").items():
         (folder / name).write_bytes(data)
 
 
@@ -128,9 +130,37 @@ def test_a_parameter_that_is_not_the_kernel_s_shows(kernel_gate, tmp_path):
     packaged(kernel_gate(problem), KERNELS[problem], tmp_path)
     header = tmp_path / "packaged.hpp"
     text = header.read_text()
-    assert "int32_t k = 96;" in text
-    header.write_text(text.replace("int32_t k = 96;", "int32_t k = 64;"))
+    assert "int32_t k = static_cast<std::int32_t>(sizes.k);" in text
+    header.write_text(text.replace("static_cast<std::int32_t>(sizes.k);", "64;"))
     assert not verdict(tmp_path, problem).correct
+
+
+SIZED = "gemm:m2100,n2056,k520,bf16", {"schedule": "persistent", "cluster": "2x1"}
+
+
+def by_sizes(m, n, k):
+    def way(tensors):
+        text, options = by_header(tensors)
+        return text.replace(");\n    return", f", nullptr, {{{m}, {n}, {k}}});\n    return", 1), options
+
+    return way
+
+
+def test_the_header_serves_a_smaller_problem_and_refuses_what_was_not_verified(kernel_gate, tmp_path, capfd):
+    tuned, wanted = SIZED
+    packaged(kernel_gate(tuned), wanted, tmp_path)
+    found = verdict(tmp_path, "gemm:m130,n72,k128,bf16", by_sizes(130, 72, 128))
+    assert found.correct, found.reason
+    for number, (sizes, says) in enumerate(
+        [
+            ((2101, 72, 128), "m must be from 1 to 2100, the sizes that this kernel was verified for"),
+            ((130, 70, 128), "this kernel needs n % 8 == 0: TMA wants rows in memory that are multiples of 16"),
+        ]
+    ):
+        other = tmp_path / str(number)
+        shutil.copytree(tmp_path, other, ignore=shutil.ignore_patterns("[0-9]"))
+        code, _ = launched(other, "gemm:m130,n72,k128,bf16", by_sizes(*sizes))
+        assert code == 1 and says in capfd.readouterr().err
 
 
 def test_the_example_compiles_without_a_warning(kernel_gate, tmp_path):

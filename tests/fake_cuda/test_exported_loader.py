@@ -13,6 +13,7 @@ import torch
 from evoengine import workloads
 from evoengine.devices.base import TensorParameter
 from evoengine.publish.export import export
+from evoengine.publish.run_time import run_time
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
 from evoengine.stages.verify import compare
@@ -40,7 +41,7 @@ def load(kernel_gate, tmp_path, monkeypatch):
         source = gate.source(config)
         binary = compiler.compile_source(source, "sm_90a")
         found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        export(found, gate.target, tmp_path / "out")
+        export(found, gate.target, tmp_path / "out", run_time=run_time(found, gate.target, gate.space))
         path = tmp_path / "out" / f"{exported_module(tmp_path / 'out')}.py"
         spec = importlib.util.spec_from_file_location("exported", path)
         module = importlib.util.module_from_spec(spec)
@@ -112,12 +113,42 @@ def test_a_kernel_without_a_loader_of_its_own_is_right_by_the_loader_of_all(load
     assert found.correct, found.reason
 
 
+SMALLER = {
+    ("gemm:m2100,n2056,k520,bf16", "gemm:m130,n72,k128,bf16"): {"schedule": "persistent", "cluster": "2x1"},
+    ("gemm:m300,n128,k256,fp16,bias_relu", "gemm:m70,n66,k96,fp16,bias_relu"): {"family": "mma"},
+    ("convolution:w300,h200,fw5,fh3", "convolution:w70,h33,fw5,fh3"): {"family": "shared"},
+    ("rowwise:softmax,rows100,hidden512,bf16", "rowwise:softmax,rows3,hidden512,bf16"): {"family": "block"},
+}
+"""problem that a kernel was tuned for, and a smaller one → what the kernel must have"""
+
+
+@pytest.mark.parametrize(("tuned", "smaller"), [*list(SMALLER)[:1], *more(list(SMALLER)[1:])])
+def test_a_kernel_is_right_for_a_smaller_problem_by_the_loader_of_all(load, tuned, smaller):
+    module = load(SMALLER[tuned, smaller], tuned)
+    if ",n66," in smaller:
+        with pytest.raises(ValueError, match="n=66, k=96 break n % 8 == 0, which this kernel needs: it was"):
+            verdict(module, smaller)
+        smaller = smaller.replace(",n66,", ",n72,")
+    found = verdict(module, smaller)
+    assert found.correct, found.reason
+
+
+def test_a_grid_that_is_not_of_the_smaller_problem_shows(load):
+    (tuned, smaller), wanted = next(iter(SMALLER.items()))
+    module = load(wanted, tuned)
+    module.RUN_TIME["grids"][0][0] = 2
+    assert verdict(module, smaller).correct  # persistent blocks go from tile to tile, however few they are
+    module = load({"family": "mma"}, "gemm:m300,n128,k256,fp16,bias_relu")
+    module.RUN_TIME["grids"][0][0] = 1
+    assert not verdict(module, "gemm:m70,n72,k96,fp16,bias_relu").correct
+
+
 @pytest.mark.parametrize(("name", "value"), [("k", 64), *more([("n", 24)])])
 def test_a_parameter_that_is_not_the_kernel_s_shows(load, name, value):
     problem = "gemm:m70,n66,k96,fp16,bias_relu"
     module = load(OTHERS[problem], problem)
-    (scalar,) = [s for s, p in zip(module._Plan.scalars, module.SCALARS, strict=True) if p["name"] == name]
-    scalar.value = value
+    (scalar,) = [p for p in module.SCALARS if p["name"] == name]
+    scalar["value"] = value
     assert not verdict(module, problem).correct
 
 
@@ -127,10 +158,15 @@ SEQUENCES = "varlen:h6,kv2,d64,bf16,causal,lens=3+70+0+1,kvlens=9+70+4+0"
 
 
 @pytest.mark.parametrize(
-    ("page", "family"), [(",page16", "mma"), *more([("", "mma"), ("", "wgmma"), (",page16", "wgmma")])]
+    ("page", "knobs"),
+    [
+        (",page16", {"family": "mma"}),
+        *more([("", {"family": "mma"}), ("", {"family": "wgmma"}), (",page16", {"family": "wgmma"})]),
+        *more([("", {"load": "tma", "o_store": "tma"}), (",page16", {"load": "tma", "o_store": "shared"})]),
+    ],
 )
-def test_a_kernel_of_sequences_is_right_for_another_batch_by_its_loader(load, monkeypatch, page, family):
-    module = load({"family": family, "tile_m": 64}, PACKED + page)
+def test_a_kernel_of_sequences_is_right_for_another_batch_by_its_loader(load, monkeypatch, page, knobs):
+    module = load({"tile_m": 64, **knobs}, PACKED + page)
     like = module._like
     monkeypatch.setattr(module, "_like", lambda tensor, values: on_device(like(tensor, values)))
     workload, problem = workloads.parse_problem(SEQUENCES + page)

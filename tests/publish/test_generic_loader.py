@@ -28,8 +28,11 @@ from evoengine.devices.base import (
 )
 from evoengine.devices.cuda import encode_tensor_map
 from evoengine.gpu import find_gpu
+from evoengine.paths import asset
 from evoengine.publish.export import export
+from evoengine.publish.run_time import run_time
 from evoengine.records import Binary, Candidate, KernelResources, Launch, NextKernel, Outcome, Source
+from evoengine.space.space import load_space, space_from_text
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target, taken
 from evoengine.workloads.folder import FolderWorkload
@@ -75,9 +78,9 @@ def load(driver, tmp_path, monkeypatch):
     """Exports a kernel and imports the folder; the CPU is taken for GPU 0."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF", grids=None, then=()):
+    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF", grids=None, then=(), space=None):
         parameters = target.workload.parameters(target.problem, config)
-        launch = replace(LAUNCH, then=then)
+        launch = space.launch(config) if space else replace(LAUNCH, then=then)
         names = ("entry", "sizes"), ("second", "second_sizes")
         for (entry, _), (name_at, sizes_at) in zip(launch.kernels(target.workload.entry), names, strict=False):
             passed = [p for p in taken(target.workload, entry, parameters) if is_passed(p)]
@@ -88,7 +91,8 @@ def load(driver, tmp_path, monkeypatch):
         binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0, others=others)
         problem = str(target.problem)
         found = Candidate(3, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        export(found, target, tmp_path / name, grids=grids or {})
+        rules = run_time(found, target, space) if space else None
+        export(found, target, tmp_path / name, grids=grids or {}, run_time=rules)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.{exported_module(tmp_path / name)}")
         monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
@@ -253,6 +257,7 @@ def test_a_call_like_one_before_asks_the_driver_for_its_context_and_the_launch_a
     module = load(target_of(GEMM), WGMMA)
     tensors = [torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((96, 128), (128, 64), (64,))]
     out = module.gemm(*tensors)
+    module.gemm(*tensors, out=out)
     driver.library.cuCtxSetCurrent(ctypes.c_void_p(module._gpu(0).context))  # as any thread that has used CUDA
     before = driver.get("calls")
     for _ in range(10):
@@ -295,10 +300,198 @@ def test_cupy_s_arrays_run_on_their_gpu_s_current_stream(driver, rms_norm):
 
 
 def test_a_dtype_that_cupy_does_not_have_is_one_sentence(load):
-    rms_norm = load(target_of("rms_norm:rows6,hidden32,bf16")).rms_norm
-    arrays, memory = cupy_inputs(0)
+    definition = {
+        "name": "narrow", "axes": {"n": {"type": "const", "value": 32}},
+        "inputs": {"x": {"shape": ["n"], "dtype": "float16"}}, "outputs": {"y": {"shape": ["n"], "dtype": "bfloat16"}},
+        "reference": "def run(x):\n    ...",
+    }  # fmt: skip
+    workload = FolderWorkload("narrow", json.dumps(definition))
+    narrow = load(Target(workload, workload.parse(""), find_gpu("h100"))).narrow
+    array, memory = on_gpu(0, (32,))
     with pytest.raises(ValueError, match="writes bfloat16, which this CuPy does not have: pass torch's tensors"):
+        narrow(array)
+    rms_norm = load(target_of("rms_norm:rows6,hidden32,bf16"), name="exported_2").rms_norm
+    arrays, memory = cupy_inputs(0)
+    with pytest.raises(ValueError, match="x is float16; this kernel was compiled for bfloat16"):
         rms_norm(*arrays[:3])
+
+
+# sizes that are known as the kernel runs
+
+
+def space_of(target, text=None):
+    if text is None:
+        return load_space(asset("search_spaces") / f"{target.workload.name}.toml", target.problem, target.gpu)
+    return space_from_text(text, "space.toml", target.problem, target.gpu)
+
+
+def test_a_product_serves_smaller_sizes_with_their_own_maps_sizes_and_grid(driver, load):
+    target = target_of("gemm:m4096,n4096,k4096,bf16")
+    space = space_of(target)
+    config = next(c for c in space.starts if c.get("schedule") == "persistent" and c["cluster"] == "2x1")
+    gemm = load(target, config, space=space).gemm
+    smaller = target_of("gemm:m1000,n2064,k200,bf16")
+    a, b, bias = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((1000, 200), (200, 2064), (2064,)))
+    c = gemm(a, b, bias)
+    assert c.shape == (1000, 2064)
+    *scalars, map_a, map_b, map_c = given(driver, form="4Q3i128s128s128s")
+    assert tuple(scalars) == (*pointers((a, b, bias, c)), 1000, 2064, 200)
+    wanted = [p for p in target.workload.parameters(smaller.problem, config) if isinstance(p, TensorMapArgument)]
+    maps = [encode_tensor_map(m, t.data_ptr()) for m, t in zip(wanted, (a, b, c), strict=True)]
+    assert [map_a, map_b, map_c] == maps
+    assert driver.launches()[-1].grid == space.launch(config, smaller.problem).grid == (72, 1, 1)
+    driver.set_attribute(0, SMS, 20)
+    small_gpu = load(target, config, "exported_on_less", space=space).gemm
+    small_gpu(a, b, bias)
+    assert driver.launches()[-1].grid == (18, 1, 1)  # 36 pairs of tiles in 4 rounds of 10 pairs of SMs
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        (((4100, 64), (64, 64), (64,)), "m is 4100; this kernel was verified for sizes from 1 to 4096"),
+        (((0, 64), (64, 64), (64,)), "m is 0; this kernel was verified for sizes from 1 to 4096"),
+        (
+            ((8, 64), (64, 60), (60,)),
+            "m=8, n=60, k=64 break n % 8 == 0, which this kernel needs: TMA wants rows of C that",
+        ),
+        (
+            ((8, 20), (20, 64), (64,)),
+            "m=8, n=64, k=20 break k % 8 == 0, which this kernel needs: TMA wants rows of A and",
+        ),
+        (((8, 64), (72, 64), (64,)), "b has shape (72, 64); with m=8, n=64, k=64 it must be (64, 64)"),
+        (((8, 64), (64,), (64,)), "b has shape (64,); with m=8, n=64, k=64 it must be (64, 64)"),
+    ],
+)
+def test_sizes_that_were_not_verified_are_refused_with_what_would_be_right(driver, load, shapes, says):
+    target = target_of("gemm:m4096,n4096,k4096,bf16")
+    space = space_of(target)
+    config = next(c for c in space.starts if c["family"] == "wgmma")
+    gemm = load(target, config, space=space).gemm
+    with pytest.raises(ValueError) as refused:
+        gemm(*(torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes))
+    assert str(refused.value).startswith(says) and driver.launches() == []
+
+
+def test_help_says_which_sizes_are_served(load):
+    target = target_of("gemm:m4096,n4096,k4096,bf16")
+    space = space_of(target)
+    text = inspect.getdoc(load(target, space.starts[0], space=space).gemm)
+    assert "a: bf16 [m, k], b: bf16 [k, n], bias: bf16 [n]) → c: bf16 [m, n]" in text
+    assert "It serves m up to 4096, n up to 4096 and k up to 4096, where n % 8 == 0 and k % 8 == 0." in text
+
+
+SIZED = {
+    "name": "own",
+    "axes": {
+        "n": {"type": "var"}, "w": {"type": "var"}, "fixed": {"type": "var"},
+        "half": {"type": "expr", "expression": "min(n, 64) // 2"},
+    },
+    "compile_time": ["fixed"], "constraints": ["n % 2 == 0"],
+    "inputs": {
+        "x": {"shape": ["n * 16 + 8", "fixed"], "dtype": "float32"}, "mark": {"shape": ["w + 3"], "dtype": "int8"},
+    },
+    "outputs": {"y": {"shape": ["half if w > 1 else n"], "dtype": "float32"}},
+    "scratch": {"partial": {"shape": ["n", "TILE"], "dtype": "float32", "zeroed": True}},
+    "tensor_maps": {"map_x": {"tensor": "x", "dims": ["fixed", "n"], "box": ["fixed", "TILE"], "offset": "16 * n"}},
+    "structs": {"params": {"bytes": 32, "at": {
+        "0": "partial", "8": "w", "12": {"int32": "3 * n"}, "16": {"pointer": "x", "offset": "4 * n"},
+        "24": {"float32": 0.5},
+    }}},
+    "parameters": ["x", "mark", "y", "params", "map_x"],
+    "reference": "def run(x, mark):\n    ...",
+    "workloads": [{"axes": {"n": 400, "w": 90, "fixed": 8}}],
+}  # fmt: skip
+SIZED_SPACE = """kernel = "own"
+[knobs]
+TILE = [4, 8]
+[[constraint]]
+expr = "n > 100"
+why = "of speed alone, which cases of the gate break"
+[launch]
+threads = [32, "2 if TILE == 4 else w // 3", 1]
+grid = ["ceil_div(n, TILE)", "max(1, min(w, 4 * gpu.sms))", 1]
+shared = 0
+"""
+
+
+def own_kernel(load, tile):
+    workload = FolderWorkload("own", json.dumps(SIZED | {"space": SIZED_SPACE}))
+    target = Target(workload, workload.parse("n=400,w=90,fixed=8"), find_gpu("h100"))
+    space = space_of(target, SIZED_SPACE)
+    return load(target, next(c for c in space.enumerate() if c["TILE"] == tile), space=space).own
+
+
+def test_a_kernel_of_one_s_own_gets_maps_structs_scratch_and_grid_by_its_sizes(driver, load):
+    own = own_kernel(load, 4)
+    x, mark = torch.zeros(50 * 16 + 8, 8), torch.zeros(7, dtype=torch.int8)
+    y = own(x, mark)
+    assert y.shape == (25,)  # w is 4, n is 50, found from n * 16 + 8
+    *tensors, struct_bytes, map_x = given(driver, form="3Q32s128s")
+    assert tuple(tensors) == pointers((x, mark, y))
+    scratch, w, thrice, into_x, half = struct.unpack("QiiQf4x", struct_bytes)
+    assert (w, thrice, into_x, half) == (4, 150, x.data_ptr() + 200, 0.5) and scratch not in tensors
+    wanted = TensorMapArgument("map_x", "x", "fp32", (8, 50), (32,), (8, 4), 0, offset=800)
+    assert map_x == encode_tensor_map(wanted, x.data_ptr())
+    found = driver.launches()[-1]
+    assert (found.grid, found.block) == ((13, 4, 1), (32, 2, 1))
+    y = own(x, mark[:4])
+    assert y.shape == (50,) and driver.launches()[-1].grid == (13, 1, 1)
+
+
+def test_sizes_may_be_given_by_name_where_no_shape_tells_them(driver, load):
+    definition = {
+        "name": "flat", "axes": {"rows": {"type": "var"}, "cols": {"type": "var"}},
+        "inputs": {"x": {"shape": ["rows * cols"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["rows"], "dtype": "float32"}},
+        "reference": "def run(x):\n    ...", "workloads": [{"axes": {"rows": 64, "cols": 32}}],
+    }  # fmt: skip
+    space_text = 'kernel = "flat"\n[knobs]\nT = [32]\n[launch]\nthreads = "T"\ngrid = ["rows", 1, 1]\nshared = 0\n'
+    workload = FolderWorkload("flat", json.dumps(definition | {"space": space_text}))
+    target = Target(workload, workload.parse("rows=64,cols=32"), find_gpu("h100"))
+    space = space_of(target, space_text)
+    flat = load(target, next(space.enumerate()), space=space).flat
+    assert flat(torch.zeros(64 * 32)).shape == (64,)
+    y = flat(torch.zeros(12), rows=4)
+    assert y.shape == (4,) and given(driver, form="2Q2i")[2:] == (4, 3) and driver.launches()[-1].grid == (4, 1, 1)
+    for wrong, says in [
+        ({}, "x has shape (12,); with rows=64, cols=32 it must be (2048,)"),
+        ({"rows": 5}, "x has shape (12,); with rows=5, cols=32 it must be (160,)"),
+        ({"rows": 2.5}, "rows is 2.5; this kernel was verified for sizes from 1 to 64"),
+    ]:
+        with pytest.raises(ValueError) as refused:
+            flat(torch.zeros(12), **wrong)
+        assert str(refused.value) == says
+
+
+def test_what_a_kernel_was_compiled_for_stays(load):
+    own = own_kernel(load, 8)
+    with pytest.raises(ValueError, match="break w // 3 == 30, which this kernel needs: it was compiled for 960"):
+        own(torch.zeros(50 * 16 + 8, 8), torch.zeros(7, dtype=torch.int8))
+    with pytest.raises(ValueError, match="break n % 2 == 0, which this kernel needs: a constraint of problem.json"):
+        own(torch.zeros(51 * 16 + 8, 8), torch.zeros(93, dtype=torch.int8))
+    with pytest.raises(ValueError, match=r"x has shape \(808, 4\); with n=50, w=90 it must be \(808, 8\)"):
+        own(torch.zeros(808, 4), torch.zeros(93, dtype=torch.int8))
+
+
+def test_a_problem_whose_parameters_are_no_expressions_of_its_sizes_serves_them_alone(load, monkeypatch):
+    target = target_of("gemm:m256,n256,k256,bf16")
+    space = space_of(target)
+    found = Candidate(3, 1, str(target.problem), "h100", space.starts[-1], Outcome.ESTIMATED)
+    assert run_time(found, target, space)["axes"] == {"m": 256, "n": 256, "k": 256}
+    own = type(target.workload).parameters
+
+    def of_a_size(self, problem, config):
+        first, *others = own(self, problem, config)
+        return (replace(first, shape=(256, *first.shape[1:])) if problem.m != 1 else first, *others)
+
+    def that_compares(self, problem, config):
+        return own(self, problem, config)[problem.m < 100 :]
+
+    for wrong in (of_a_size, that_compares):
+        with monkeypatch.context() as changed:
+            changed.setattr(type(target.workload), "parameters", wrong)
+            assert run_time(found, target, space) is None
 
 
 # two kernels in one process

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
-import pickle
+import tracemalloc
 from collections import Counter
 from itertools import combinations
 
 import numpy as np
-import optuna
 import pytest
-from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
 
-from evoengine.records import config_key
+from evoengine.records import Config, config_key
 from evoengine.search.samplers import evolution, prior, surrogate
 from evoengine.search.samplers.evolution import (
     LED_WEIGHT,
     STALL_WEIGHT,
     Coverage,
-    EvolutionSampler,
-    Grid,
+    Evolution,
     fronts,
     normal_scores,
     scores,
@@ -24,7 +21,7 @@ from evoengine.search.samplers.evolution import (
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
 from evoengine.space.space import SearchSpace
-from tests.support.evolution import SPACE, search, speed, suggest
+from tests.support.evolution import SPACE, Grid, search, speed
 from tests.support.exhaustive import more
 
 
@@ -34,80 +31,74 @@ def space(load) -> SearchSpace:
     return load(SPACE)
 
 
-class TestConformance(BasicSamplerTestCase, RelativeSamplerTestCase, MultiObjectiveSamplerTestCase):
-    """Optuna's own specification of a sampler."""
-
-    @pytest.fixture
-    def sampler(self):
-        return lambda: EvolutionSampler(seed=0)
-
-
 def test_every_proposal_from_a_bred_pool_is_valid_and_none_comes_twice(space, monkeypatch):
     monkeypatch.setattr(prior, "ENUMERABLE", 10)
-    study = search(space, seed=0, trials=100)
-    assert all(space.contains(t.params) for t in study.trials)
-    assert len({config_key(t.params) for t in study.trials}) == 100
+    found = search(space, seed=0, trials=100)
+    assert all(space.contains(t.config) for t in found)
+    assert len({config_key(t.config) for t in found}) == 100
 
 
 def test_a_small_space_is_walked_to_its_last_configuration_without_repeating_one(space):
-    study = search(space, seed=0, trials=len(space))
-    assert {config_key(t.params) for t in study.trials} == {config_key(c) for c in space.enumerate()}
+    found = search(space, seed=0, trials=len(space))
+    assert {config_key(t.config) for t in found} == {config_key(c) for c in space.enumerate()}
 
 
 def test_the_same_seed_gives_the_same_search(space):
-    one, same, other = ([t.params for t in search(space, seed=seed, trials=40).trials] for seed in (1, 1, 2))
+    one, same, other = ([t.config for t in search(space, seed, 40)] for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
-@pytest.mark.parametrize(("most", "listing"), [(evolution.MAX_SINGLE_READS, False), (0, True)])
-def test_new_trials_are_read_alone_as_a_list_of_100_000_takes_longer_than_a_proposal(space, monkeypatch, most, listing):
-    plain = search(space, 0, 12, EvolutionSampler(0, space))
-    monkeypatch.setattr(evolution, "MAX_SINGLE_READS", most)
-    listed, all_of = [], optuna.Study.get_trials
-    monkeypatch.setattr(optuna.Study, "get_trials", lambda *a, **k: (listed.append(1), all_of(*a, **k))[1])
-    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
-    for _ in range(12):
-        trial = study.ask()
-        study.tell(trial, speed(suggest(trial, space)))
-    assert bool(listed) == listing
-    assert [t.params for t in all_of(study)] == [t.params for t in all_of(plain)]
+def test_more_trials_than_there_is_room_for_at_first_make_no_difference(space, monkeypatch):
+    plain = search(space, 0, 40)
+    monkeypatch.setattr(evolution, "FIRST_ROWS", 3)
+    assert search(space, 0, 40) == plain
+
+
+def test_a_trial_adds_no_more_than_a_few_hundred_bytes_to_a_search(space, monkeypatch):
+    """A study of 100,000 trials in memory took 600 MB."""
+    monkeypatch.setattr(prior, "ENUMERABLE", 10)
+    grid = Grid(**dict.fromkeys("abcdefgh", range(8)))
+    sampler, rows = Evolution(grid, 0), np.random.default_rng(0).integers(8, size=(22_000, 8))
+    configs = [grid.decode(row) for row in rows]
+    for config in configs[:2000]:
+        sampler.recall(config, (1.0,), (), "mutation")
+    tracemalloc.start()
+    for config in configs[2000:]:
+        sampler.recall(config, (1.0,), (), "mutation")
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown / 20_000 < 350, grown
 
 
 def test_workers_in_parallel_get_configurations_that_differ(space):
-    study = search(space, seed=0, trials=20)
-    batch = [suggest(study.ask(), space) for _ in range(12)]
-    tried = {config_key(t.params) for t in study.trials[:20]}
+    sampler = Evolution(space, 0)
+    tried = {config_key(t.config) for t in search(space, 0, 20, sampler)}
+    batch = [sampler.ask().config for _ in range(12)]
     assert len({config_key(config) for config in batch} - tried) == 12
 
 
 def test_a_minimum_is_searched_for_as_well_as_a_maximum(space):
-    study = optuna.create_study(direction="minimize", sampler=EvolutionSampler(0, space))
-    study.optimize(lambda trial: 1 / speed(suggest(trial, space)), n_trials=50)
-    assert study.best_value == pytest.approx(0.1)
+    found = search(space, 0, 50, Evolution(space, 0, directions=("minimize",)), lambda config: 1 / speed(config))
+    assert min(t.value for t in found) == pytest.approx(0.1)
 
 
 def test_the_unit_of_the_objective_does_not_matter(space):
     plain = search(space, seed=3, trials=40)
     stretched = search(space, seed=3, trials=40, value=lambda config: 1e3 * speed(config) ** 2)
-    assert [t.params for t in plain.trials] == [t.params for t in stretched.trials]
+    assert [t.config for t in plain] == [t.config for t in stretched]
 
 
-@pytest.mark.parametrize("state", [optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL])
-def test_a_region_that_fails_is_left(state):
-    """The further right the better; then all fails, told as a penalty or as FAIL, where a climb would lead on to."""
-    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0))
-    failed = []
-    for _ in range(70):
-        trial = study.ask()
-        x, y = trial.suggest_int("x", 0, 19), trial.suggest_int("y", 0, 19)
-        failed.append(x > 11)
-        if failed[-1]:
-            study.tell(trial, 0.0 if state == optuna.trial.TrialState.COMPLETE else None, state)
-        else:
-            study.tell(trial, 1 + x + y / 10)
-    assert np.mean(failed[-50:]) < 0.3
-    assert study.best_trial.params["x"] == 11
+@pytest.mark.parametrize("failed", [0.0, -np.inf, np.nan])
+def test_a_region_that_fails_is_left(failed):
+    """The further right the better; then all fails, where a climb would lead on to."""
+
+    def value(config: Config) -> float:
+        return failed if config["x"] > 11 else 1 + config["x"] + config["y"] / 10
+
+    found = search(grid := Grid(x=range(20), y=range(20)), 0, 70, Evolution(grid, 0), value)
+    assert np.mean([t.config["x"] > 11 for t in found[-50:]]) < 0.3
+    assert max(found, key=lambda t: np.nan_to_num(t.value, nan=-np.inf)).config["x"] == 11
 
 
 @pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), *more([(1e9, 0.0, 0.42)])])
@@ -116,9 +107,9 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
     monkeypatch.setattr(evolution, "STALL_WEIGHT", stall)
     far = []
     for seed in range(20):
-        first = space.encode(search(space, seed, 1).trials[0].params)
-        study = search(space, seed, 20, value=lambda config, first=first: -(space.encode(config) != first).sum())
-        far += [(space.encode(trial.params) != first).sum() >= 3 for trial in study.trials[8:]]  # 3: half of five knobs
+        first = space.encode(search(space, seed, 1)[0].config)
+        found = search(space, seed, 20, value=lambda config, first=first: -(space.encode(config) != first).sum())
+        far += [(space.encode(trial.config) != first).sum() >= 3 for trial in found[8:]]  # 3: half of five knobs
     assert least <= np.mean(far) <= most, np.mean(far)
 
 
@@ -127,114 +118,58 @@ def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     """Five knobs of four values, of which only the first matters: how many of the 160 pairs 30 trials have."""
     monkeypatch.setattr(evolution, "RARITY_EXPONENT", power)
     monkeypatch.setattr(evolution, "STALL_WEIGHT", 1e9)
-    pairs = []
+    pairs, grid = [], Grid(**dict.fromkeys("abcde", range(4)))
     for seed in range(24):
-        study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed))
-        study.optimize(lambda trial: 1.0 + next(iter([trial.suggest_int(name, 0, 3) for name in "abcde"])), 30)
-        columns = [[trial.params[name] for trial in study.trials] for name in "abcde"]
+        found = search(grid, seed, 30, value=lambda config: 1.0 + config["a"])
+        columns = [[trial.config[name] for trial in found] for name in "abcde"]
         pairs.append(sum(len({*zip(*pair, strict=True)}) for pair in combinations(columns, 2)))
     assert (np.mean(pairs) > 115) == (power > 0), np.mean(pairs)  # 118 and 113 when this was written
 
 
 def test_minus_infinity_is_good_where_less_is_better(space):
-    study = optuna.create_study(sampler=EvolutionSampler(0, space))
-    study.optimize(lambda trial: -np.inf if suggest(trial, space)["family"] == "tensor" else 1.0, n_trials=30)
-    assert "random" not in [t.user_attrs["operator"] for t in study.trials[4:]]
-    assert all(t.params["family"] == "tensor" for t in study.trials[-10:])
+    sampler = Evolution(space, 0, directions=("minimize",))
+    found = search(space, 0, 30, sampler, lambda config: -np.inf if config["family"] == "tensor" else 1.0)
+    assert "random" not in [t.operator for t in found[4:]]
+    assert all(t.config["family"] == "tensor" for t in found[-10:])
 
 
-def test_known_good_points_go_first_and_their_kin_follow(space):
-    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
+def test_the_kin_of_a_given_point_follow_it(space):
+    sampler = Evolution(space, 0)
     start = {"family": "tensor", "tile": 64, "warps": 4, "stages": 3, "order": "rows"}
-    study.enqueue_trial(start)
-    study.optimize(lambda trial: speed(suggest(trial, space)), n_trials=8)
-    assert study.trials[0].params == start
-    assert {"operator": "mutation", "parents": [0]} in [t.user_attrs for t in study.trials]
+    given = sampler.ask(start)
+    sampler.tell(given.number, (speed(start),))
+    assert (given.number, given.config, given.operator) == (0, start, None)
+    assert ("mutation", (0,)) in [(t.operator, t.parents) for t in search(space, 0, 8, sampler)]
 
 
 def test_every_trial_says_what_it_came_from(space):
-    study = search(space, seed=0, trials=80)
-    operators = [t.user_attrs["operator"] for t in study.trials]
+    found = search(space, seed=0, trials=80)
+    operators = [t.operator for t in found]
     assert operators[:4] == ["random"] * 4 and "random" not in operators[4:]
     assert Counter(operators)["mutation"] > 40
-    for trial in study.trials:
-        parents = [study.trials[n] for n in trial.user_attrs["parents"]]
+    for trial in found:
+        parents = [found[n] for n in trial.parents]
         assert all(p.number < trial.number for p in parents)
-        if trial.user_attrs["operator"] == "mutation":
-            assert len(parents) == 1 and len(set(trial.params.items()) - set(parents[0].params.items())) <= 2
-        if trial.user_attrs["operator"] == "crossover":
-            either = set(parents[0].params.items()) | set(parents[1].params.items())
-            assert set(trial.params.items()) <= either
+        if trial.operator == "mutation":
+            assert len(parents) == 1 and len(set(trial.config.items()) - set(parents[0].config.items())) <= 2
+        if trial.operator == "crossover":
+            either = set(parents[0].config.items()) | set(parents[1].config.items())
+            assert set(trial.config.items()) <= either
 
 
 def test_the_optimum_takes_a_quarter_of_the_trials_that_random_search_takes(space):
     values = np.array([speed(config) for config in space.enumerate()])
     at_random = [np.random.default_rng(seed).permutation(values).tolist().index(10) for seed in range(9)]
-    needed = [[t.value for t in search(space, seed, 60).trials].index(10) for seed in range(9)]
+    needed = [[t.value for t in search(space, seed, 60)].index(10) for seed in range(9)]
     assert np.median(needed) < np.median(at_random) / 4
-
-
-def test_a_study_without_a_space_is_searched_by_what_its_trials_have_in_common():
-    def objective(trial):
-        x, y = trial.suggest_float("x", 1e-3, 1e3, log=True), trial.suggest_int("y", 0, 40)
-        return abs(np.log10(x) - 1) + abs(y - 30) + (trial.suggest_categorical("z", "ab") == "a")
-
-    samplers = EvolutionSampler(0), optuna.samplers.RandomSampler(0)
-    evolution, random = (optuna.create_study(sampler=sampler) for sampler in samplers)
-    for study in (evolution, random):
-        study.optimize(objective, n_trials=60)
-    assert evolution.best_value < random.best_value
-    assert evolution.best_value < 0.2
 
 
 @pytest.mark.parametrize("choices", [(None, 2, 4), (None, "a"), (1, "auto"), (None, True, 1.5, "x")])
 def test_choices_of_unlike_types_are_searched_too(choices):
-    study = optuna.create_study(sampler=EvolutionSampler(0))
-    study.optimize(
-        lambda trial: abs(choices.index(trial.suggest_categorical("c", choices)) - 1) + trial.suggest_int("x", 0, 9), 30
+    found = search(
+        Grid(c=choices, x=range(10)), 0, 30, value=lambda config: -abs(choices.index(config["c"]) - 1) - config["x"]
     )
-    assert study.best_params == {"c": choices[1], "x": 0}
-
-
-def test_one_sampler_serves_one_study_after_another(space):
-    sampler = EvolutionSampler(0, space)
-    for trials in (40, 20, 60):
-        study = search(space, seed=0, trials=trials, sampler=sampler)
-        assert [t.user_attrs["operator"] for t in study.trials[:4]] == ["random"] * 4
-        assert len({config_key(t.params) for t in study.trials}) == trials
-        assert all(parent < t.number for t in study.trials for parent in t.user_attrs["parents"])
-
-
-def test_a_sampler_without_a_space_learns_that_of_each_study():
-    sampler = EvolutionSampler(0)
-    for knob in ("x", "y"):
-        study = optuna.create_study(sampler=sampler)
-        study.optimize(lambda trial, knob=knob: abs(trial.suggest_int(knob, 0, 40) - 30), 30)
-        assert study.best_params == {knob: 30}
-        assert "mutation" in {t.user_attrs.get("operator") for t in study.trials}
-
-
-def test_a_sampler_kept_in_a_file_goes_on_with_its_study():
-    study = optuna.create_study(sampler=EvolutionSampler(0))
-    for _ in range(2):
-        study.optimize(lambda trial: abs(trial.suggest_int("x", 0, 40) - 30) + trial.suggest_int("y", 0, 2), 15)
-        study.sampler = pickle.loads(pickle.dumps(study.sampler))
-    assert study.best_value == 0
-    assert len({config_key(t.params) for t in study.trials[1:]}) == 29
-
-
-def test_a_grid_covers_its_distributions():
-    grid = Grid(
-        {
-            "f": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
-            "i": optuna.distributions.IntDistribution(1, 1000, log=True),
-            "c": optuna.distributions.CategoricalDistribution((None, "a")),
-        }
-    )
-    f, i, c = (knob.values for knob in grid.knobs)
-    assert (f, c) == ((0.0, 0.25, 0.5, 0.75, 1.0), (None, "a"))
-    assert i[0] == 1 and i[-1] == 1000 and len(i) <= 64
-    assert grid.decode(grid.encode({"f": 0.5, "i": i[7], "c": None})) == {"f": 0.5, "i": i[7], "c": None}
+    assert max(found, key=lambda t: t.value).config == {"c": choices[1], "x": 0}
 
 
 def test_a_surrogate_extended_by_a_row_is_the_one_fitted_to_all(monkeypatch):
@@ -366,14 +301,13 @@ def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, 
     Uniform draws would try about one. Had all lengths the prior of those of two values, few would find them.
     """
     monkeypatch.setattr(surrogate, "_prior_width", leeway)
-
-    def two(trial: optuna.Trial) -> tuple[float, float]:
-        a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
-        return float(a), float(a * 0.5 + abs(b - 20))
-
     on_front = []
     for seed in range(12):
-        study = optuna.create_study(directions=["maximize", "minimize"], sampler=EvolutionSampler(seed))
-        study.optimize(two, n_trials=40)
-        on_front.append(sum(t.params["b"] == 20 for t in study.trials))
+        sampler = Evolution(Grid(a=range(40), b=range(40)), seed, directions=("maximize", "minimize"))
+        on_front.append(0)
+        for _ in range(40):
+            asked = sampler.ask()
+            a, b = asked.config["a"], asked.config["b"]
+            sampler.tell(asked.number, (float(a), a * 0.5 + abs(b - 20)))
+            on_front[-1] += b == 20
     assert (sum(n > 10 for n in on_front) >= 4) == found, on_front

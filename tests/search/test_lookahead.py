@@ -11,11 +11,11 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.records import Binary, Outcome, Rejection
 from evoengine.search import compilers, lookahead
-from evoengine.search.agreement import measured_pairs
 from evoengine.search.lookahead import MAX_FAILURES, Lookahead
 from evoengine.search.samplers import evolution
 from evoengine.search.samplers.prior import Mean, Prior
 from evoengine.stages.predict import Estimated
+from evoengine.tuning.measure import measured_pairs
 from tests.support import faulty_device
 from tests.support.evolution import SPACE
 from tests.support.exhaustive import more
@@ -60,7 +60,7 @@ def test_a_model_that_is_wrong_is_dropped(numbered, all_first, monkeypatch, drop
         monkeypatch.setattr(
             evolution, "fit_mean", lambda scores, logs, tried, of, covariance: Mean(-9 * tried[0], -9 * of[0], 0.1)
         )
-        monkeypatch.setattr(evolution._Search, "_follows_prior", lambda search: True)
+        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search: True)
     numbered.coordinator(range(40), trials=24, sampler="evolution", predictor=faulty_device.wrong_model).search()
     assert tried(numbered)[:3] == [0, 1, 2]
     assert (max(tried(numbered)) >= 35) == dropping

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
-import optuna
 import pytest
 from scipy.stats import multivariate_t, spearmanr
 
 from evoengine.objectives import OBJECTIVES
 from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import evolution, prior
-from evoengine.search.samplers.evolution import EvolutionSampler, Grid
+from evoengine.search.samplers.evolution import Evolution
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior, fit_mean
-from tests.support.evolution import SPACE, search, speed, suggest
+from tests.support.evolution import SPACE, Done, search, speed
 from tests.support.exhaustive import more
 
 SEEDS = 8
@@ -48,18 +45,16 @@ def expected(made: Prior, space) -> np.ndarray:
 def needed(space, made: Prior | None, seed: int) -> int:
     """Trials until the optimum; a trial is worth the inverse of its time."""
     best = min(map(time_us, space.enumerate()))
-    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed, space, made))
+    sampler = Evolution(space, seed, made)
     for number in range(100):
-        trial = study.ask()
-        found = time_us(suggest(trial, space))
-        if found == best:
+        (trial,) = search(space, seed, 1, sampler, lambda config: 1 / time_us(config))
+        if trial.value == 1 / best:
             return number
-        study.tell(trial, 1 / found)
     return 100
 
 
-def operators(study: optuna.Study) -> list[str]:
-    return [trial.user_attrs["operator"].partition(evolution.LED_BY)[0] for trial in study.trials]
+def operators(found: list[Done]) -> list[str]:
+    return [trial.operator.partition(evolution.LED_BY)[0] for trial in found]
 
 
 def test_a_prior_of_rank_correlation_0_9_halves_the_trials_at_least(space):
@@ -77,7 +72,7 @@ def test_a_prior_that_is_wrong_is_dropped_and_costs_little(space, monkeypatch, d
         monkeypatch.setattr(
             evolution, "fit_mean", lambda scores, logs, tried, of, covariance: believed(tried[0], of[0])
         )
-        monkeypatch.setattr(evolution._Search, "_follows_prior", lambda search: True)
+        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search: True)
     without = np.mean([needed(space, None, seed) for seed in range(SEEDS)])
     wrong = np.mean([needed(space, noisy(space, 0.5, seed, -1.0), seed) for seed in range(SEEDS)])
     assert (wrong < 1.3 * without + evolution.MIN_COMPLETED) == dropping, (wrong, without)
@@ -90,28 +85,28 @@ def believed(tried: np.ndarray, of: np.ndarray) -> prior.Mean:
 def test_without_a_prior_and_with_one_that_knows_nothing_proposals_are_the_same(space, monkeypatch):
     for whole in (prior.ENUMERABLE, 10):
         monkeypatch.setattr(prior, "ENUMERABLE", whole)
-        plain, empty = (search(space, 3, 40, EvolutionSampler(3, space, made)) for made in (None, Prior(space)))
-        assert [t.params for t in plain.trials] == [t.params for t in empty.trials]
+        plain, empty = (search(space, 3, 40, Evolution(space, 3, made)) for made in (None, Prior(space)))
+        assert [t.config for t in plain] == [t.config for t in empty]
         assert operators(plain) == operators(empty)
 
 
 def test_the_first_trials_are_those_that_the_prior_expects_to_be_fastest(space):
     made = noisy(space, 0.3, 1)
-    study = search(space, 0, 8, EvolutionSampler(0, space, made))
+    found = search(space, 0, 8, Evolution(space, 0, made))
     fastest = np.sort(expected(made, space))[:4]
-    (tried,) = made.log_us(np.array([space.encode(t.params) for t in study.trials]))
+    (tried,) = made.log_us(np.array([space.encode(t.config) for t in found]))
     assert tried[:3].tolist() == fastest[:3].tolist()
-    assert operators(study)[:4] == ["prior"] * 3 + ["random"] and "prior" not in operators(study)[4:]
+    assert operators(found)[:4] == ["prior"] * 3 + ["random"] and "prior" not in operators(found)[4:]
 
 
 def test_the_unit_of_a_prior_does_not_matter(space):
-    studies = []
+    searches = []
     for factor in (1.0, 1024.0):
         made = Prior(space)
         for config in space.enumerate():
             made.predict(config, factor * time_us(config))
-        studies.append(search(space, 2, 30, EvolutionSampler(2, space, made)))
-    assert [t.params for t in studies[0].trials] == [t.params for t in studies[1].trials]
+        searches.append(search(space, 2, 30, Evolution(space, 2, made)))
+    assert [t.config for t in searches[0]] == [t.config for t in searches[1]]
 
 
 def test_what_a_prior_does_not_know_is_tried_too(space):
@@ -120,31 +115,31 @@ def test_what_a_prior_does_not_know_is_tried_too(space):
     for config in space.enumerate():
         if config["family"] == "plain":
             made.predict(config, time_us(config))
-    study = search(space, 0, 60, EvolutionSampler(0, space, made))
-    assert study.best_value == 10
-    assert study.trials[0].params["family"] == "plain"
+    found = search(space, 0, 60, Evolution(space, 0, made))
+    assert max(t.value for t in found) == 10
+    assert found[0].config["family"] == "plain"
 
 
 def test_where_the_favourites_of_a_prior_fail_the_search_draws_at_random(space):
     made = noisy(space, 0.1, 0)
     rows = np.array([space.encode(config) for config in space.enumerate()])
     bad = {row.tobytes() for row in rows[np.argsort(made.log_us(rows)[0])[:60]]}
-    study = search(
-        space, 0, 40, EvolutionSampler(0, space, made),
+    found = search(
+        space, 0, 40, Evolution(space, 0, made),
         lambda config: -np.inf if space.encode(config).tobytes() in bad else speed(config),
     )  # fmt: skip
-    came_through = [t.number for t in study.trials if t.value > -np.inf]
-    assert [o for o in operators(study)[: came_through[3] + 1] if o not in ("prior", "random")] == []
-    assert operators(study)[: came_through[3] + 1].count("prior") == 4
-    assert operators(study)[came_through[3] + 1] not in ("prior", "random")
+    came_through = [t.number for t in found if t.value > -np.inf]
+    assert [o for o in operators(found)[: came_through[3] + 1] if o not in ("prior", "random")] == []
+    assert operators(found)[: came_through[3] + 1].count("prior") == 4
+    assert operators(found)[came_through[3] + 1] not in ("prior", "random")
 
 
 def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
     monkeypatch.setattr(prior, "ENUMERABLE", 10)
     made = noisy(space, 0.1, 0)
-    study = search(space, 0, 20, EvolutionSampler(0, space, made))
-    assert operators(study)[:4] == ["prior"] * 3 + ["random"]
-    assert study.best_value > 9
+    found = search(space, 0, 20, Evolution(space, 0, made))
+    assert operators(found)[:4] == ["prior"] * 3 + ["random"]
+    assert max(t.value for t in found) > 9
 
 
 @pytest.mark.parametrize("expected", [evolution.N_PRIOR_ROWS, 0])
@@ -155,14 +150,14 @@ def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, 
     monkeypatch.setattr(evolution, "N_PRIOR_ROWS", expected)
     monkeypatch.setattr(evolution, "N_ELITES", 0)
     made = Prior(space)
-    sampler = EvolutionSampler(0, space, made)
-    study = search(space, 0, 12, sampler)
+    sampler = Evolution(space, 0, made)
+    found = search(space, 0, 12, sampler)
     best = max(space.enumerate(), key=speed)
-    assert best not in [t.params for t in study.trials]
-    for config in [best, *(t.params for t in study.trials)]:
+    assert best not in [t.config for t in found]
+    for config in [best, *(t.config for t in found)]:
         made.predict(config, time_us(config))
-    sampler._search._fit(sampler._search._models[0])
-    assert (space.encode(best) == sampler._search._pool.rows).all(1).any() == bool(expected)
+    sampler._fit(sampler._models[0])
+    assert (space.encode(best) == sampler._pool.rows).all(1).any() == bool(expected)
 
 
 def test_the_fastest_of_a_prior_in_their_order(space):
@@ -171,21 +166,6 @@ def test_the_fastest_of_a_prior_in_their_order(space):
     assert made.log_us(rows)[0].tolist() == np.sort(expected(made, space))[:9].tolist()
     assert rows.dtype == np.int16 and len(made.fastest(1000)) == len(space)
     assert Prior(space).fastest(3).shape == (0, len(space.knobs))
-
-
-def test_a_sampler_kept_in_a_file_goes_on_with_its_prior():
-    grid = Grid({name: optuna.distributions.IntDistribution(0, 8) for name in "ab"})
-    made = Prior(grid)
-    for config in grid.enumerate():
-        made.predict(config, 1.0 + config["a"] + config["b"])
-    sampler, found = EvolutionSampler(0, grid, made), []
-    study = optuna.create_study(sampler=sampler)
-    for _ in range(3):
-        study.optimize(lambda trial: 1.5 + sum(trial.suggest_categorical(name, (*range(9),)) for name in "ab"), 1)
-        found.append(sum(study.trials[-1].params.values()))
-        study.sampler = pickle.loads(pickle.dumps(study.sampler))
-    assert found == [0, 1, 1]
-    assert operators(study) == ["prior"] * 3
 
 
 def test_with_several_objectives_the_prior_leads_the_first_trials_only(space, monkeypatch):
@@ -230,16 +210,16 @@ def test_of_two_sources_the_one_that_the_trials_confirm_is_believed(space, monke
     made = noisy(space, 0.3, 0, -1.0)
     for config in space.enumerate():
         made.measure(config, 1.3 * time_us(config) * np.exp(0.1 * np.sin(len(str(config)))), "rtx3090")
-    study = search(space, 0, 30, EvolutionSampler(0, space, made), lambda config: 1 / time_us(config))
-    led = [t.user_attrs["operator"].partition(evolution.LED_BY)[2] for t in study.trials[4:]]
+    found = search(space, 0, 30, Evolution(space, 0, made), lambda config: 1 / time_us(config))
+    led = [t.operator.partition(evolution.LED_BY)[2] for t in found[4:]]
     assert led.count("rtx3090") >= 12
     assert sum(prior.MODEL in of for of in led) <= 4, led
 
 
 def test_one_proposal_of_eight_ignores_the_prior(space, monkeypatch):
     monkeypatch.setattr(prior, "FAILURES", 32)
-    study = search(space, 0, 32, EvolutionSampler(0, space, noisy(space, 0.1, 0)), lambda config: 1 / time_us(config))
-    led = [evolution.LED_BY in t.user_attrs["operator"] for t in study.trials]
+    found = search(space, 0, 32, Evolution(space, 0, noisy(space, 0.1, 0)), lambda config: 1 / time_us(config))
+    led = [evolution.LED_BY in t.operator for t in found]
     assert not any(led[3::8]) and sum(led) >= 16
 
 
@@ -281,21 +261,20 @@ def test_a_prior_without_a_new_best_is_followed_by_no_more_than_a_share_of_the_t
 
 def test_what_the_prior_found_is_no_sign_that_the_search_without_it_has_stalled(space):
     """Else every second proposal would be far from a best that was found at once, in whose neighbourhood none was."""
-    sampler = EvolutionSampler(0, space, noisy(space, 0.0, 0))
-    study = search(space, 0, 24, sampler, lambda config: 1 / time_us(config))
-    run = sampler._search
-    led = [evolution.LED_BY in t.user_attrs["operator"] for t in study.trials]
-    assert led[run._latest_best()] and not led[run._latest_best(own=True)]
-    assert run._since_best(own=True) < run._since_best(own=False)
+    sampler = Evolution(space, 0, noisy(space, 0.0, 0))
+    found = search(space, 0, 24, sampler, lambda config: 1 / time_us(config))
+    led = [evolution.LED_BY in t.operator for t in found]
+    assert led[sampler._latest_best()] and not led[sampler._latest_best(own=True)]
+    assert sampler._since_best(own=True) < sampler._since_best(own=False)
 
 
-def test_what_a_prior_learns_while_the_study_goes_on_counts(space):
+def test_what_a_prior_learns_while_the_search_goes_on_counts(space):
     made = Prior(space)
-    sampler = EvolutionSampler(0, space, made)
+    sampler = Evolution(space, 0, made)
     search(space, 0, 1, sampler)
     best = max(space.enumerate(), key=speed)
     made.predict(best, 1.0)
-    assert search(space, 0, 1, sampler).trials[0].params == best
+    assert search(space, 0, 1, sampler)[0].config == best
 
 
 # ── the mean ────────────────────────────────────────────────────────────────────────────────────────────────────────

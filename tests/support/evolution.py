@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import optuna
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from evoengine.search.samplers.evolution import EvolutionSampler
-from evoengine.space.space import SearchSpace
+import numpy as np
+
+from evoengine.records import Config, Value
+from evoengine.search.samplers.evolution import Evolution
+from evoengine.search.samplers.prior import Space
+from evoengine.space.definition import Knob
 from tests.support.spaces import launches
 
 SPACE = """\
@@ -31,18 +36,55 @@ def speed(config) -> float:
     return 10 - loss - abs(config["stages"] - 3) - (config.get("order") != "swizzled")
 
 
-def suggest(trial: optuna.Trial, space: SearchSpace) -> dict:
-    config: dict = {}
-    for knob in space.knobs:
-        if space.is_active(knob, config):
-            config[knob.name] = trial.suggest_categorical(knob.name, knob.values)
-    return config
+class Grid:
+    """A space of every combination of the knobs' values."""
+
+    def __init__(self, **knobs: Sequence[Value | None]) -> None:
+        self.knobs = tuple(Knob(name, tuple(values)) for name, values in knobs.items())
+        self._sizes = tuple(len(knob.values) for knob in self.knobs)
+
+    def __len__(self) -> int:
+        return math.prod(self._sizes)
+
+    def contains(self, config: Config) -> bool:
+        return all(knob.values.count(config[knob.name]) for knob in self.knobs)
+
+    def sample(self, rng: np.random.Generator, n: int = 1) -> list[Config]:
+        return [self.decode(row) for row in rng.integers(self._sizes, size=(n, len(self._sizes)))]
+
+    def enumerate(self) -> Iterator[Config]:
+        return map(self.decode, np.ndindex(*self._sizes))
+
+    def neighbours(self, config: Config) -> list[Config]:
+        return [{**config, k.name: value} for k in self.knobs for value in k.values if value != config[k.name]]
+
+    def encode(self, config: Config) -> np.ndarray:
+        return np.array([knob.values.index(config[knob.name]) for knob in self.knobs], np.int16)
+
+    def decode(self, row: Sequence[int] | np.ndarray) -> Config:
+        return {knob.name: knob.values[int(i)] for knob, i in zip(self.knobs, row, strict=True)}
 
 
-def search(space: SearchSpace, seed: int, trials: int, sampler=None, value=speed) -> optuna.Study:
-    sampler = sampler or EvolutionSampler(seed, space)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+@dataclass(frozen=True)
+class Done:
+    """A trial of a search that has ended."""
+
+    number: int
+    config: Config
+    value: float
+    operator: str
+    parents: tuple[int, ...]
+
+
+def search(
+    space: Space, seed: int, trials: int, sampler: Evolution | None = None, value: Callable[[Config], float] = speed
+) -> list[Done]:
+    """Return the trials of a search for the greatest value."""
+    sampler = sampler or Evolution(space, seed)
+    done = []
     for _ in range(trials):
-        trial = study.ask()
-        study.tell(trial, value(suggest(trial, space)))
-    return study
+        asked = sampler.ask()
+        found = value(asked.config)
+        sampler.tell(asked.number, (found,))
+        done.append(Done(asked.number, asked.config, found, asked.operator, asked.parents))
+    return done

@@ -24,11 +24,12 @@ PROBLEMS = [
 ]
 SEQUENCES = ["varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048", "varlen:h32,kv8,d64,fp16,lens=512+37+2048,page16"]
 GROUPS = ["grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk", "grouped-gemm:rows=8x40,n1000,k200,fp16"]
+PACKED = ["w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m4096,n4096,k4096,bf16,g32,zeros,bias_silu"]
 
 
 ALL = 99
 CASES = [(problem, "sm_80", 1) for problem in (PROBLEMS[0], PROBLEMS[3])]
-CASES += more((problem, arch, ALL) for problem in PROBLEMS for arch in ("sm_80", "sm_90a"))
+CASES += more((problem, arch, ALL) for problem in (*PROBLEMS, *PACKED) for arch in ("sm_80", "sm_90a"))
 """problem, architecture, and how many starts of each family are compiled at most"""
 
 
@@ -43,10 +44,10 @@ def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arc
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES, *GROUPS])
+@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES, *GROUPS, *PACKED])
 def test_every_family_has_a_start_on_every_gpu(problem):
     workload, own = parse_problem(problem)
-    least = 80 if problem in (*SEQUENCES, *GROUPS) else 75
+    least = 80 if problem in (*SEQUENCES, *GROUPS, *PACKED) else 75
     for gpu in (gpu for gpu in known_gpus().values() if gpu.capability >= least):
         space = load_space(asset("search_spaces") / f"{workload.name}.toml", own, gpu)
         assert {c["family"] for c in space.starts} == set(space.families) - space.empty_families.keys(), gpu.key

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
@@ -114,6 +115,18 @@ def test_the_samples_alone_do_not_find_it_but_the_comparison_of_all_rows_does(st
     monkeypatch.setattr(Bench, "_compare_whole", again)
     monkeypatch.setattr(Bench, "output_check", lambda bench, checked: None)
     assert judge(stage, wrong)[0].correct
+
+
+@pytest.mark.parametrize(("off", "wrong_rows"), [(2e-6, 0), (2e-5, 1)])
+def test_a_row_whose_terms_cancel_may_differ_by_their_rounding(off, wrong_rows):
+    """As of dQ of a causal mask, whose first row is 0: an H100's kernels left 4e-7 of it, SDPA 1e-7."""
+    from evoengine.timing.bench import _worst_row
+
+    theirs = torch.full((8, 64), 0.5, dtype=torch.float16)
+    theirs[0] = 1e-7
+    ours = theirs.clone()
+    ours[0] += off
+    assert _worst_row(ours, theirs, 0.01, "SDPA").wrong_rows == wrong_rows
 
 
 @pytest.mark.parametrize("text", ["b1,h2,sq96,sk160,d64,bf16,causal", "b2,h2,s128,d32,bf16", "b1,h3,s1,d64,fp16"])

@@ -18,6 +18,7 @@ from evoengine.timing.rounds import Rounds
 from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.attention.tensors import AttentionTensors
 from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
@@ -40,6 +41,16 @@ def test_without_a_baseline_each_ones_reason_is_said(stage):
     said = str(caught.value)
     assert all(sentence in said for sentence in failed.values())
     assert "CUDNN_ATTENTION: " in said and "EFFICIENT_ATTENTION: " in said  # which the stand-in's library refuses
+
+
+def test_a_problem_that_no_library_supports_is_timed_beside_plain_torch(stage, monkeypatch):
+    def refuse(self, name, problem, inputs):
+        raise RuntimeError("torch has no such attention")
+
+    monkeypatch.setattr(AttentionTensors, "baseline", refuse)
+    assert [b.name for b in stage.baselines(target(), 1)] == ["plain torch"]
+    monkeypatch.setattr(AttentionTensors, "baselines", lambda self, problem: ())
+    assert [b.name for b in stage.baselines(target(), 1)] == ["plain torch"]
 
 
 @pytest.mark.parametrize("flushes", [5, 20])

@@ -7,13 +7,14 @@ import torch
 
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.rowwise.problem import OPERATORS
+from evoengine.workloads.rowwise.workload import OPERATORS
 from tests.support.exhaustive import more
 
-MAIN_OUTPUT = {"gemm": "c", "rms_norm": "y", "convolution": "output"}
+MAIN_OUTPUT = {"gemm": "c", "w4a16": "c", "rms_norm": "y", "convolution": "output"}
 PROBLEMS = [
     "gemm:m5,n7,k9,bf16",
     "gemm:m5,n7,k9,fp16,bias",
+    "w4a16:m5,n8,k64,bf16,g32,zeros,bias_relu",
     "gemm:m5,n7,k9,bf16,bias_relu",
     "gemm:m5,n7,k9,fp16,bias_gelu",
     "rms_norm:rows3,hidden40,bf16",

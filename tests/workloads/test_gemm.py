@@ -230,11 +230,54 @@ def test_a_fault_planted_in_a_gated_product_is_caught(kernel_gate, old, new):
     assert gate.refutes(gate.configuration({"family": "wgmma", "tile_m": 64, "tile_n": 64}), old, new), "it escaped"
 
 
-@pytest.mark.parametrize("problem", ["gemm:m300,n200,k328,fp16,swiglu,residual", *more([GATED])])
-def test_a_gated_product_passes(kernel_gate, problem):
-    gate = kernel_gate(problem)
-    verdict = gate.judge(gate.configuration({"family": "wgmma", "tile_m": 64, "tile_n": 64}))
-    assert verdict.outcome is None, verdict.reason
+TWO = {"family": "mma", "tile_m": 64, "tile_n": 64}
+ROWS_OF_N = "gemm:b3,m300,n201,k77,fp16,swiglu,residual"
+MMA_GATED_FAULTS = [
+    ("the first B twice", GATED, "else second.read(b,", "else first.read(b,"),
+    ("both B exchanged", GATED, "if (j < WARP_COLS / 8) first", "if (j >= WARP_COLS / 8) first"),
+    ("columns of the second B that begin where the first one's end", GATED, "j - WARP_COLS / 8);", "j);"),
+    ("the second B's tile in the first one's place", GATED, "tile_b + TileB::BYTES / sizeof(T);", "tile_b;"),
+    ("a step of the second B behind", GATED, "b_up + i * TILE_K, k", "b_up + max(i - 1, 0) * TILE_K, k"),
+    ("the second B of the first columns", GATED, "b_up += (long long)work.first_col * k;", ""),
+    ("the second B's rows one too far apart", ROWS_OF_N, "load<TileB>(tile_up, b_up + (long long)i * TILE_K * n, n,", "load<TileB>(tile_up, b_up + (long long)i * TILE_K * n, n + 1,"),
+    ("the second B of the first entry", ROWS_OF_N, "b_up += (long long)work.entry * k * n;", ""),
+    ("buffers as of one B", GATED, "TileA::BYTES + 2 * TileB::BYTES> Tiles", "TileA::BYTES + TileB::BYTES> Tiles"),
+    ("gate and up exchanged", GATED, "acc.d[i] / (1.0f + __expf(-acc.d[i])) * acc.d[i + found.SIZE]", "acc.d[i + found.SIZE] / (1.0f + __expf(-acc.d[i + found.SIZE])) * acc.d[i]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in MMA_GATED_FAULTS], "both B exch"),
+)
+def test_a_fault_planted_in_a_gated_product_by_mma_is_caught(kernel_gate, problem, old, new):
+    gate = kernel_gate(problem, "a100")
+    assert gate.refutes(gate.configuration(TWO), old, new), "it escaped"
+
+
+@pytest.mark.parametrize(
+    ("problem", "gpu", "wanted"),
+    [
+        ("gemm:m300,n200,k328,fp16,swiglu,residual", "h100", {**TWO, "family": "wgmma"}),
+        ("gemm:m300,n200,k328,fp16,swiglu,residual", "a100", TWO),
+        *more([(GATED, "h100", {**TWO, "family": "wgmma"}), (GATED, "l4", TWO), (ROWS_OF_N, "rtx5090", TWO)]),
+    ],
+)
+def test_a_gated_product_passes(kernel_gate, problem, gpu, wanted):
+    gate = kernel_gate(problem, gpu)
+    verdict = gate.judge(gate.configuration(wanted))
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(12))
+def test_a_drawn_gated_product_by_mma_passes(kernel_gate, number):
+    problem, gpu = [(GATED, "a100"), (ROWS_OF_N, "a10"), ("gemm:m700,n520,k1024,bf16,swiglu", "b200")][number % 3]
+    gate = kernel_gate(problem, gpu)
+    config = gate.draw(1, seed=number)[0]
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")

@@ -6,9 +6,9 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem, workloads
-from evoengine.workloads.convolution.problem import ConvolutionProblem
+from evoengine.workloads.convolution.workload import ConvolutionProblem
 from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.rms_norm.problem import RmsNormProblem
+from evoengine.workloads.rms_norm.workload import RmsNormProblem
 
 WRITTEN = {
     "gemm:m4096,n512,k64,fp16": GemmProblem(4096, 512, 64, "fp16"),
@@ -38,7 +38,7 @@ def test_parts_may_come_in_any_order_and_with_spaces():
     assert parse_problem("gemm: bias, fp16, k3, n2, m1")[1] == GemmProblem(1, 2, 3, "fp16", "bias")
 
 
-@pytest.mark.parametrize("name", ["gemm", "rms_norm", "rowwise", "convolution", "varlen", "grouped-gemm"])
+@pytest.mark.parametrize("name", ["gemm", "rms_norm", "rowwise", "convolution", "varlen", "grouped-gemm", "w4a16"])
 def test_the_example_is_a_problem_of_the_workload(name):
     workload = workloads()[name]
     assert str(workload.parse(workload.example)) == workload.example

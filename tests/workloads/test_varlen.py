@@ -100,11 +100,47 @@ def test_a_fault_planted_in_a_persistent_kernel_is_caught(kernel_gate, old, new)
     assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG) and found.reason, "the fault escaped"
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("problem", [ROUNDS, f"{ROUNDS},page16"])
-def test_the_persistent_kernel_passes(kernel_gate, problem):
+BY_TMA = PERSISTENT | {"load": "tma"}
+STORED = BY_TMA | {"o_store": "tma"}
+PAGES_16 = f"{ROUNDS},page16"
+LOAD = "        Tile::load(to.tile(tile), map, to.full_of(tile), row, col,"
+TMA_FAULTS = [
+    # name, configuration, problem, text of the good kernel, text of the broken one
+    ("rows behind the end loaded", BY_TMA, ROUNDS, f"tile * TILE_N);\n{LOAD} work.found.k_end, FAR);", f"tile * TILE_N) - 1;\n{LOAD} work.found.k_end + 1, FAR);"),
+    ("last row not loaded", BY_TMA, ROUNDS, f"tile * TILE_N);\n{LOAD} work.found.k_end, FAR);", f"tile * TILE_N) + 1;\n{LOAD} work.found.k_end - 1, FAR);"),
+    ("keys of another sequence", BY_TMA, ROUNDS, "row, col, work.found.k_end, FAR);", "row, col, work.found.q_end, FAR);"),
+    ("queries from the sequence's begin", BY_TMA, ROUNDS, "row_of(work.found.seq_q, work.first_row);", "row_of(work.found.seq_q, 0);"),
+    ("columns of another head", BY_TMA, ROUNDS, "row, work.head * HEAD_DIM, work", "row, work.kv_head * HEAD_DIM, work"),
+    ("stored past the sequence's end", STORED, ROUNDS, "row, work.found.q_end, FAR);\n    }", "row - 1, work.found.q_end + 1, FAR);\n    }"),
+    ("told of a tile before the last is read", BY_TMA, ROUNDS, "barrier_wait(q.empty_of(0), q.phase(0) % 2 ^ 1);\n        *found", "*found"),
+    ("told of a tile after Q is there", BY_TMA, ROUNDS, "        *found = next;\n        if (has_keys)", "        if (!has_keys) *found = next;\n        if (has_keys)"),
+    ("never told that none is left", BY_TMA, ROUNDS, "if (elect_one()) tiles.hand_over({-1}, false);", ""),
+    ("tiles without keys not handed over", BY_TMA, ROUNDS, "if (work.rows == 0) continue;", "if (work.tiles == 0) continue;"),
+    ("tiles without keys left unwritten", BY_TMA, ROUNDS, "work.clear_o(128 * CONSUMERS);", ""),
+    ("tiles without keys never released", BY_TMA, ROUNDS, "                tiles.release_q();", ""),
+    ("a page's free slots loaded", BY_TMA, PAGES_16, "max(0, min(PAGE, work.seq_k - key + slot))", "PAGE"),
+    ("one page for a whole tile", BY_TMA, PAGES_16, "work.table[key / PAGE] : 0", "work.table[tile * TILE_N / PAGE] : 0"),
+    ("a box of the page before", BY_TMA, PAGES_16, "first * Tile::SLAB_BYTES", "max(0, first - BOX) * Tile::SLAB_BYTES"),
+    ("slots from the page's begin", BY_TMA, f"{ROUNDS},page256", "key = tile * TILE_N + first, slot = key % PAGE;", "key = tile * TILE_N + first, slot = 0;"),
+    ("table read behind the sequence", BY_TMA, PAGES_16, "key < work.seq_k ? work.table[key / PAGE] : 0", "work.table[key / PAGE]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in TMA_FAULTS], "rows behind", "told of a tile after"),
+)
+def test_a_fault_planted_in_a_kernel_by_tma_is_caught(kernel_gate, config, problem, old, new):
     gate = kernel_gate(problem)
-    verdict = gate.judge(gate.configuration(PERSISTENT))
+    assert gate.refutes(gate.configuration(config), old, new), "the fault escaped"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("config", [PERSISTENT, BY_TMA, STORED], ids=["cp_async", "tma", "stored by tma"])
+@pytest.mark.parametrize("problem", [ROUNDS, PAGES_16])
+def test_the_persistent_kernel_passes(kernel_gate, problem, config):
+    gate = kernel_gate(problem)
+    verdict = gate.judge(gate.configuration(config))
     assert verdict.correct, verdict.reason
 
 
@@ -240,18 +276,20 @@ def test_shared_pages_are_those_of_the_longest_sequence():
 
 
 MMA = {"family": "mma", "tile_m": 128, "tile_n": 64, "schedule": "longest_first"}
-WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none"}
+WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "none", "load": "cp_async"}
+PERSISTENT_TMA = {"family": "wgmma", "tile_m": 128, "tile_n": 128, "schedule": "static", "load": "tma"}
 
 
 @pytest.mark.skipif(not disassembler(), reason="needs nvdisasm")
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("wanted", [MMA, WGMMA], ids=["mma", "wgmma"])
+@pytest.mark.parametrize("wanted", [MMA, WGMMA, PERSISTENT_TMA], ids=["mma", "wgmma", "wgmma by tma"])
 def test_sequences_of_one_length_take_at_most_5_percent_longer_than_padded_ones(kernel_gate, wanted):
     """By prediction, with the same knobs."""
     packed = kernel_gate("varlen:h16,kv4,d128,bf16,causal,lens=8x2048")
     padded = kernel_gate("attention:b8,h16,kv4,s2048,d128,bf16,causal")
     config = packed.configuration(wanted)
-    assert predicted_us(packed, config) < 1.05 * predicted_us(padded, config)
+    same = config | ({"cluster": 1} if config.get("load") == "tma" else {})
+    assert predicted_us(packed, config) < 1.05 * predicted_us(padded, same)
 
 
 def predicted_us(gate, config):

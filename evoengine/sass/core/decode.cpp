@@ -304,7 +304,8 @@ void classify(Instruction& i, string_view base) {
   }
   i.widens = base == "HADD2" && has(i, "F32");
   i.high = base == "IMAD" && has(i, "HI");
-  if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
+  // VOTEU.ALL is a compiler's own: whether a uniform instruction may stand for one under a predicate.
+  if (is_one_of({"VOTE", "VOTEU", "REDUX"}) && !(base == "VOTEU" && has(i, "ALL"))) i.visit = Visit::Vote;
 }
 
 // A loop around a compare-and-swap begins with a plain load of what is swapped: where another thread stores at the same

@@ -16,24 +16,18 @@ of the space: it counts little in the ranks, and a best that it found is no sign
 from __future__ import annotations
 
 import math
-import sys
-import threading
+from array import array
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import IntersectionSearchSpace
-from optuna.storages import BaseStorage
-from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
 
+from evoengine.objectives import Direction
 from evoengine.records import LED_BY, Config
+from evoengine.search.samplers import Asked
 from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, Trust, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate, find_products
 from evoengine.space.definition import Knob
@@ -47,10 +41,10 @@ REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
 MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
+FIRST_ROWS = 256
+"""trials for which there is room at first; the room doubles"""
 MAX_FRONT_TRIALS = 512
 """number of the best trials, and of the latest, among which Pareto fronts are sought"""
-MAX_SINGLE_READS = 128
-"""trials read one by one; of more, all are"""
 RARITY_EXPONENT = 3
 """power of a candidate's pair coverage by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
@@ -69,95 +63,6 @@ EXPLORE_DISTANCE = 4
 """number of knobs, or half of them where there are few, in which an exploring proposal differs from the best"""
 
 
-class EvolutionSampler(BaseSampler):
-    """Proposes from `space`, or without one from what the study's trials have in common.
-
-    The objective must suggest each knob as `suggest_categorical(knob.name, knob.values)` where a space is given. Each
-    trial says what it came from in its user attributes: `operator`, and the numbers of its `parents`:
-
-    - random: a draw from the space, no parents;
-    - prior: what the prior expects to be fastest, no parents;
-    - mutation: one or two knobs away from one of the best trials, its parent;
-    - crossover: every knob as in one of two of the best trials, its parents;
-    - surrogate: none of these; the surrogate saw promise further off.
-
-    Where the prior was followed, ` led by ` and its believed sources follow: `mutation led by rtx3090, the model`.
-
-    A study that goes on in another process marks the trials that it was given with the attribute `recalled`.
-
-    Known-good points go first by `study.enqueue_trial`. Of trials in flight (parallel workers) the surrogate knows
-    where they are but not what they reach, so a batch spreads out. With several objectives a trial is
-    worth the Pareto front it stands on; a prior, which knows of times alone, then leads the first trials only.
-
-    A `prior` may learn more while the study goes on. The objective must be a time or a speed then.
-    """
-
-    def __init__(self, seed: int | None = None, space: Space | None = None, prior: Prior | None = None) -> None:
-        self._space, self._prior = space, prior
-        self._independent = RandomSampler(seed)
-        self._rng = np.random.default_rng(seed)
-        self._lock = threading.Lock()
-        self._switch_study(None)
-
-    def _switch_study(self, study: Study | None) -> None:
-        """Replace the state of one study by that of another, which its trials determine."""
-        # a study has no public identity
-        whose = (study._storage, study._study_id) if study is not None else None  # noqa: SLF001
-        if whose is None or whose != self._whose:
-            self._whose: tuple[BaseStorage, int] | None = whose
-            self._common = IntersectionSearchSpace()
-            self._searched: dict[str, BaseDistribution] | None = None
-            self._search: _Search | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the lock, which cannot be pickled.
-
-        Thus a study can continue in another process.
-        """
-        return {name: getattr(self, name) for name in ("_space", "_prior", "_independent", "_rng")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
-        self._switch_study(None)
-
-    def reseed_rng(self) -> None:
-        self._independent.reseed_rng()
-        self._rng.bit_generator.state = np.random.default_rng().bit_generator.state
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        if self._space is not None:
-            return {knob.name: CategoricalDistribution(knob.values) for knob in self._space.knobs}
-        with self._lock:
-            self._switch_study(study)
-            return self._common.calculate(study)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        if not search_space:
-            return {}
-        with self._lock:
-            self._switch_study(study)
-            if self._search is None or self._searched != search_space:
-                self._searched, space = search_space, self._space or Grid(search_space)
-                self._search = _Search(space, self._rng, self._prior)
-            self._search.read(study, trial.number)
-            config, operator, parents = self._search.propose(trial.number)
-            if self._search.believed:
-                operator += LED_BY + ", ".join(self._search.believed)
-        for key, value in (("operator", operator), ("parents", parents)):
-            # as Optuna's own samplers do: `trial` is a copy
-            study._storage.set_trial_user_attr(trial._trial_id, key, value)  # noqa: SLF001
-            trial.set_user_attr(key, value)
-        return config
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
-
-
 class _Model:
     """A surrogate, and the trials that it has learned from."""
 
@@ -166,8 +71,8 @@ class _Model:
         self.fitted: list[int] = []
         self.refit_at = 0.0
 
-    def extend(self, rows: Sequence[np.ndarray]) -> bool:
-        """Learn from the latest trials; return False where a fit is due instead."""
+    def extend(self, rows: np.ndarray) -> bool:
+        """Learn from the latest of all trials [trials, knobs]; return False where a fit is due instead."""
         new = range(self.fitted[-1] + 1 if self.fitted else 0, len(rows))
         if len(self.fitted) + len(new) >= self.refit_at:
             return False
@@ -186,89 +91,126 @@ class _Led:
     sources: tuple[str, ...]
 
 
-class _Search:
-    """The trials of one study in one space, and what to try next.
+class Evolution:
+    """The trials of a search in one space, and what to try next.
 
-    A proposal costs the same however many trials there are, but for the growth of arrays and lists.
+    A trial's number is its place among them. Where each came from is one of these operators:
+
+    - random: a draw from the space, no parents;
+    - prior: what the prior expects to be fastest, no parents;
+    - mutation: one or two knobs away from one of the best trials, its parent;
+    - crossover: every knob as in one of two of the best trials, its parents;
+    - surrogate: none of these; the surrogate saw promise further off.
+
+    Where the prior was followed, ` led by ` and its believed sources follow: `mutation led by rtx3090, the model`.
+
+    Of trials in flight the surrogate knows where they are but not what they reach, so a batch spreads out. With several
+    objectives a trial is worth the Pareto front it stands on; a prior, which knows of times alone, then leads the first
+    trials only. A prior may learn more while the search goes on. The objective must be a time or a speed then.
+
+    A proposal costs the same however many trials there are. Of each trial the row, its value and its place are kept,
+    some 250 bytes; all else is of the best and the latest.
     """
 
-    def __init__(self, space: Space, rng: np.random.Generator, prior: Prior | None) -> None:
-        self._space, self._rng, self._prior = space, rng, prior
-        self._pool = Pool(space, rng)
-        self._models = [_Model(Surrogate(space.knobs, rng))]
+    def __init__(
+        self, space: Space, seed: int, prior: Prior | None = None, directions: Sequence[Direction] = ("maximize",)
+    ) -> None:
+        self._space, self._rng, self._prior = space, np.random.default_rng(seed), prior
+        self._signs = np.array([1.0 if direction == "maximize" else -1.0 for direction in directions])
+        self._places: dict[bytes, int] = {}
+        """place of each row that was tried or is in flight"""
+        self._pool = Pool(space, self._rng, self._places)
+        self._models = [_Model(Surrogate(space.knobs, self._rng))]
         if any(find_products(space.knobs)):
-            self._models.append(_Model(Surrogate(space.knobs, rng, products=True)))
-        self._led = _Model(Surrogate(space.knobs, rng))
+            self._models.append(_Model(Surrogate(space.knobs, self._rng, products=True)))
+        self._led = _Model(Surrogate(space.knobs, self._rng))
         """knows of the prior: its hyperparameters are of what that leaves"""
         self._bred = False
         self._expected = np.zeros((0, 0))
         """what the prior says of the pool, when its sources had `_expected_sizes` figures"""
         self._expected_sizes: tuple[int, ...] | None = None
         self._coverage = Coverage(space.knobs)
-        self._rows: list[np.ndarray] = []
-        self._numbers: list[int] = []
-        self._values: list[float] = []
-        """greater is better; -inf where rejected, NaN where in flight"""
+        self._rows = np.empty((FIRST_ROWS, len(space.knobs)), np.int16)
+        """of all trials, in the order of their places; longer than these"""
+        self._values = np.empty(FIRST_ROWS)
+        """likewise; greater is better; -inf where rejected, NaN where in flight"""
         self._best: list[tuple[float, int]] = []
         """the best trials that came through, at most MAX_FIT_TRIALS / 2: (-value, place), best first"""
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better, where there are several"""
-        self._row_numbers: dict[bytes, int] = {}
-        self._surrogate_rows: list[int] = []
-        """rows that the surrogate chose, ascending"""
-        self._own_rows: list[int] = []
+        self._surrogate_places = array("q")
+        """of trials that the surrogate chose, ascending"""
+        self._own_places = array("q")
         """those of them that did not follow the prior"""
-        self._prior_rows: set[int] = set()
-        """rows that the prior chose alone"""
-        self._led_rows: set[int] = set()
-        """rows that followed the prior, those that it chose alone among them"""
+        self._prior_places: set[int] = set()
+        """of trials that the prior chose alone"""
+        self._led_places: set[int] = set()
+        """of trials that followed the prior, those that it chose alone among them"""
         self._through = self._through_by_prior = self._failed = 0
         """trials that came through, those of them that the prior chose alone, and those that were rejected"""
         self._dropped = False
         """whether the trials contradict the prior"""
         self._trust = Trust()
-        self._unfinished: list[int] = []
-        self._read = 0
 
-    def read(self, study: Study, latest: int) -> None:
-        """Process the changes of the study's trials since the last call, up to the number of the latest."""
-        numbers = [*self._unfinished, *range(self._read, latest + 1)]
-        trials = [*_trials(study, numbers)]
-        self._read = max(self._read, latest + 1)
-        self._unfinished = [n for n, trial in zip(numbers, trials, strict=True) if not trial.state.is_finished()]
-        signs = np.array([1.0 if d == StudyDirection.MAXIMIZE else -1.0 for d in study.directions])
-        for trial in trials:
-            config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
-            if trial.state == TrialState.WAITING or not self._space.contains(config):
-                continue
-            place = self._enter(self._space.encode(config), trial.number)
-            operator, led, _ = (trial.user_attrs.get("operator") or "").partition(LED_BY)
-            if operator == "prior":
-                self._prior_rows.add(place)
-            if led:
-                self._led_rows.add(place)
-            if operator in SURROGATE_OPERATORS and "recalled" in trial.user_attrs:
-                self._count_surrogate_row(place, bool(led))
-            if trial.state.is_finished():
-                complete = trial.state == TrialState.COMPLETE and trial.values is not None
-                vector = signs * trial.values if complete else np.full(len(signs), -np.inf)
-                if len(signs) > 1:
-                    self._vectors[place] = vector
-                self._finish(place, float(vector[0]))
-        if len(signs) > 1 and numbers:
+    def ask(self, config: Config | None = None) -> Asked:
+        """Begin a trial of `config`, or of a new configuration of the sampler's own where it is None.
+
+        One that was tried already has its number of then: a given one, or any where no new one is found.
+        """
+        if config is not None:
+            return Asked(self._enter(self._space.encode(config)), config)
+        if self._vectors:
             self._rank_fronts()
+        believed: tuple[str, ...] = ()
+        row = None
+        if self._ready():
+            row, believed = self._most_promising_row()
+        if row is not None:
+            operator, parents = self._descent(row)
+            self._count_surrogate_place(len(self._places), bool(believed))
+        else:
+            row, believed = self._fastest_expected()
+            operator, parents = "random" if row is None else "prior", ()
+        if row is None:
+            row = self._pool.draw()
+        if row is None:
+            row = self._space.encode(self._space.sample(self._rng)[0])
+        place = self._enter(row)
+        if operator == "prior":
+            self._prior_places.add(place)
+        if believed:
+            self._led_places.add(place)
+            operator += LED_BY + ", ".join(believed)
+        return Asked(place, self._space.decode(row), parents, operator)
 
-    def _finish(self, place: int, value: float) -> None:
-        if not math.isnan(self._values[place]):  # a repeated configuration
+    def tell(self, number: int, values: Sequence[float]) -> None:
+        """Report what a trial reached, one value per objective; what is told first counts."""
+        if not math.isnan(self._values[number]):
             return
-        self._values[place] = value
+        vector = np.nan_to_num(self._signs * values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        if len(vector) > 1:
+            self._vectors[number] = vector
+        value = self._values[number] = float(vector[0])
         if value == -np.inf:
             self._failed += 1
             return
         self._through += 1
-        self._through_by_prior += place in self._prior_rows
-        insort(self._best, (-value, place))
+        self._through_by_prior += number in self._prior_places
+        insort(self._best, (-value, number))
         del self._best[MAX_FIT_TRIALS // 2 :]
+
+    def recall(self, config: Config, values: Sequence[float], parents: Sequence[int], operator: str | None) -> int:
+        """Enter a trial of an earlier process of the search, and return its number."""
+        place = self._enter(self._space.encode(config))
+        operator, led, _ = (operator or "").partition(LED_BY)
+        if operator == "prior":
+            self._prior_places.add(place)
+        if led:
+            self._led_places.add(place)
+        if operator in SURROGATE_OPERATORS:
+            self._count_surrogate_place(place, bool(led))
+        self.tell(place, values)
+        return place
 
     def _rank_fronts(self) -> None:
         """Compute the trials' values, which are the numbers of their fronts, of the best so far and of the latest."""
@@ -278,44 +220,27 @@ class _Search:
             for place in best[MAX_FRONT_TRIALS:]:
                 del self._vectors[place]
             places = [*self._vectors]
-        if not places:
-            return
         for place, front in zip(places, fronts(np.array([*self._vectors.values()])), strict=True):
             self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
-        through = [(-self._values[place], place) for place in places if self._values[place] > -np.inf]
+        through = [(-float(self._values[place]), place) for place in places if self._values[place] > -np.inf]
         self._best = sorted(through)[: MAX_FIT_TRIALS // 2]
 
-    def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
-        """Return a new configuration for the trial, its operator, and the numbers of its parents."""
-        self.believed: tuple[str, ...] = ()
-        row = self._most_promising_row() if self._ready() else None
-        if row is not None:
-            operator, parents = self._descent(row)
-            self._count_surrogate_row(len(self._rows), bool(self.believed))
-        else:
-            row = self._fastest_expected()
-            operator, parents = "random" if row is None else "prior", []
-        if row is None:
-            row = self._pool.draw()
-        if row is None:
-            return self._space.sample(self._rng)[0], operator, parents
-        self._enter(row, number)
-        return self._space.decode(row), operator, parents
-
-    def _enter(self, row: np.ndarray, number: int) -> int:
-        place = self._row_numbers.setdefault(row.tobytes(), len(self._rows))
-        if place == len(self._rows):
-            self._rows.append(row)
-            self._numbers.append(number)
-            self._values.append(np.nan)
-            self._pool.exclude(row)
+    def _enter(self, row: np.ndarray) -> int:
+        count = len(self._places)
+        place = self._places.setdefault(row.tobytes(), count)
+        if place == count:
+            if count == len(self._values):
+                self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+                self._values = np.concatenate([self._values, np.empty_like(self._values)])
+            self._rows[place], self._values[place] = row, np.nan
+            self._pool.close(row)
             self._coverage.add(row)
         return place
 
-    def _count_surrogate_row(self, place: int, led: bool) -> None:
-        self._surrogate_rows.append(place)
+    def _count_surrogate_place(self, place: int, led: bool) -> None:
+        self._surrogate_places.append(place)
         if not led:
-            self._own_rows.append(place)
+            self._own_places.append(place)
 
     def _ready(self) -> bool:
         """Return whether enough trials succeeded.
@@ -324,47 +249,55 @@ class _Search:
         """
         return self._through - (self._through_by_prior if self._dropped else 0) >= MIN_COMPLETED
 
-    def _fastest_expected(self) -> np.ndarray | None:
-        """Return the open row that the prior expects to be fastest; None if it knows none, or was wrong too often."""
-        if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
-            return None
-        rows: Iterable[np.ndarray] = self._prior.fastest(len(self._rows) + 1)
-        row = next((row for row in rows if row.tobytes() not in self._row_numbers), None)
-        self.believed = () if row is None else self._prior.knowing(row)
-        return row
+    def _fastest_expected(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
+        """Return the open row that the prior expects to be fastest, and the sources that know it.
 
-    def _most_promising_row(self) -> np.ndarray | None:
-        """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
-        late = self._since_best(own=True) >= PRODUCT_AFTER and len(self._rows) % 2
+        The row is None if the prior knows none, or was wrong too often.
+        """
+        if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
+            return None, ()
+        rows: Iterable[np.ndarray] = self._prior.fastest(len(self._places) + 1)
+        row = next((row for row in rows if row.tobytes() not in self._places), None)
+        return row, () if row is None else self._prior.knowing(row)
+
+    def _most_promising_row(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
+        """Return the candidate with the largest expected improvement, weighted by rarity, and the sources it follows.
+
+        The row is None if no candidate is left.
+        """
+        late = self._since_best(own=True) >= PRODUCT_AFTER and len(self._places) % 2
         model = self._models[-1 if late else 0]
-        if not model.extend(self._rows):
+        if not model.extend(self._tried):
             self._fit(model)
         if not self._pool.available.any():
-            return None
+            return None, ()
         targets = self._targets(model)
         mean, deviation = plain = model.surrogate.predict(targets)
+        believed: tuple[str, ...] = ()
         if (led := self._predict_led()) is not None and self._follows_prior():
-            mean, deviation = led.mean, led.deviation
-            self.believed = led.sources
+            mean, deviation, believed = led.mean, led.deviation, led.sources
         gain = (
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        best = int(np.where(self._proposable(own=not self.believed), gain, -1.0).argmax())
+        best = int(np.where(self._proposable(own=not believed), gain, -1.0).argmax())
         if led is not None:
             ways = (led.mean, led.deviation), plain
-            self._trust.forecast(
-                len(self._rows), [(float(m[best]), float(d[best])) for m, d in ways], bool(self.believed)
-            )
-        row: np.ndarray = self._pool.rows[best]
-        return row
+            forecasts = [(float(m[best]), float(d[best])) for m, d in ways]
+            self._trust.forecast(len(self._places), forecasts, bool(believed))
+        return self._pool.rows[best], believed
+
+    @property
+    def _tried(self) -> np.ndarray:
+        """Return the rows of all trials [trials, knobs]."""
+        return self._rows[: len(self._places)]
 
     def _predict_led(self) -> _Led | None:
         """Return what the prior and the trials together forecast; None where the trials contradict it."""
         if self._prior is None or self._vectors or not self._prior.sources:
             self._dropped = self._prior is not None
             return None
-        if not self._led.extend(self._rows):
+        if not self._led.extend(self._tried):
             self._fit(self._led)
         targets = self._targets(self._led)
         prior = self._fit_mean(targets)
@@ -377,18 +310,18 @@ class _Search:
         return _Led(prior.pool + prior.deviation * mean, prior.deviation * deviation, sources)
 
     def _is_prior_free(self) -> bool:
-        return len(self._rows) % PRIOR_FREE == MIN_COMPLETED - 1
+        return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 1
 
     def _follows_prior(self) -> bool:
         """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
         if self._is_prior_free():
             return False
-        return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._rows)))
+        return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._places)))
 
     def _proposable(self, own: bool) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
         best, since = self._latest_best(own), self._since_best(own)
-        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._rows)) and best >= 0:
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(self._places)) and best >= 0:
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[best]).sum(1)
             far: np.ndarray = self._pool.available & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
@@ -401,21 +334,22 @@ class _Search:
 
         `own` leaves out those that followed the prior: what it finds at once is no sign that the search has stalled.
         """
-        best = [(value, place) for value, place in self._best if not own or place not in self._led_rows]
+        best = [(value, place) for value, place in self._best if not own or place not in self._led_places]
         return -1 if not best else max(place for value, place in best if value == best[0][0])
 
     def _since_best(self, own: bool) -> int:
         """Return how many of the surrogate's proposals came after the best trial, of its own ones alone if `own`."""
-        rows = self._own_rows if own else self._surrogate_rows
-        return len(rows) - bisect_right(rows, self._latest_best(own))
+        places = self._own_places if own else self._surrogate_places
+        return len(places) - bisect_right(places, self._latest_best(own))
 
     def _fit(self, model: _Model) -> None:
-        latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
+        count = len(self._places)
+        latest = range(max(0, count - MAX_FIT_TRIALS // 2), count)
         if model is self._models[0] or not self._bred:
             self._breed()
         model.fitted = sorted({*(place for _, place in self._best), *latest})
         model.refit_at = REFIT_GROWTH * len(model.fitted)
-        rows = np.array([self._rows[i] for i in model.fitted])
+        rows = self._rows[model.fitted]
         targets = self._targets(model)
         if model is self._led and (mean := self._fit_mean(targets)) is not None:
             targets = (targets - mean.tried) / mean.deviation
@@ -423,7 +357,7 @@ class _Search:
 
     def _breed(self) -> None:
         expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
-        self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
+        self._pool.breed(self._rows[self._elites()], expected)
         self._coverage.set_pool(self._pool.rows)
         self._bred, self._expected_sizes = True, None
         if not self._pool.whole:  # the other model knows nothing of these rows
@@ -433,8 +367,8 @@ class _Search:
     def _fit_mean(self, targets: np.ndarray) -> Mean | None:
         """Return the prior's mean as far as the trials support it."""
         assert self._prior is not None
-        rows = np.array([self._rows[i] for i in self._led.fitted])
-        logs = logarithms(np.array([self._values[i] for i in self._led.fitted]))
+        rows = self._rows[self._led.fitted]
+        logs = logarithms(self._values[self._led.fitted])
         sizes = self._prior.sizes
         if sizes != self._expected_sizes:  # a look-up of the whole pool takes longer than all else
             self._expected, self._expected_sizes = self._prior.log_us(self._pool.rows), sizes
@@ -443,40 +377,30 @@ class _Search:
 
     def _targets(self, model: _Model) -> np.ndarray:
         """Return the targets of the learned trials [n]; NaN for those in progress."""
-        values = np.array([self._values[i] for i in model.fitted])
+        values = self._values[model.fitted]
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
-        weights = np.array([LED_WEIGHT if i in self._led_rows else 1.0 for i in model.fitted])
+        weights = np.array([LED_WEIGHT if i in self._led_places else 1.0 for i in model.fitted])
         targets[known] = scores(values[known], weights[known])
         return targets
 
     def _elites(self) -> list[int]:
         return [place for _, place in self._best[:N_ELITES]]
 
-    def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
+    def _descent(self, row: np.ndarray) -> tuple[str, tuple[int, ...]]:
         elites = self._elites()
-        same = np.array([self._rows[i] == row for i in elites])
-        if not len(elites):
-            return "surrogate", []
+        if not elites:
+            return "surrogate", ()
+        same = self._rows[elites] == row
         changed = len(row) - same.sum(1)
         if changed.min() <= 2:
-            return "mutation", [self._numbers[elites[int(changed.argmin())]]]
+            return "mutation", (elites[int(changed.argmin())],)
         for i, mother in enumerate(same):
             for j, father in enumerate(same[:i]):
                 if (mother | father).all():
-                    return "crossover", sorted(self._numbers[elites[k]] for k in (i, j))
-        return "surrogate", []
-
-
-def _trials(study: Study, numbers: Sequence[int]) -> Iterator[FrozenTrial]:
-    """Yield the trials of these numbers; a list of all of them would take longer than a proposal after many."""
-    if len(numbers) > MAX_SINGLE_READS:
-        trials = study.get_trials(deepcopy=False)
-        yield from (trials[n] for n in numbers)
-        return
-    storage = study._storage  # noqa: SLF001
-    for n in numbers:
-        yield storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, n))  # noqa: SLF001
+                    first, second = sorted((elites[i], elites[j]))
+                    return "crossover", (first, second)
+        return "surrogate", ()
 
 
 def scores(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -606,61 +530,3 @@ class Coverage:
         first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
         cells: np.ndarray = (first * (MAX_PAIR_VALUES + 1) + second).astype(np.uint8)
         return cells
-
-
-# The space of an Optuna study whose knobs are known from its trials alone: every combination of their values.
-
-FINEST = 64
-"""number of values into which a continuous or wider range is divided"""
-
-
-class Grid:
-    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        self._distributions = distributions
-        self.knobs = tuple(Knob(name, _values(d)) for name, d in distributions.items())
-        self._sizes = tuple(len(knob.values) for knob in self.knobs)
-
-    def __len__(self) -> int:
-        return min(math.prod(self._sizes), sys.maxsize)
-
-    def contains(self, config: Config) -> bool:
-        return all(
-            name in config and d._contains(d.to_internal_repr(config[name]))  # noqa: SLF001 - nothing public tells
-            for name, d in self._distributions.items()
-        )
-
-    def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Any]]:
-        return [self.decode(row) for row in rng.integers(self._sizes, size=(n, len(self._sizes)))]
-
-    def enumerate(self) -> Iterator[dict[str, Any]]:
-        return map(self.decode, np.ndindex(*self._sizes))
-
-    def neighbours(self, config: Config) -> list[dict[str, Any]]:
-        return [{**config, k.name: value} for k in self.knobs for value in k.values if value != config[k.name]]
-
-    def encode(self, config: Config) -> np.ndarray:
-        """Return the nearest point of the grid, int16 [knobs]."""
-        return np.array([_position(self._distributions[k.name], k, config[k.name]) for k in self.knobs], np.int16)
-
-    def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Any]:
-        return {knob.name: knob.values[int(i)] for knob, i in zip(self.knobs, row, strict=True)}
-
-
-def _values(distribution: BaseDistribution) -> tuple[Any, ...]:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    low, high, step = distribution.low, distribution.high, distribution.step
-    kind = int if isinstance(distribution, IntDistribution) else float
-    if step is not None and not distribution.log and (high - low) / step < FINEST:
-        return tuple(kind(low + i * step) for i in range(round((high - low) / step) + 1))
-    spread = (np.geomspace if distribution.log else np.linspace)(low, high, FINEST)
-    if step is not None:
-        spread = low + np.round((spread - low) / step) * step
-    return tuple(kind(value) for value in np.unique(np.clip(spread, low, high)))
-
-
-def _position(distribution: BaseDistribution, knob: Knob, value: Any) -> int:
-    if isinstance(distribution, CategoricalDistribution):
-        return int(distribution.to_internal_repr(value))
-    return int(np.abs(np.array(knob.values) - value).argmin())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Protocol
@@ -63,16 +63,16 @@ class StartedSpace(Space, Protocol):
 class Pool:
     """Encoded valid configurations, int16 [n, knobs]: the whole space if it is small, else offspring of the best."""
 
-    def __init__(self, space: Space, rng: np.random.Generator) -> None:
-        self._space, self._rng = space, rng
+    def __init__(self, space: Space, rng: np.random.Generator, tried: Container[bytes]) -> None:
+        """Create a pool; none of the `tried` rows, as bytes, is proposed."""
+        self._space, self._rng, self._tried = space, rng, tried
         self.whole = len(space) <= ENUMERABLE
-        self._excluded: set[bytes] = set()
-        self._neighbours: dict[bytes, list[np.ndarray]] = {}
+        self._neighbours: dict[bytes, np.ndarray] = {}
+        """of the best rows at the last breeding [n, knobs]"""
         self._set_rows(self._encoded(space.enumerate() if self.whole else ()))
 
-    def exclude(self, row: np.ndarray) -> None:
-        """Exclude a row from proposals."""
-        self._excluded.add(row.tobytes())
+    def close(self, row: np.ndarray) -> None:
+        """Exclude a row that is tried now from proposals."""
         if (position := self._position.get(row.tobytes())) is not None:
             self.available[position] = False
 
@@ -82,7 +82,7 @@ class Pool:
             left = np.flatnonzero(self.available)
             return self.rows[self._rng.choice(left)] if len(left) else None
         rows = self._encoded(self._space.sample(self._rng, N_DRAWS))
-        return next((row for row in rows if row.tobytes() not in self._excluded), None)
+        return next((row for row in rows if row.tobytes() not in self._tried), None)
 
     def breed(self, elites: np.ndarray, expected: Iterable[np.ndarray] = ()) -> None:
         """Renew a pool that does not hold the whole space from the best rows so far [n, knobs].
@@ -92,20 +92,18 @@ class Pool:
         if self.whole:
             return
         random = self._encoded(self._space.sample(self._rng, N_RANDOM))
-        near = [row for elite in elites for row in self._neighbours_of(elite)]
+        self._neighbours = {elite.tobytes(): self._neighbours_of(elite) for elite in elites}
+        near = self._neighbours.values()
         self._set_rows(np.unique(np.vstack([random, *expected, *near, *self._crossed(elites)]), axis=0))
 
     def _set_rows(self, rows: np.ndarray) -> None:
         self.rows = rows
         self._position = {row.tobytes(): i for i, row in enumerate(rows)}
-        self.available = np.array([key not in self._excluded for key in self._position], bool)
+        self.available = np.array([key not in self._tried for key in self._position], bool)
 
-    def _neighbours_of(self, elite: np.ndarray) -> list[np.ndarray]:
-        key = elite.tobytes()
-        if key not in self._neighbours:
-            found = self._space.neighbours(self._space.decode(elite))
-            self._neighbours[key] = [self._space.encode(config) for config in found]
-        return self._neighbours[key]
+    def _neighbours_of(self, elite: np.ndarray) -> np.ndarray:
+        known = self._neighbours.get(elite.tobytes())
+        return self._encoded(self._space.neighbours(self._space.decode(elite))) if known is None else known
 
     def _crossed(self, elites: np.ndarray) -> list[np.ndarray]:
         """Return rows with each knob from one of two parents. Conditional knobs may make a row invalid."""

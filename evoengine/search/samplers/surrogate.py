@@ -66,22 +66,24 @@ class Surrogate:
         A target may be NaN: the row was tried and its result is not known yet.
         """
         known = ~np.isnan(targets)
-        tried = self._one_hot(rows)
+        tried = self._places(rows)
         self._draw(tried[known], targets[known])
         self._noise = np.exp(self._hyper[-1])
-        self._log_kernel = self._log_kernels(self._hyper).astype(np.float32)
-        self._pool, self._tried = self._one_hot(pool).astype(np.float32), tried.astype(np.float32)
+        self._log_kernels = [block.astype(np.float32) for block in self._logs(self._hyper)]
+        self._pool = self._one_hot(self._places(pool), np.float32)
+        self._tried = self._log_columns(tried, self._log_kernels)
         self._factor = np.linalg.cholesky(self._covariance(tried, self._hyper))
         self._solve = np.empty((len(rows) + ROW_GROWTH, len(pool)), np.float32)
-        against = self._kernel(self._tried, self._pool)
+        against = np.exp(self._tried @ self._pool.T)
         factor = self._factor.astype(np.float32)
         self._solve[: len(rows)] = solve_triangular(factor, against, lower=True, check_finite=False)
         self._explained = np.square(self._solve[: len(rows)]).sum(0)
 
     def extend(self, row: np.ndarray) -> None:
         """Add a tried row [knobs] to those of the last fit, keeping the hyperparameters."""
-        n, one = len(self._factor), self._one_hot(row[None]).astype(np.float32)
-        to_tried = self._kernel(self._tried, one)[:, 0].astype(float)
+        n, places = len(self._factor), self._places(row[None])
+        one = self._log_columns(places, self._log_kernels)
+        to_tried = np.exp(self._tried @ self._one_hot(places, np.float32).T)[:, 0].astype(float)
         left = solve_triangular(self._factor, to_tried, lower=True, check_finite=False)
         pivot = np.sqrt(max(1 + self._noise + JITTER - left @ left, JITTER))
         self._factor = np.pad(self._factor, (0, 1))
@@ -89,7 +91,7 @@ class Surrogate:
         self._tried = np.vstack([self._tried, one])
         if n == len(self._solve):
             self._solve = np.pad(self._solve, ((0, ROW_GROWTH), (0, 0)))
-        self._solve[n] = self._kernel(one, self._pool)[0] - left.astype(np.float32) @ self._solve[:n]
+        self._solve[n] = np.exp(one @ self._pool.T)[0] - left.astype(np.float32) @ self._solve[:n]
         self._solve[n] /= pivot
         self._explained += np.square(self._solve[n])
 
@@ -109,7 +111,7 @@ class Surrogate:
 
     def covariance(self, rows: np.ndarray) -> np.ndarray:
         """Return the covariance [n, n] of rows [n, knobs], noise included, for the hyperparameters drawn last."""
-        return self._covariance(self._one_hot(rows), self._hyper)
+        return self._covariance(self._places(rows), self._hyper)
 
     def _draw(self, tried: np.ndarray, targets: np.ndarray) -> None:
         likelihood = self._log_likelihood(self._hyper, tried, targets)
@@ -136,42 +138,45 @@ class Surrogate:
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
     def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
-        """Return the covariance of one-hot rows, noise included.
+        """Return the covariance of rows of `_places`, noise included.
 
         In single precision it is not always positive definite, so it is float64.
         """
-        covariance: np.ndarray = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
+        columns = self._log_columns(tried, self._logs(hyper))
+        covariance: np.ndarray = np.exp(columns @ self._one_hot(tried, np.float64).T)
         covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
-    def _log_kernels(self, hyper: np.ndarray) -> np.ndarray:
-        """Return the logarithms of all knobs' kernels [positions, positions], one block per knob.
-
-        The sum for two rows is then a matrix product.
-        """
-        blocks = np.zeros((self._starts[-1],) * 2)
-        for start, distance, length in zip(self._starts, self._distances, np.exp(hyper), strict=False):
+    def _logs(self, hyper: np.ndarray) -> list[np.ndarray]:
+        """Return the logarithm of each knob's kernel [positions, positions]."""
+        found = []
+        for distance, length in zip(self._distances, np.exp(hyper), strict=False):
             scaled = np.sqrt(3) * distance / length
-            block = np.log1p(scaled) - scaled - np.exp(hyper[-2]) * (distance > 0)
-            blocks[start : start + len(block), start : start + len(block)] = block
-        return blocks
+            found.append(np.log1p(scaled) - scaled - np.exp(hyper[-2]) * (distance > 0))
+        return found
 
-    def _one_hot(self, rows: np.ndarray) -> np.ndarray:
-        """Return one column per position of each knob, the inactive one last, so that -1 selects it."""
-        hot = np.zeros((len(rows), self._starts[-1]))
-        blocks = zip(self._columns, self._values, self._starts, self._distances, strict=False)
-        for column, values, start, distance in blocks:
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """Return the position of each row in each knob and product [n, knobs], the inactive one last."""
+        places = []
+        for column, values, distance in zip(self._columns, self._values, self._distances, strict=False):
             positions = len(distance) - 1
-            place = rows[:, column].astype(np.int64) * positions // values
-            hot[np.arange(len(rows)), start + place % len(distance)] = 1
-        for product, start in zip(self.products, self._starts[len(self._columns) :], strict=False):
-            hot[np.arange(len(rows)), start + product.positions[rows[:, product.one], rows[:, product.other]]] = 1
+            # -1 selects the last
+            places.append(rows[:, column].astype(np.int64) * positions // values % len(distance))
+        places += [product.positions[rows[:, product.one], rows[:, product.other]] for product in self.products]
+        return np.array(places, np.int64).reshape(-1, len(rows)).T
+
+    def _one_hot(self, places: np.ndarray, dtype: type) -> np.ndarray:
+        """Return one column per position of each knob [n, positions of all]."""
+        hot = np.zeros((len(places), self._starts[-1]), dtype)
+        hot[np.arange(len(places))[:, None], places + self._starts[:-1]] = 1
         return hot
 
-    def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Return the kernel between one-hot rows in single precision."""
-        kernel: np.ndarray = np.exp(one @ self._log_kernel @ other.T)
-        return kernel
+    def _log_columns(self, places: np.ndarray, logs: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the logarithms of each knob's kernel between a row and each position [n, positions of all].
+
+        Times one-hot rows, it gives the logarithm of the kernel between two rows.
+        """
+        return np.hstack([log[place] for log, place in zip(logs, places.T, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

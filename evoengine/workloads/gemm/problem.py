@@ -102,7 +102,7 @@ class GemmProblem:
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """Return the shape of a, b, b_up, residual or c in memory."""
-        own = tuple(int(getattr(self, axis)) for axis in self.axes(tensor))
+        own: tuple[int, ...] = tuple(getattr(self, axis) for axis in self.axes(tensor))
         return own if self.batch == 1 else (self.batch, *own)
 
     def scale_shape(self, operand: str) -> tuple[int, ...]:

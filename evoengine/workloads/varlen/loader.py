@@ -37,6 +37,8 @@ CONFIG, PROBLEM = _cuda.KERNEL["config"], _cuda.KERNEL["problem"]
 SCHEDULE, PAGE, HEAD_DIM = CONFIG["schedule"], PROBLEM["page"], PROBLEM["head_dim"]
 NAMES = ("q", "k", "v", "cu_q", "cu_kv", "order", *(("table",) if PAGE else ()), "out")
 TENSORS = ("q", "k", "v", "out")
+MAPPED = () if CONFIG.get("load") != "tma" else TENSORS if CONFIG["o_store"] == "tma" else TENSORS[:3]
+FAR = 1 << 30  # rows of a tensor map
 DTYPE = {"fp16": "float16", "bf16": "bfloat16"}[PROBLEM["dtype"]]
 DTYPES = [DTYPE if name in TENSORS else "int32" for name in NAMES]
 MAX_GRID_YZ = 65535
@@ -146,6 +148,7 @@ class _Plan(_cuda.Plan):
         rows, heads, _ = shape_of["q"]
         if not rows * heads:
             return  # nothing to compute
+        self.map_layouts = [(NAMES.index(name), _map_layout(name, shape_of[name])) for name in MAPPED]
         self.gpu = _gpu(gpu_index)
         self.launch = (self.gpu.function, *_grid(self.gpu, row_tiles, heads), _cuda.THREADS, 1, 1, _cuda.SHARED_BYTES)
         sizes = [shape_of["order"][0], heads, shape_of["k"][-2]]
@@ -183,6 +186,21 @@ def _span(name, shape, strides, library):
             raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
         step *= length
     return span
+
+
+def _map_layout(name, shape):
+    """Return a tensor's rows, of all heads, as a map of FAR rows that ends wherever the kernel says a sequence does.
+
+    Row r of n that end before row e of the tensor is at the coordinates (FAR, e, FAR - n + r), outermost first:
+    addresses have 64 bits, in which what FAR adds up to along two dims is 0.
+    """
+    rows, width = math.prod(shape[:-2]), math.prod(shape[-2:])
+    if not 0 < rows < FAR:
+        raise ValueError(f"{name} has {rows} rows; this kernel, which loads by TMA, takes 1 to {FAR - 1}")
+    box_rows = {"q": CONFIG["tile_m"], "out": 64}.get(name, min(CONFIG["tile_n"], PAGE or CONFIG["tile_n"]))
+    columns, row_bytes = 64 if HEAD_DIM % 64 == 0 else 32, 2 * width
+    dims, strides = (width, FAR, 2**31 - 1, 2**31 - 1), (row_bytes, row_bytes, 2**35 - row_bytes)
+    return _cuda.MapLayout(PROBLEM["dtype"], dims, strides, (columns, box_rows, 1, 1), swizzle=2 * columns)
 
 
 def _grid(gpu, row_tiles, heads):

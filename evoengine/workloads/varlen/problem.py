@@ -116,6 +116,7 @@ class VarlenProblem:
             "element_bytes": DTYPE_BYTES[self.dtype],
             "causal": self.causal,
             "page": self.page,
+            "most_rows": max(self.total_q, self.pool * max(1, self.page)),
             "sequences": self.sequences,
             "total_q": self.total_q,
             "total_kv": self.total_kv,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.tensor_map import ragged
 from evoengine.records import Config, Launch
 from evoengine.workloads.attention.problem import OUTPUT
 from evoengine.workloads.base import Case, Tensors, Workload
@@ -92,6 +93,7 @@ class Varlen(Workload[VarlenProblem]):
             ScalarArgument("kv_heads", np.int32(p.kv_heads)),
             *width,
             ScalarArgument("scale", np.float32(1.0 / math.sqrt(p.head_dim))),
+            *_tensor_maps(p, config),
         )
 
     def indices(self, problem: VarlenProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
@@ -108,3 +110,21 @@ class Varlen(Workload[VarlenProblem]):
 
     def loader(self) -> Path:
         return Path(__file__).with_name("loader.py")
+
+
+def _tensor_maps(problem: VarlenProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Return the tensor maps of Q, K and V, and of O if it is stored by TMA, whose rows have the columns of all heads.
+
+    A box holds a tile's rows, or those of a page where that has fewer, for O a warpgroup's.
+    """
+    if config.get("load") != "tma":
+        return ()
+    p, tile_m, tile_n = problem, int(config["tile_m"]), int(config["tile_n"])
+    columns = 64 if p.head_dim % 64 == 0 else 32
+
+    def over(name: str, heads: int, rows: int) -> TensorMapArgument:
+        return ragged(f"map_{name}", name, p.dtype, heads * p.head_dim, (rows, columns), 2 * columns)
+
+    keys = min(tile_n, p.page or tile_n)
+    maps = over("q", p.heads, tile_m), over("k", p.kv_heads, keys), over("v", p.kv_heads, keys)
+    return (*maps, over(OUTPUT, p.heads, 64)) if config["o_store"] == "tma" else maps

@@ -79,6 +79,13 @@ EVO_PTX void ex2_approx_ftz_f32(float& d, float a) {
     d = r < least ? 0.0f : r;
 }
 
+// Each bit of `table` is the result for the bits of a, b and c that its number has.
+EVO_PTX void lop3_b32(unsigned& d, unsigned a, unsigned b, unsigned c, unsigned table) {
+    d = 0;
+    for (unsigned i = 0; i < 8; ++i)
+        if (table >> i & 1) d |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+}
+
 EVO_PTX void bar_sync(unsigned id, unsigned threads = 0, int line = __builtin_LINE()) {
     named_barrier(id, threads, true, line);
 }

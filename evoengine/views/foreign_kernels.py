@@ -1,0 +1,234 @@
+"""Kernels of binaries and of Triton, and verdicts on them: a table, and the JSON of `cubins` and `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
+
+from evoengine.sass.cubin import Kernel
+from evoengine.sass.predict import MODEL_VERSION, Prediction
+from evoengine.views.encoding import SCHEMA
+from evoengine.views.tables import Column, Table
+
+if TYPE_CHECKING:
+    from evoengine.virtual.cubin_verify import CubinVerdict, LaunchVerdict
+    from evoengine.virtual.gate import ConfigVerdict
+
+
+class CubinKernelAnswer(TypedDict):
+    """A kernel; sizes are in bytes."""
+
+    entry: str
+    arch: int
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+    parameters: list[int]
+    max_threads: int | None
+    cluster: list[int]
+
+
+class CubinsAnswer(TypedDict):
+    """The answer of `evoengine cubins --json`."""
+
+    schema: int
+    file: str
+    kernels: list[CubinKernelAnswer]
+
+
+def cubins_json(file: Path, kernels: Sequence[Kernel]) -> CubinsAnswer:
+    """Return what `evoengine verify --cubin --json` prints."""
+
+    return {"schema": SCHEMA, "file": str(file), "kernels": [_kernel_json(kernel) for kernel in kernels]}
+
+
+def _kernel_json(kernel: Kernel) -> CubinKernelAnswer:
+    return {
+        "entry": kernel.entry,
+        "arch": kernel.arch,
+        "registers": kernel.registers,
+        "shared_bytes": kernel.shared_bytes,
+        "local_bytes": kernel.local_bytes,
+        "parameters": [size for _, size in kernel.parameters],
+        "max_threads": kernel.max_threads,
+        "cluster": list(kernel.cluster),
+    }
+
+
+def cubins_table(kernels: Sequence[Kernel]) -> Table:
+    """Return a row for each kernel."""
+    columns = [
+        Column("kernel", least=20, folds=True), Column("arch"), Column("registers", right=True),
+        Column("shared", right=True), Column("local", right=True), Column("threads at most", right=True, leaves=1),
+        Column("parameters", least=8, folds=True),
+    ]  # fmt: skip
+    return Table(columns, map(_row, kernels))
+
+
+def _row(kernel: Kernel) -> tuple[str, ...]:
+    return (
+        kernel.entry,
+        f"sm_{kernel.arch}",
+        str(kernel.registers),
+        str(kernel.shared_bytes),
+        str(kernel.local_bytes or ""),
+        str(kernel.max_threads or ""),
+        " ".join(str(size) for _, size in kernel.parameters),
+    )
+
+
+class LaunchAnswer(TypedDict):
+    """One launch; times are in µs."""
+
+    entry: str
+    arch: int
+    registers: int
+    shared_bytes: int
+    time_us: float | None
+    range_us: list[float] | None
+    bound: str | None
+    unpredictable: str | None
+    blocks_sampled: int
+    profile: dict[str, float]
+
+
+class DrawAnswer(TypedDict):
+    """One execution of all launches."""
+
+    draw: str
+    correct: bool
+    reason: str | None
+    share_of_allowed: float | None
+
+
+class CubinAnswer(TypedDict):
+    """The answer of `evoengine verify --cubin --json`."""
+
+    schema: int
+    file: str
+    gpu: str
+    seed: int
+    correct: bool
+    model_version: int
+    launches: list[LaunchAnswer]
+    attempts: list[DrawAnswer]
+    written: dict[str, int]
+    remarks: list[str]
+
+
+def cubin_answer(file: Path, gpu: str, seed: int, verdict: CubinVerdict) -> CubinAnswer:
+    """Return what `evoengine verify --cubin --json` prints."""
+    from evoengine.sass.predict import MODEL_VERSION
+    from evoengine.stages.profile import REMARKS
+
+    return {
+        "schema": SCHEMA,
+        "file": str(file),
+        "gpu": gpu,
+        "seed": seed,
+        "correct": verdict.wrong is None,
+        "model_version": MODEL_VERSION,
+        "launches": [_launch_answer(one) for one in verdict.launches],
+        "attempts": [
+            {"draw": one.draw, "correct": one.reason is None, "reason": one.reason, "share_of_allowed": one.share}
+            for one in verdict.attempts
+        ],
+        "written": verdict.written,
+        "remarks": list(REMARKS),
+    }
+
+
+def _launch_answer(one: LaunchVerdict) -> LaunchAnswer:
+    found = None if isinstance(one.prediction, str) else one.prediction
+    return {
+        "entry": one.kernel.entry,
+        "arch": one.kernel.arch,
+        "registers": one.kernel.registers,
+        "shared_bytes": one.kernel.shared_bytes,
+        "time_us": found.time_us if found else None,
+        "range_us": [found.low_us, found.high_us] if found else None,
+        "bound": found.bound if found else None,
+        "unpredictable": one.prediction if isinstance(one.prediction, str) else None,
+        "blocks_sampled": one.sampled,
+        "profile": dict(one.figures),
+    }
+
+
+class AttemptAnswer(TypedDict):
+    """One execution."""
+
+    sizes: str
+    draw: str
+    correct: bool
+    reason: str | None
+    share_of_allowed: float | None
+    difference: float | None
+
+
+class ConfigAnswer(TypedDict):
+    """One configuration; times are in µs."""
+
+    config: str
+    outcome: str
+    attempts: list[AttemptAnswer]
+    refused: dict[str, str]
+    inexact: list[str]
+    unbuilt: dict[str, str]
+    time_us: float | None
+    range_us: list[float] | None
+    bound: str | None
+    unpredictable: str | None
+
+
+class TritonAnswer(TypedDict):
+    """The answer of `evoengine verify --triton --json`."""
+
+    schema: int
+    kernel: str
+    gpu: str
+    seed: int
+    correct: bool
+    model_version: int
+    configs: list[ConfigAnswer]
+
+
+def triton_answer(target: str, gpu: str, seed: int, verdicts: Sequence[ConfigVerdict]) -> TritonAnswer:
+    """Return what --json prints."""
+    return {
+        "schema": SCHEMA,
+        "kernel": target,
+        "gpu": gpu,
+        "seed": seed,
+        "correct": not any(verdict.wrong for verdict in verdicts),
+        "model_version": MODEL_VERSION,
+        "configs": [_config_answer(verdict) for verdict in verdicts],
+    }
+
+
+def _config_answer(verdict: ConfigVerdict) -> ConfigAnswer:
+    found = verdict.prediction if isinstance(verdict.prediction, Prediction) else None
+    return {
+        "config": verdict.config,
+        "outcome": verdict.outcome,
+        "attempts": [
+            {
+                "sizes": one.sizes,
+                "draw": one.draw,
+                "correct": one.reason is None,
+                "reason": one.reason,
+                "share_of_allowed": one.share,
+                "difference": one.difference,
+            }
+            for one in verdict.attempts
+        ],
+        "refused": dict(verdict.refused),
+        "inexact": verdict.inexact,
+        "unbuilt": verdict.unbuilt,
+        "time_us": found.time_us if found else None,
+        "range_us": [found.low_us, found.high_us] if found else None,
+        "bound": found.bound if found else None,
+        "unpredictable": verdict.prediction if isinstance(verdict.prediction, str) else None,
+    }

@@ -1,0 +1,173 @@
+"""The gate's cases for a product by weights of 4 bits, and the cells that they visit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from evoengine.devices.base import VisitKind
+from evoengine.records import Config
+from evoengine.workloads.base import Case
+from evoengine.workloads.coverage import (
+    Cell,
+    own_tail,
+    pipeline_cells,
+    remainder_cells,
+    visited_remainders,
+    visited_steps,
+    visits_by_block,
+)
+from evoengine.workloads.full_size import few
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
+from evoengine.workloads.gemm.coverage import GROUP, TOGETHER, VALUES, tile_parts
+from evoengine.workloads.gemm.tiles import split_k
+from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
+
+NO_STEP = "a block without a step, beside others of its tile"
+EVERY_WEIGHT = "all weights of 4 bits, and all zero points that there are"
+
+
+def gate_cases(problem: W4A16Problem, config: Config) -> tuple[Case[W4A16Problem], ...]:
+    """Return the gate's cases for a configuration."""
+    found = (*_small_cases(problem, config), *_long_cases(problem, config))
+    return tuple(replace(case, config=config, whole=problem) for case in found)
+
+
+def _at(problem: W4A16Problem, m: int, n: int, k: int) -> W4A16Problem:
+    group = problem.group
+    return replace(problem, m=m, n=-(-n // PACKED) * PACKED, k=-(-k // group) * group)
+
+
+def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Problem]]:
+    """Yield cases whose sizes are set against the configuration's tiles.
+
+    Rows end up to 3 before and behind a tile's end, columns up to two words of 8; products with a group before, at and
+    behind one. A pipeline goes through its buffers three times, also where blocks share a tile; and some of those have
+    nothing to do.
+    """
+    (tile_m, tile_n, tile_k), group_m = tile_sizes(config), int(config.get("group_m", 1))
+    stages, step, unit = int(config.get("stages", 1)), step_of(config), problem.group
+    own_m, own_n = own_tail(problem.m, tile_m), own_tail(problem.n, tile_n, PACKED)
+    own_k = own_tail(problem.k, tile_k, unit)
+
+    def at(m: int, n: int, k: int) -> W4A16Problem:
+        return _at(problem, m, n, k)
+
+    yield Case("one element", at(1, 1, 1), "positive numbers")
+    yield Case("one column", at(tile_m + 1, 1, 4 * step), "positive numbers")
+    yield Case("one row", at(1, tile_n + 2 * PACKED, 4 * step + 1), "whole numbers")
+    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
+    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
+    yield Case("groups of tiles", at(group_m * tile_m + 2, tile_n + 1, 1), "whole numbers")
+    yield Case("pipeline wraps", at(tile_m - 1, tile_n - PACKED, 3 * stages * step - unit))
+    yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * PACKED, 2 * step + 1), "one-hot rows")
+    yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * step), "large products")
+    for buffer, k in _ends(problem, config).items():
+        yield Case(f"last step in buffer {buffer}", at(1, 1, k), "whole numbers")
+
+
+def _ends(problem: W4A16Problem, config: Config) -> dict[int, int]:
+    """Return the buffers that some block's last step may be in, each with the least k: a group may be several steps."""
+    tile_k, stages, split, unit = tile_sizes(config)[2], int(config.get("stages", 1)), split_k(config), problem.group
+    found: dict[int, int] = {}
+    for k in range(unit, 2 * stages * split * max(tile_k, unit) + 1, unit):
+        steps = -(-k // tile_k)
+        for own in {steps // split, -(-steps // split)} - {0}:
+            found.setdefault((own - 1) % stages, k)
+    return found
+
+
+def _long_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Problem]]:
+    """Yield cases of candidates that may rank: the problem's own k, m and n."""
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    k = _deepest(problem, config)
+    part = None if k >= problem.k else f"{k:,} of {problem.k:,} products of each sum"
+    yield Case("long", _at(problem, tile_m - 3, tile_n - PACKED, k), "long", long=True, part=part)
+    if problem.m <= MOST_TILES * tile_m:
+        yield Case("own m", _at(problem, problem.m, tile_n // 2 + 1, tile_k), "whole numbers", long=True)
+    if problem.n <= MOST_TILES * tile_n:
+        yield Case("own n", _at(problem, tile_m // 2 + 1, problem.n, tile_k), "whole numbers", long=True)
+
+
+def _deepest(problem: W4A16Problem, config: Config) -> int:
+    """Return the k of the longest case: at least LONG, and at most what a block may take a second for."""
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    step = max(tile_k, problem.group)
+    most = max(2, MOST_WORK // (tile_m * tile_n * step))
+    return few(problem.k, step, most) if problem.k >= LONG else LONG - problem.group
+
+
+def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
+    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+        return frozenset()
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    found = {
+        *remainder_cells("rows", tile_m, problem.m),
+        *remainder_cells("columns", tile_n, problem.n, PACKED, 2),
+        *remainder_cells("products", tile_k, problem.k, problem.group, 1),
+        *_reachable(pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])), problem, config),
+        *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT)),
+        *(Cell("together", what) for what in TOGETHER.values()),
+        *(Cell("extents", axis) for axis in _own_extents(problem, config)),
+    }
+    if int(config.get("group_m", 1)) > 1:
+        found.add(Cell("together", GROUP))
+    if split_k(config) > 1:
+        found.add(Cell("together", NO_STEP))
+    return frozenset(found)
+
+
+def _reachable(found: Iterable[Cell], problem: W4A16Problem, config: Config) -> Iterator[Cell]:
+    ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
+    return (cell for cell in found if not cell.what.startswith("the last") or cell.what in ends)
+
+
+def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:
+    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
+    whole, p, config = case.whole, case.problem, case.config
+    if whole is None or not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+        return frozenset()
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    own = {"rows": p.m == whole.m, "columns": p.n == whole.n, "products": p.k >= _deepest(whole, config)}
+    found = {
+        *visited_remainders("rows", p.m, tile_m, whole.m),
+        *visited_remainders("columns", p.n, tile_n, whole.n, PACKED),
+        *visited_remainders("products", p.k, tile_k, whole.k, whole.group),
+        *(Cell("together", what) for what in _together(p, config)),
+        *(Cell("extents", axis) for axis in _own_extents(whole, config) if own[axis]),
+    }
+    # a warp's visits count only where all tiles have rows and columns of its own
+    parts = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
+    for count in visits_by_block(visits, VisitKind.COPY_WAIT, range(int(config["warps"]))).values():
+        found |= set(visited_steps(parts, int(config["stages"]), count))
+    return frozenset(found)
+
+
+def _together(p: W4A16Problem, config: Config) -> Iterator[str]:
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    if (p.m, p.n, p.k) == (1, PACKED, p.group):
+        yield TOGETHER["a single element"]
+    if p.n == PACKED and p.m > tile_m:
+        yield TOGETHER["a column"]
+    if p.m == 1 and p.n > tile_n:
+        yield TOGETHER["a row"]
+    if not (p.m % tile_m or p.n % tile_n or p.k % tile_k):
+        yield TOGETHER["a whole tile"]
+    group = int(config.get("group_m", 1))
+    if -(-p.m // tile_m) % group and p.n > tile_n and p.m > group * tile_m:
+        yield GROUP
+    if -(-p.k // tile_k) < split_k(config):
+        yield NO_STEP
+
+
+def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:
+    """Yield the axes whose own length some case has, or all of it that there is time for."""
+    tile_m, tile_n, _ = tile_sizes(config)
+    yield "products"
+    if problem.m <= MOST_TILES * tile_m:
+        yield "rows"
+    if problem.n <= MOST_TILES * tile_n:
+        yield "columns"

@@ -1,0 +1,196 @@
+"""Products by weights of 4 bits: kernels are right on the emulator, broken ones are not, bad problems are refused, and the
+layouts are those of GPTQ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evoengine.cuda_files import disassembler
+from evoengine.errors import UsageError
+from evoengine.records import Plans
+from evoengine.search.evaluators import gate_plan
+from evoengine.stages.compile import compile_source
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate, execute
+
+DECODE, SYMMETRIC = "w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m16,n4096,k4096,bf16"
+MANY_ROWS, SMALL_GROUPS = "w4a16:m300,n520,k1024,fp16,zeros,bias_silu", "w4a16:m300,n520,k1056,bf16,g32,zeros,bias"
+SPLIT = {"split_k": 4, "tile_n": 128}
+ALONE = {"split_k": 1, "tile_k": 64}
+WHOLE = {"tile_m": 64, "tile_n": 64, "split_k": 1}
+GROUPED = {"tile_m": 64, "split_k": 1, "group_m": 4}
+DEEP = {"tile_m": 64, "tile_n": 64, "tile_k": 128, "split_k": 1}
+
+FAULTS = [
+    # name, problem, configuration, text of the good kernel, text of the broken one
+    ("zero point of the column beside", DECODE, SPLIT, "zeros >> 4 * j & 15", "zeros >> 4 * (j ^ 1) & 15"),
+    ("zero point of four columns further", DECODE, SPLIT, "(row * TILE_N + col) / 2);", "(row * TILE_N + (col ^ 4)) / 2);"),
+    ("zero points stored less 1, as in GPTQ's first format", DECODE, SPLIT, "zeros >> 4 * j & 15)", "(zeros >> 4 * j & 15) + 1)"),
+    ("zero point of the middle, whatever is stored", DECODE, SPLIT, "zeros >> 4 * j & 15)", "8)"),
+    ("zero point of 7 in the place of 8", SYMMETRIC, SPLIT, "zeros = 0x8888u", "zeros = 0x7777u"),
+    ("scales of two columns exchanged", DECODE, SPLIT, "j < 2 ? scales.x : scales.y, j % 2", "j < 2 ? scales.x : scales.y, 1 - j % 2"),
+    ("scales of the first two columns alone", DECODE, SPLIT, "j < 2 ? scales.x : scales.y", "scales.x"),
+    ("scales of the first block of columns", DECODE, ALONE, "from.scales() + 2 * (row * TILE_N + col)", "from.scales() + 2 * (row * TILE_N + col % 32)"),
+    ("scales of a step's first group", SMALL_GROUPS, DEEP, "from.scales() + 2 * (row * TILE_N + col)", "from.scales() + 2 * col"),
+    ("scales that stay those of the first group", DECODE, ALONE, "scales.from += SCALE_ROWS * scales.stride;", ""),
+    ("zero points that stay those of the first group", DECODE, ALONE, "zeros.from += SCALE_ROWS * zeros.stride;", ""),
+    ("scales of the next group a step too early", DECODE, ALONE, "if (first % GROUP == 0) {", "if (first % GROUP != 0) {"),
+    ("scales of the tile's first group in blocks that begin later", DECODE, SPLIT, "long long group = first_k / GROUP;", "long long group = 0;"),
+    ("elements of a pair exchanged", DECODE, SPLIT, "__byte_perm(x.x, x.z, 0x5410)", "__byte_perm(x.z, x.x, 0x5410)"),
+    ("elements along k paired as they lie", DECODE, SPLIT, "__byte_perm(x.x, x.z, 0x5410)", "x.x"),
+    ("pairs of both products exchanged", DECODE, SPLIT, "word >> 8;", "word >> 12;"),
+    ("pairs of both products exchanged, bf16", SYMMETRIC, SPLIT, "word >> 4 * p", "word >> 4 * (p ^ 2)"),
+    ("words of the row before", DECODE, SPLIT, "4 * deep + lane() % 4) * Buffer::WORD_STRIDE", "4 * deep + lane() % 4 / 2 * 2) * Buffer::WORD_STRIDE"),
+    ("rows of A of the upper half twice", DECODE, SPLIT, "row + 8 * half + lane() / 4", "row + lane() / 4"),
+    ("columns of C as the accumulator has them", DECODE, SPLIT, "sum[e % 4 * 4 + e / 4]", "sum[e / 2 * 4 + e % 2]"),
+    ("two columns of C exchanged", DECODE, SPLIT, "float low = sum[e % 4 * 4 + e / 4], high = sum[(e + 1) % 4 * 4 + e / 4];", "float high = sum[e % 4 * 4 + e / 4], low = sum[(e + 1) % 4 * 4 + e / 4];"),
+    ("weights rounded before their scale", DECODE, SPLIT, "__hsub2(behind_ones(shifted, 0x000f000fu), zero)", "__hsub2(__hmul2(behind_ones(shifted, 0x000f000fu), __float2half2_rn(1.003f)), zero)"),
+    ("sums kept in 16 bits", MANY_ROWS, WHOLE, "multiply(acc,", "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));\n        multiply(acc,"),
+    ("a row too many", MANY_ROWS, WHOLE, "row < m &&", "row <= m &&"),
+    ("columns behind the last", MANY_ROWS, WHOLE, "&& col < n; }", "&& col < n + 8; }"),
+    ("rows of A behind the last read", MANY_ROWS, WHOLE, "a.load(to.a(), rows, left / 8);", "a.load(to.a(), rows + 1, left / 8);"),
+    ("words behind the last column read", MANY_ROWS, WHOLE, "left / 8, cols / 4);", "left / 8, cols / 4 + 1);"),
+    ("words behind the last row read", SMALL_GROUPS, DEEP, "words.load(to.words(), left / 8,", "words.load(to.words(), left / 8 + 1,"),
+    ("scales behind the last group read", SMALL_GROUPS, DEEP, "(left + GROUP - 1) / GROUP", "left / GROUP + 1"),
+    ("A behind the last element along k", SMALL_GROUPS, DEEP, "a.load(to.a(), rows, left / 8);", "a.load(to.a(), rows, TILE_K);"),
+    ("cp.async waited for too laxly", MANY_ROWS, {**WHOLE, "stages": 4}, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
+    ("a buffer filled while it is read", MANY_ROWS, {**WHOLE, "stages": 4}, "loader.load(i + STAGES - 1);", "loader.load(i + STAGES);"),
+    ("last group of tiles as tall as the others", "w4a16:m1024,n520,k1024,fp16,g64", GROUPED, "min(GROUP_M, tiles_m - group * GROUP_M)", "GROUP_M"),
+    ("bias left out", MANY_ROWS, WHOLE, "low + low_bias", "low"),
+    ("bias of the column beside", MANY_ROWS, WHOLE, "to.bias_of(col + e + 1)", "to.bias_of(col + e)"),
+    ("SiLU of the other sign", MANY_ROWS, WHOLE, "__expf(-x)", "__expf(x)"),
+    ("sums of the last block lost", DECODE, SPLIT, "from < SPLITS; ++from", "from < SPLITS - 1; ++from"),
+    ("the last block's own sums twice", DECODE, SPLIT, "    for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll 1", "#pragma unroll 1"),
+    ("sums of another tile", DECODE, SPLIT, "(long long)tile * SPLITS * COUNT * THREADS", "(long long)tile * COUNT * THREADS"),
+    ("a count of blocks that stays raised", DECODE, SPLIT, "if (count == SPLITS - 1) *arrived = 0;", ""),
+    ("one count for all tiles", DECODE, SPLIT, "last_of(arrived + tile, shared)", "last_of(arrived, shared)"),
+    ("sums read before all are there", DECODE, SPLIT, "return *before == SPLITS - 1;", "return *before == SPLITS - 2;"),
+    ("counted before all threads have stored", DECODE, SPLIT, "    __syncthreads();\n    if (threadIdx.x == 0) {\n        int count;", "    if (threadIdx.x == 0) {\n        int count;"),
+    ("counted without an order", DECODE, SPLIT, "atom.add.acq_rel.gpu", "atom.add.relaxed.gpu"),
+    ("a step that two blocks do", "w4a16:m16,n4096,k4736,fp16", SPLIT, "part * share + min(part, left)", "part * share"),
+]  # fmt: skip
+PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
+FAST = ("zero point of the column beside", "elements along k paired as they lie", "a count of blocks that stays raised")
+"""one of layouts, of products and of blocks that share a tile; the others run with `make test-all`"""
+
+
+@pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
+def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
+    gate = kernel_gate(problem)
+    assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
+
+
+@pytest.mark.parametrize(
+    ("problem", "wanted"),
+    [(DECODE, SPLIT), (SMALL_GROUPS, DEEP), *more([(SYMMETRIC, SPLIT), (MANY_ROWS, WHOLE), (MANY_ROWS, GROUPED)])],
+)
+def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem, wanted):
+    gate = kernel_gate(problem)
+    verdict = gate.judge(gate.configuration(wanted))
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
+EACH = 40
+DRAWN = [
+    (DECODE, "h100"),
+    ("w4a16:m1,n1024,k8192,bf16,g64", "a100"),
+    (SMALL_GROUPS, "rtx5090"),
+    ("w4a16:m1000,n520,k1024,fp16,zeros,bias_gelu", "a10"),
+    ("w4a16:m40,n776,k2048,bf16,zeros,g64,relu", "b200"),
+    ("w4a16:m2048,n1024,k512,fp16", "h100"),
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(EACH))
+def test_a_valid_configuration_passes(kernel_gate, number):
+    gate = kernel_gate(*DRAWN[number % len(DRAWN)])
+    config = gate.draw(1, seed=number)[0]
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("gpu", "problem"), [("h100", DECODE), ("a100", SMALL_GROUPS), ("l4", MANY_ROWS)])
+def test_the_kernel_is_right_as_machine_code(gpu, problem):
+    gate = KernelGate(problem, gpu)
+    config = gate.space.starts[0]
+    source = gate.source(config)
+    plans = Plans(gate_plan(gate.space, gate.target, config))
+    verdict = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)
+    assert verdict.correct, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("m16,n4096,k4096,fp16,g128,zeros", "w4a16:m16,n4096,k4096,fp16,zeros"),
+        ("w4a16:bias_silu,bf16,g32,k64,n8,m1", "w4a16:m1,n8,k64,bf16,g32,bias_silu"),
+    ],
+)
+def test_a_problem_is_written_as_it_is_read(given, written):
+    problem = parse_problem(given if given.startswith("w4a16") else f"w4a16:{given}")[1]
+    assert str(problem) == written
+    assert parse_problem(written)[1] == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("m16,n4096,k4000,fp16", "k 4000 is no multiple of the group of 128: the nearest are k3968 and k4096"),
+        ("m16,n4092,k4096,fp16", "n 4092 is no multiple of the 8 columns of a word: the nearest are n4088 and n4096"),
+        ("m16,n5,k4096,fp16", "the nearest is n8"),
+        (
+            "m16,n4096,k4096,fp16,g48",
+            "groups are of 32, 64, 128 weights along k, not of 48: write one of these behind g",
+        ),
+        ("m16,n4096,k4096,int8", "has a part 'int8' that is not m, n, k, g with a number"),
+        ("m16,n4096,k4096,fp16,swiglu", "has a part 'swiglu'"),
+        ("m16,n4096,k4096", "does not give dtype"),
+    ],
+)
+def test_a_bad_problem_is_refused_by_what_is_wrong(text, says):
+    with pytest.raises(UsageError) as refused:
+        parse_problem(f"w4a16:{text}")
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_figures_count_the_product_and_the_bytes_of_packed_weights():
+    workload, problem = parse_problem("w4a16:m3,n64,k256,fp16,g64,zeros,bias")
+    assert workload.flops(problem) == 2 * 3 * 64 * 256
+    assert (
+        workload.min_dram_bytes(problem) == 2 * 3 * 256 + 64 * 256 / 2 + 4 * 64 * 2 + 4 * 64 / 2 + 2 * 64 + 2 * 3 * 64
+    )
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_reference_reads_weights_as_gptq_stores_them(zeros):
+    """One word by hand, and the same product by AutoGPTQ's own way of unpacking all of them."""
+    workload, p = parse_problem(f"w4a16:m5,n16,k64,fp16,g32{',zeros' * zeros}")
+    drawn = dict(workload.tensors().draw(Case("", p), 3).inputs)
+    drawn["qweight"][2, 5] = 0x76543210
+    if zeros:
+        drawn["qzeros"][0, 0] = -0x10000000  # 15 of column 7, 0 of the others
+    shifts = torch.arange(0, 32, 4)
+    q = (drawn["qweight"][:, None] >> shifts[None, :, None] & 15).reshape(64, 16)
+    z = (drawn["qzeros"][:, :, None] >> shifts & 15).reshape(2, 16) if zeros else torch.full((2, 16), 8)
+    assert q[16:24, 5].tolist() == list(range(8)) and (not zeros or z[0, :8].tolist() == [*7 * [0], 15])
+    group = torch.arange(64) // 32
+    weights = (q - z[group]).double() * drawn["scales"].double()[group]
+    found = workload.tensors().reference(p, drawn)["c"]
+    assert torch.allclose(found, drawn["a"].double() @ weights, rtol=1e-12)
+
+
+def test_samples_are_rows_of_the_whole_problem():
+    workload, problem = parse_problem("w4a16:m500,n24,k128,bf16,zeros,bias")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("", problem), seed=1).inputs
+    (sample,) = tensors.samples(problem, inputs, seed=2)
+    assert 1 < sample.problem.m < problem.m
+    whole, part = tensors.reference(problem, inputs), tensors.reference(sample.problem, sample.inputs)
+    assert torch.allclose(sample.take(whole)["c"], part["c"], rtol=1e-12)
