@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

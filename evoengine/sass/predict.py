@@ -48,8 +48,8 @@ GUESSED_USE = 0.6
 COLUMNS = 8
 """of a wgmma of m64nNk16 that take a tensor core as long as an m16n8k16 could"""
 CLOCK_MISSED, MEMORY_COUNTS = 0.04, 0.3
-"""A kernel is timed again at the clock that came of it, where that is off by more than the former and the DRAM or the L2
-is busy for more than the latter."""
+"""A kernel is timed again at the clock that came of it, where that is off by more than the former and the DRAM or the
+L2 is busy for more than the latter."""
 
 
 class Unpredictable(Exception):

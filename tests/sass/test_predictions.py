@@ -435,7 +435,7 @@ def test_atomics_on_one_word_take_their_turns():
     ("where", "clocks"), [(OWN_WORDS, 10.4), (WORD_OF_A_WARP, 93.9)], ids=["own words", "one word a warp"]
 )
 def test_atomics_of_a_warp_take_what_micro_benchmarks_measured_with_all_sms_at_work(where, clocks):
-    """By the slope. A word a warp repeated 64 times beside seven others took 273 clocks each, which is not explained."""
+    """By the slope. A word a warp repeated 64 times beside seven others took 273 clocks each, not explained."""
     slope = atomics_us(where, steps=192) - atomics_us(where, steps=64)
     assert slope * 1980 / (128 * 8) == pytest.approx(clocks, rel=0.15)
 
@@ -506,7 +506,7 @@ ADDS = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
 
 
 def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_place():
-    """Measured with all SMs at work, in clocks of an SM: 1.95 and 2.46 a sector, 3.1 where all add to the same 128 KB."""
+    """Measured with all SMs at work, in clocks of an SM: 1.95 and 2.46 a sector, and 3.1 where all add in one place."""
 
     def clocks_of_a_sector(copy: str, where: str, steps: int = 256) -> float:
         program, kernel = program_of(BULK.replace("COPY", copy).replace("WHERE", where), "bulk")
