@@ -171,9 +171,9 @@ class Chip:
         """Return the clock where tensor cores are in use 0…1 of the time.
 
         Boost: with its tensor cores the GPU runs more slowly than its boost clock, at once and whatever power is left:
-        from `boost_tensor_ghz` where they are hardly in use to `boost_full_ghz` where they always are. Sustained: power,
-        which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays what it is at the
-        boost clock and the use `power_knee`. A GPU of which these are not known keeps its boost clock.
+        from `boost_tensor_ghz` where they are hardly in use to `boost_full_ghz` where they always are. Sustained:
+        power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays what it is
+        at the boost clock and the use `power_knee`. A GPU of which these are not known keeps its boost clock.
         """
         if clock.mhz:
             return clock.mhz / 1e3
