@@ -1,9 +1,10 @@
 """fast.cu's kernel 11 as a folder of somebody's own: gate and prediction of the unchanged device code, and mended.
 
-    python -m benchmarks.own_hopper_kernels FOLDER
+    python -m benchmarks.own_hopper_kernels FOLDER [--texts DIR]
 
 FOLDER holds examples/matmul/matmul_11.cuh of github.com/pranjalssh/fast.cu at 38eb642 (MIT). The host's part is left
-out; the order of tiles that it computes is an input made by a function of the folder.
+out; the order of tiles that it computes is an input made by a function of the folder. --texts writes the device code
+with each mend instead, for fast_cu_races.cu, which runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -113,11 +114,15 @@ def device_code(text: str) -> str:
     return f"{text[: host[0]]}{text[host[1] :]}\n}}\n"
 
 
-def mended(code: str) -> str:
-    """Return the device code with what the gate finds missing."""
-    for _, old, new in MENDS:
+def mended(code: str, fence: bool = True, wait: bool = True, end: bool = True) -> str:
+    """Return the device code with what the gate finds missing, or a part of it."""
+    for asked, (_, old, new) in zip((fence, wait), MENDS, strict=True):
         assert old in code
-        code = code.replace(old, new, 1)
+        code = code.replace(old, new, 1) if asked else code
+    return _with_an_end(code) if end else code
+
+
+def _with_an_end(code: str) -> str:
     end = code.rindex("}", 0, code.rindex("}", 0, code.rindex("}")) + 1)
     return f"{code[:end]}{_WAIT}\n{_CLUSTER}{code[end:]}"
 
@@ -144,6 +149,13 @@ def judged(own: Path) -> tuple[Verdict, float]:
     return verdict, predict_binary(target, contender).time_us
 
 
+def texts(code: str) -> dict[str, str]:
+    """Return the device code by the name of what is mended."""
+    alone = {name: {part: part == name for part in ("fence", "wait", "end")} for name in ("fence", "wait", "end")}
+    single = {name: mended(code, **asked) for name, asked in alone.items()}
+    return {"unchanged": code, **single, "mended": mended(code)}
+
+
 def rows(file: Path, folder: Path) -> Iterator[str]:
     code = device_code(file.read_text("utf-8"))
     for name, text in (("unchanged", code), ("mended", mended(code))):
@@ -155,9 +167,16 @@ def rows(file: Path, folder: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--texts", type=Path, metavar="DIR")
+    given = parser.parse_args()
+    file = given.folder / "matmul_11.cuh"
+    if given.texts:
+        for name, text in texts(device_code(file.read_text("utf-8"))).items():
+            (given.texts / f"{name}.cuh").write_text(text, "utf-8")
+        return
     with tempfile.TemporaryDirectory() as scratch:
         print("| device code | judged | reason | predicted µs |\n|---|---|---|---|")
-        for row in rows(parser.parse_args().folder / "matmul_11.cuh", Path(scratch)):
+        for row in rows(file, Path(scratch)):
             print(row, flush=True)
 
 

@@ -10,7 +10,7 @@ from evoengine.errors import UsageError
 from evoengine.formats.flashinfer_trace import import_trace
 from evoengine.formats.folder import NewFolder, read_text
 from evoengine.formats.kernel_tuner import import_script
-from evoengine.formats.naive_kernels import import_model
+from evoengine.formats.kernelbench import import_model
 from evoengine.formats.t1 import import_t1
 from evoengine.formats.tuned_kernel import KernelText
 from evoengine.workloads.folder import FolderWorkload

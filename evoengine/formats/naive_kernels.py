@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from evoengine.errors import UsageError
-from evoengine.formats.folder import NewFolder, Rule, read_text, run_script, space_text
+from evoengine.formats.folder import Rule, space_text
 from evoengine.formats.naive_attention import naive_attention
 
 _TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -129,9 +127,9 @@ def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
         return made
     items = [*_shapes(problem, "inputs"), *_shapes(problem, "outputs")]
     headers = "#include <math.h>\n" + _headers(*(dtype for *_, dtype in items))
-    if found := naive_attention(problem, headers, _parameters(problem)):
+    if found := naive_attention(problem, headers, parameters(problem)):
         return NaiveKernel(*found)
-    return _skeleton(problem)
+    return skeleton(problem)
 
 
 def _shapes(problem: Mapping[str, Any], key: str) -> list[tuple[str, list[str], str]]:
@@ -145,7 +143,7 @@ def _sizes(shape: Any) -> list[str]:
     return [str(size) for size in shape] if isinstance(shape, list) else []
 
 
-def _parameters(problem: Mapping[str, Any]) -> str:
+def parameters(problem: Mapping[str, Any]) -> str:
     """Return the kernel's parameters in the default order of problem.json: inputs, outputs, var axes."""
     inputs, outputs = problem.get("inputs") or {}, problem.get("outputs") or {}
     found = []
@@ -184,7 +182,7 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         k=k,
         c=c,
         entry=problem["name"],
-        parameters=_parameters(problem),
+        parameters=parameters(problem),
         load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
         load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"),
         store=_FROM[c_type].format("sum_[r_]"),
@@ -231,7 +229,7 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         entry=problem["name"],
         y=y,
         eps=eps,
-        parameters=_parameters(problem),
+        parameters=parameters(problem),
         load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
         store=_FROM[y_type].format(value),
     )
@@ -242,11 +240,11 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     return NaiveKernel(text, space, flops=f"4 * {rows} * {cols}")
 
 
-def _skeleton(problem: Mapping[str, Any]) -> NaiveKernel:
+def skeleton(problem: Mapping[str, Any]) -> NaiveKernel:
     """Return a kernel with the right parameters and an empty body, which the gate rejects for writing nothing."""
     items = [*_shapes(problem, "inputs"), *_shapes(problem, "outputs")]
     text = _SKELETON.format(
-        headers=_headers(*(dtype for *_, dtype in items)), entry=problem["name"], parameters=_parameters(problem)
+        headers=_headers(*(dtype for *_, dtype in items)), entry=problem["name"], parameters=parameters(problem)
     )
     elements = (
         " * ".join(f"({size})" for size in _shapes(problem, "outputs")[0][1]) if _shapes(problem, "outputs") else ""
@@ -254,56 +252,3 @@ def _skeleton(problem: Mapping[str, Any]) -> NaiveKernel:
     grid = (f"ceil_div({elements or '1'}, block_size_x)", "1", "1")
     space = space_text(problem["name"], {"block_size_x": [64, 128, 256]}, [], "block_size_x", grid)
     return NaiveKernel(text, space, is_skeleton=True)
-
-
-# KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder.
-#
-# It has no kernel: the user writes one.
-
-_RUN = '''
-
-import torch.func as _func
-
-_model = Model(*(get_init_inputs() if "get_init_inputs" in globals() else [])).eval()
-_weights = {weights!r}
-
-
-def run(*given):
-    """The model's outputs; its weights come behind its inputs, so that the kernel gets the same ones."""
-    inputs, weights = given[:{count}], given[{count}:]
-    return _func.functional_call(_model, dict(zip(_weights, weights)), tuple(inputs))
-'''
-
-
-def import_model(script: Path, name: str) -> NewFolder:
-    """Return the folder of a KernelBench problem. Raises UsageError if the file defines no usable model."""
-    (found,) = run_script("kernelbench", script)
-    tensors = [item for item in found["inputs"] if isinstance(item, dict) and "shape" in item]
-    if len(tensors) < len(found["inputs"]) or not tensors:
-        raise UsageError(f"{script}: get_inputs gives something that is no tensor; a kernel's inputs here are tensors")
-    weights = {key.replace(".", "_"): item for key, item in found["weights"].items()}
-    named = dict(zip(found["names"], tensors, strict=False))
-    inputs = {key: _item(item) for key, item in {**named, **weights}.items()}
-    outputs = {f"out_{i}" if i else "out": _item(item) for i, item in enumerate(found["outputs"])}
-    problem: dict[str, Any] = {
-        "name": name,
-        "description": f"imported from {script.name}",
-        "axes": {},
-        "inputs": inputs,
-        "outputs": outputs,
-        "reference": read_text(script, "the script").rstrip()
-        + _RUN.format(weights=tuple(found["weights"]), count=len(named)),
-        "tolerance": {"rtol": 1e-2, "atol": 1e-2},
-    }
-    kernel = naive_kernel(problem)
-    remarks = (
-        f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is",
-        "sizes that can vary: the gate runs at the file's own sizes, which may take long in the emulator; name axes in "
-        "problem.json",
-        "the baseline ModelNew is compared with: the model itself, eager, is timed beside candidates",
-    )
-    return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=remarks)
-
-
-def _item(item: dict[str, Any]) -> dict[str, Any]:
-    return {"shape": [str(size) for size in item["shape"]], "dtype": item["dtype"]}

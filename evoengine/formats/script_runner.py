@@ -1,8 +1,8 @@
 """Run a user's script in a process of its own, and record its description of a kernel.
 
 Run as a file, `script_runner.py KIND SCRIPT [ARGUMENT…] FD`, without importing evoengine. For `kernel-tuner` a
-stand-in module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is inspected. JSON
-is written to the open file FD.
+stand-in module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at by
+model_probe.py. JSON is written to the open file FD.
 """
 
 from __future__ import annotations
@@ -153,31 +153,6 @@ def described(value: Any, depth: int = 0) -> Any:
     return {"other": type(value).__name__}
 
 
-def look_at_model() -> None:
-    """Record the inputs, weights and outputs of a KernelBench model by shape and dtype, without computing anything."""
-    import torch
-
-    def item(tensor: torch.Tensor) -> dict[str, Any]:
-        return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-
-    with torch.device("meta"):
-        script = runpy.run_path(SCRIPT)
-        model = script["Model"](*script.get("get_init_inputs", list)())
-        inputs = script["get_inputs"]()
-        outputs = model(*inputs)
-    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    names = list(inspect.signature(model.forward).parameters)
-    CALLS.append(
-        {
-            "inputs": [item(t) if isinstance(t, torch.Tensor) else described(t) for t in inputs],
-            "names": names,
-            "weights": {name: item(t) for name, t in [*model.named_parameters(), *model.named_buffers()]},
-            "outputs": [item(t) for t in outputs],
-        }
-    )
-    save()
-
-
 def save() -> None:
     os.ftruncate(NOTES, 0)
     os.lseek(NOTES, 0, os.SEEK_SET)
@@ -188,6 +163,7 @@ def save() -> None:
 if __name__ == "__main__":
     KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[-1])
     # the script's imports must not be searched in this file's own folder
+    PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model_probe.py")
     sys.path[0] = os.path.dirname(SCRIPT)
     sys.argv = [SCRIPT, *sys.argv[3:-1]]
     os.chdir(os.path.dirname(SCRIPT))
@@ -196,7 +172,8 @@ if __name__ == "__main__":
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
     if KIND == "kernelbench":
-        look_at_model()
+        CALLS.append(runpy.run_path(PROBE)["look"](SCRIPT))
+        save()
     else:
         sys.meta_path.insert(0, StandIn())
         runpy.run_path(SCRIPT, run_name="__main__")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evoengine.errors import UsageError
+from evoengine.formats import kernelbench
 from evoengine.formats.folder import write_folder
 from evoengine.formats.importers import make_folder
+from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder import load_folder
 from tests.support.exhaustive import more
 from tests.support.folders import gate
@@ -30,35 +32,111 @@ def get_inputs():
 def get_init_inputs():
     return [columns]
 """
-KERNEL = """extern "C" __global__ void own(
-    const float* x, const float* linear_weight, const float* linear_bias, float* out) {
-    int i = blockIdx.x * block_size_x + threadIdx.x;
-    if (i >= 16 * 8) return;
-    float sum = linear_bias[i % 8];
-    for (int k = 0; k < 40; k++) sum += x[i / 8 * 40 + k] * linear_weight[i % 8 * 40 + k];
-    out[i] = max(sum, 0.0f);
+
+
+def imported(tmp_path, text):
+    (tmp_path / "model.py").write_text(text)
+    made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
+    write_folder(made, tmp_path / "own")
+    return made
+
+
+def test_a_model_becomes_a_reference_with_its_weights_as_inputs_and_its_sizes_as_axes(tmp_path):
+    made = imported(tmp_path, MODEL)
+    assert made.problem["axes"] == {"rows": {"type": "var"}, "columns": {"type": "var"}}
+    assert made.problem["inputs"] == {
+        "x": {"shape": ["rows", "columns"], "dtype": "float32"},
+        "linear_weight": {"shape": ["8", "columns"], "dtype": "float32"},
+        "linear_bias": {"shape": ["8"], "dtype": "float32"},
+    }
+    assert made.problem["outputs"] == {"out": {"shape": ["rows", "8"], "dtype": "float32"}}
+    assert made.problem["workloads"] == [{"axes": {"rows": 16, "columns": 40}, "inputs": {}}]
+    assert load_folder(tmp_path / "own").tolerance == Tolerance(roundings=8192)
+
+
+def test_the_naive_kernel_of_a_model_passes_the_gate_and_a_wrong_one_does_not(tmp_path):
+    imported(tmp_path, MODEL)
+    config, file = {"family": "own", "block_size_x": 64}, tmp_path / "own" / "own.cu"
+    verdict = gate(tmp_path / "own", config)
+    assert verdict.correct, verdict.reason
+    assert len({case.problem for case in verdict.cases}) > 3
+    text = file.read_text()
+    for old, new in (("fmaxf(", "fminf("), ("< columns;", "< 40;")):  # another sign, another size
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        assert not gate(tmp_path / "own", config).correct
+
+
+OPERATIONS = {
+    "softmax": "torch.softmax(x, dim=1)",
+    "a norm": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
+    "a reversed sum": "torch.cumsum(x.flip(1), dim=1).flip(1)",
+    "the largest": "torch.max(x, dim=1)[0]",
+    "its place": "torch.argmax(x, dim=0)",
+    "layers": "F.layer_norm(x, x.shape[1:])",
+    "convolution": "F.conv2d(x[None, None], w[None, None, :3, :5], stride=(2, 1), padding=(1, 2), dilation=(1, 2))",
+    "transposed": "F.conv_transpose2d(x[None, None], w[None, None, :3, :4], stride=2, padding=1)",
+    "pooling": "F.avg_pool2d(x[None], 3, stride=2, padding=1)",
+    "the largest of a window": "F.max_pool2d(x[None], 2, stride=3)",
+    "a loss": "F.smooth_l1_loss(x, x * 0.5)",
+    "several": "F.gelu(torch.matmul(x, w.t()) * 0.3).mean(dim=0)",
 }
+GENERIC = """import torch
+import torch.nn.functional as F
+
+n, m = 24, 21
+
+class Model(torch.nn.Module):
+    def forward(self, x, w):
+        return OPERATION
+
+def get_inputs():
+    return [torch.rand(n, m), torch.rand(9, m)]
 """
 
 
-def test_a_model_becomes_a_reference_with_its_weights_as_inputs(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL)
-    made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
-    assert made.problem["inputs"] == {
-        "x": {"shape": ["16", "40"], "dtype": "float32"},
-        "linear_weight": {"shape": ["8", "40"], "dtype": "float32"},
-        "linear_bias": {"shape": ["8"], "dtype": "float32"},
-    }
-    assert made.problem["outputs"] == {"out": {"shape": ["16", "8"], "dtype": "float32"}}
-    write_folder(made, tmp_path / "own")
-    config = {"family": "own", "block_size_x": 64}
-    assert "never written" in gate(tmp_path / "own", config).reason
-    (tmp_path / "own" / "own.cu").write_text(KERNEL)
-    verdict = gate(tmp_path / "own", config)
+@pytest.mark.parametrize("operation", [*list(OPERATIONS)[:2], *more(list(OPERATIONS)[2:])])
+def test_operations_have_naive_kernels_that_are_right_at_all_sizes(tmp_path, operation):
+    made = imported(tmp_path, GENERIC.replace("OPERATION", OPERATIONS[operation]))
+    assert not any("skeleton" in remark for remark in made.remarks), made.remarks
+    verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 32})
     assert verdict.correct, verdict.reason
-    (tmp_path / "own" / "own.cu").write_text(KERNEL.replace("max(sum, 0.0f)", "sum"))
-    assert not gate(tmp_path / "own", config).correct
-    assert load_folder(tmp_path / "own").tolerance.rtol == 1e-2
+
+
+def test_sizes_that_the_gate_cannot_afford_are_halved_in_the_example_and_named(tmp_path):
+    made = imported(tmp_path, MODEL.replace("16, 40", "4096, 393216"))
+    assert made.problem["workloads"][0]["axes"] == {"rows": 1024, "columns": 768}
+    assert any("--problem own:rows=4096,columns=393216" in remark for remark in made.remarks)
+
+
+def test_an_operation_without_a_naive_form_leaves_a_skeleton_and_its_name(tmp_path):
+    made = imported(tmp_path, GENERIC.replace("OPERATION", "torch.linalg.inv(x @ x.t())"))
+    assert any("own.cu is a skeleton to write" in remark and "linalg_inv" in remark for remark in made.remarks)
+
+
+OUTPUT = {"name": "output", "op": "output", "args": [{"node": "x"}]}
+PLACEHOLDER = {"name": "x", "op": "placeholder", "args": [], "named": {}, "shape": [4], "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "no list",
+        [],
+        [PLACEHOLDER],
+        [PLACEHOLDER, {**OUTPUT, "args": []}],
+        [PLACEHOLDER | {"shape": [{"size": "n; int z"}]}, OUTPUT],
+        [PLACEHOLDER, {**PLACEHOLDER, "name": "y", "op": "aten.relu.default", "args": [{"node": "y"}]},
+         {**OUTPUT, "args": [{"node": "y"}]}],
+    ],
+)  # fmt: skip
+def test_a_trace_that_is_none_gives_a_skeleton(tmp_path, monkeypatch, graph):
+    (tmp_path / "model.py").write_text(MODEL)
+    item = {"shape": [4], "dtype": "float32"}
+    found = {"sizes": {}, "names": ["x"], "inputs": [item], "weights": {}, "outputs": [item], "draws": [{}]}
+    monkeypatch.setattr(kernelbench, "run_script", lambda kind, script: [found | {"graph": graph}])
+    made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
+    assert any("skeleton" in remark for remark in made.remarks) and "int z" not in made.kernel
 
 
 UNREADABLE = [
@@ -69,7 +147,7 @@ NO_TENSOR = (
     MODEL.replace("return [torch.randn(rows, columns)]", "return [torch.randn(rows, columns), 3]").replace(
         "self, x", "self, x, n"
     ),
-    "something that is no tensor",
+    "which is no tensor",
 )
 
 
