@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from evoengine.accuracy.page import Row, as_toml, class_errors, page  # noqa: E402
-from evoengine.sass import validation  # noqa: E402
+from evoengine.sass import predict  # noqa: E402
 from evoengine.sass.predict import MODEL_VERSION  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = f"Version {MODEL_VERSION} of the model, {datetime.now(UTC):%Y-%m-%d}."
     before = PAGE.read_text().partition(BEGINS)[0]
     PAGE.write_text(f"{before}{BEGINS}\n\n{made}\n\n{page(rows)}")
-    comment = "".join(line for line in validation.FILE.read_text().splitlines(True) if line.startswith("#"))
-    validation.FILE.write_text(f"{comment}\n{as_toml(class_errors(rows))}")
+    comment = "".join(line for line in predict.VALIDATION.read_text().splitlines(True) if line.startswith("#"))
+    predict.VALIDATION.write_text(f"{comment}\n{as_toml(class_errors(rows))}")
     return 0
 
 

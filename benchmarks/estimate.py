@@ -30,11 +30,11 @@ from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.records import CompiledCandidate, Config, Measurement  # noqa: E402
-from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, measured_pairs, rank_agreement  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.predict import estimate, predict_figure  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
+from evoengine.tuning.measure import SHORT_LIST, Agreement, Pair, measured_pairs, rank_agreement  # noqa: E402
 from evoengine.workloads import parse_problem  # noqa: E402
 from evoengine.workloads.attention.problem import EXAMPLE  # noqa: E402
 from evoengine.workloads.base import Target  # noqa: E402

@@ -27,8 +27,7 @@ from rich.table import Table
 
 from evoengine.devices.base import ScalarArgument, StructArgument, TensorArgument, TensorMapArgument
 from evoengine.errors import UsageError
-from evoengine.sass.chip import Chip, find_chip
-from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.chip import SUSTAINED, Chip, Clock, find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import Kernel, kernel_names, read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare

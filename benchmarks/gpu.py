@@ -38,7 +38,7 @@ from evoengine.errors import MachineError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.sass.predict import Unpredictable  # noqa: E402
-from evoengine.search.agreement import measured_pairs  # noqa: E402
+from evoengine.tuning.measure import measured_pairs  # noqa: E402
 from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 
 MINUTES = 8.0

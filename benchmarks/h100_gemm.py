@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.published import FAILURES, Missed, check_commit, compiled, predicted, read_times
 from evoengine.accuracy.page import Row
 from evoengine.devices.base import ScalarArgument, StructArgument, TensorMapArgument
-from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.chip import SUSTAINED, Clock
 from evoengine.sass.cubin import kernel_names
 from evoengine.sass.launch import DrawnArgument, Geometry
 from evoengine.sass.predict import Prediction

@@ -35,8 +35,11 @@ from benchmarks import flash_attention_3 as fa3  # noqa: E402
 from evoengine.accuracy.page import Row, page  # noqa: E402
 from evoengine.devices.base import KernelFailure  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
-from evoengine.sass.chip import find_chip  # noqa: E402
-from evoengine.sass.clock import BOOST, Clock  # noqa: E402
+from evoengine.sass.chip import (  # noqa: E402
+    BOOST,
+    Clock,
+    find_chip,
+)
 from evoengine.sass.predict import Prediction, Unpredictable, predict  # noqa: E402
 from evoengine.stages.compile import CompileFailed  # noqa: E402
 

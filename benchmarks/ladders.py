@@ -41,7 +41,7 @@ from benchmarks.published import FAILURES, Missed, check_commit, compiled, find_
 from evoengine.accuracy.page import Row, page  # noqa: E402
 from evoengine.devices.base import ScalarArgument, StructArgument  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
-from evoengine.sass.clock import SUSTAINED, Clock  # noqa: E402
+from evoengine.sass.chip import SUSTAINED, Clock  # noqa: E402
 from evoengine.sass.launch import DrawnArgument, Geometry  # noqa: E402
 from evoengine.sass.predict import Prediction  # noqa: E402
 

@@ -1,7 +1,7 @@
 """The second data set of benchmarks/measured_h100.py: the families that the first one lacks, and kernels of searches.
 
 `FAMILIES` are drawn as in the first. Of `SEARCHED`, configurations are predicted, a start and draws, then neighbours of
-the fastest, and the predicted first ten become rows beside some that are drawn from the others. Of `SPACE` as many
+the fastest, and the predicted first ten become rows beside some that are drawn from the others. Of `SPACES` as many
 configurations as time permits become rows, for benchmarks that search among measured times. A row's `origin` says
 which.
 """
@@ -67,41 +67,54 @@ SEARCHED = (
 FIRST_ROWS, OTHER_ROWS = 10, 6
 DRAWN, ROUNDS, PARENTS, CHILDREN = 30, 3, 4, 14
 """configurations that are predicted first; rounds of neighbours, of how many, and how many of them"""
-SPACE, SPACE_ROWS = "gemm:m1024,n1024,k1024,fp16", 250
+SPACES = (("gemm:m1024,n1024,k1024,fp16", 300), ("b2,h8,s1024,d64,fp16,causal", 200))
+"""problem → how many configurations"""
 SEED = 30
 Policies = Sequence[str]
 """of the L2 with which a row is predicted at once; none where that is left to --again"""
 
 
 def groups(known: Sequence[Row], policies: Policies) -> Iterator[tuple[str, int, list[Task]]]:
-    """Yield the groups of FAMILIES and of SPACE that the known rows lack.
+    """Yield the groups of FAMILIES without the configurations of known rows.
 
     A group is its name, how many rows it needs, and tasks that make one each, or say why there is none.
     """
-    seen = {(row["problem"], json.dumps(row["config"])) for row in known}
-
-    def tasks(origin: str, problem: str, configs: Iterable[Mapping[str, Any]]) -> list[Task]:
-        named = str(space_of(problem)[0].problem)
-        wanted = [c for c in configs if (named, json.dumps(c)) not in seen]
-        return [partial(_labelled, origin, problem, c, policies=policies) for c in wanted]
-
     for problem, families in FAMILIES:
         for family, count in families.items():
-            yield f"{problem} {family}", count, tasks("family", problem, configurations(problem, family, count))
-    _, space = space_of(SPACE)
-    drawn = {json.dumps(c): c for c in [*space.starts, *space.sample(np.random.default_rng(SEED), 2 * SPACE_ROWS)]}
-    yield f"space {SPACE}", SPACE_ROWS, tasks("space", SPACE, drawn.values())
+            of = configurations(problem, family, count)
+            yield f"{problem} {family}", count, _tasks("family", problem, of, known, policies)
 
 
-def search_folder(folder: Path, processes: int, seconds: float, only: str = "") -> None:
+def space_groups(known: Sequence[Row], policies: Policies) -> Iterator[tuple[str, int, list[Task]]]:
+    """Yield the groups of SPACES, of starts and draws, likewise."""
+    for problem, count in SPACES:
+        target, space = space_of(problem)
+        drawn = [*space.starts, *space.sample(np.random.default_rng(SEED), 3 * count)]
+        of = {json.dumps(config): config for config in drawn}.values()
+        have = sum(row["problem"] == str(target.problem) for row in known)
+        yield f"space {problem}", max(0, count - have), _tasks("space", problem, of, known, policies)
+
+
+def _tasks(
+    origin: str, problem: str, configs: Iterable[Mapping[str, Any]], known: Sequence[Row], policies: Policies
+) -> list[Task]:
+    seen = {(row["problem"], json.dumps(row["config"])) for row in known}
+    named = str(space_of(problem)[0].problem)
+    wanted = [config for config in configs if (named, json.dumps(config)) not in seen]
+    return [partial(_labelled, origin, problem, config, policies=policies) for config in wanted]
+
+
+def search_folder(folder: Path, processes: int, seconds: float, only: str = "", known: Sequence[Row] = ()) -> None:
     """Write the predicted first configurations of searches without a gate, and draws from the others.
+
+    Rows that are known already are where a search goes on; their binaries are not copied.
 
     A round of all problems is predicted by the processes together; none begins once time is up.
     """
     make_folder(folder)
     build()  # before the processes ask for it
     begun = time.monotonic()
-    searches = [Search(problem) for problem in SEARCHED if only in problem]
+    searches = [Search(problem, known) for problem in SEARCHED if only in problem]
     with ProcessPoolExecutor(processes) as pool:
         for turn in range(ROUNDS + 1):
             if time.monotonic() - begun > seconds:
@@ -121,11 +134,12 @@ def search_folder(folder: Path, processes: int, seconds: float, only: str = "") 
 class Search:
     """A search of one problem among predicted times: its starts and draws, then neighbours of the fastest."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, known: Sequence[Row] = ()) -> None:
         self.problem = problem
-        _, self._space = space_of(problem)
+        target, self._space = space_of(problem)
         self._random = np.random.default_rng(SEED)
-        self._rows: dict[str, Row | None] = {}
+        own = [row for row in known if row["problem"] == str(target.problem) and row["predicted"]]
+        self._rows: dict[str, Row | None] = {json.dumps(row["config"]): row for row in own}
 
     @property
     def ranked(self) -> list[Row]:

@@ -46,6 +46,8 @@ from evoengine.devices.cuda import encode_tensor_map  # noqa: E402
 from evoengine.devices.cuda_api import CudaError, Event, Function, Module, Parameters  # noqa: E402
 
 Row = dict[str, Any]
+ROLES = ("in", "out", "scratch", "zero")
+"""of buffers without contents of their own; kernels write all but the first"""
 STEP = 1 << 20
 """bytes of a drawn tensor's period, at a multiple of which each buffer begins"""
 FLUSH_BYTES = 256 << 20
@@ -182,7 +184,7 @@ class Memory:
         if "written" in ends and ends["written"] > self.regions["written"]:
             cuda_api.memset(self.regions["written"], 0, ends["written"] - self.regions["written"])
         for name, (size, _, role) in row["buffers"].items():
-            if role not in ("in", "out", "scratch", "zero"):
+            if role not in ROLES:
                 cuda_api.call("cuMemcpyHtoD_v2", found[name], zlib.decompress(base64.b64decode(role)), size)
         return found
 
@@ -714,15 +716,17 @@ def prepare_set(options: argparse.Namespace) -> None:
     from benchmarks import measured_families, measured_kernels
 
     folder, of_time = options.prepare, (options.processes, options.seconds, options.only)
+    known = read_rows(options.known) if options.known else []
     measured_kernels.write_tools(folder, TOOLS)
     if options.set == "first":
         measured_kernels.prepare_folder(folder, measured_kernels.groups(options.data), *of_time)
     elif options.set == "searches":
-        measured_families.search_folder(folder, *of_time)
+        measured_families.search_folder(folder, *of_time, known)
+    elif options.set == "families":
+        measured_kernels.prepare_folder(folder, measured_families.groups(known, ("cold",)), *of_time)
     else:
-        known = read_rows(options.known) if options.known else []
-        policies = ("cold",) if options.set == "families" else ()
-        measured_kernels.prepare_folder(folder, measured_families.groups(known, policies), *of_time)
+        later = (*measured_families.groups(known, ()), *measured_families.space_groups(known, ()))
+        measured_kernels.prepare_folder(folder, later, *of_time)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -733,7 +737,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", choices=("first", "families", "unpredicted", "searches"), default="first",
         help="families and searches of measured_families.py; unpredicted: families that --again predicts later",
     )  # fmt: skip
-    parser.add_argument("--known", type=Path, metavar="DIR", help="leave out configurations that this folder has")
+    parser.add_argument(
+        "--known", type=Path, metavar="DIR", help="leave out what this folder has; searches go on from it"
+    )
     parser.add_argument("--processes", type=int, default=2, help="that compile and predict (default: 2)")
     parser.add_argument("--from", type=Path, dest="source", metavar="DIR", help="time what --prepare wrote")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results of --from")

@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks import fast_cu
 from benchmarks import flash_attention_3 as fa3
 from benchmarks.classic_kernels import Classic, all_of_them
+from benchmarks.measured_h100 import ROLES
 from evoengine import workloads
 from evoengine.accuracy.compilers import FLAGS, InstalledNvrtc, compile_and_list
 from evoengine.devices.base import (
@@ -58,8 +59,6 @@ from evoengine.workloads.base import Target, taken
 GPU, ARCH = "h100", "sm_90a"
 LONGEST_US = 60_000
 """predicted; a longer kernel is left out, as it would take the time of many others"""
-ROLES = ("in", "out", "scratch", "zero")
-"""of buffers without contents of their own; kernels write all but the first"""
 Row = dict[str, Any]
 
 

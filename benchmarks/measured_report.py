@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.chip import SUSTAINED, Clock, find_chip
 
 Result = dict[str, Any]
 CHIP = "h100"
@@ -78,14 +77,14 @@ def frozen(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in two sets.
+    """Return the rows with a cold L2 as benchmarks/accuracy_page.py reads them, in sets.
 
-    Mechanisms of the model were formed on rows with an even id. The set of latencies is left out: it was taken for
-    micro-benchmarks.
+    Mechanisms of the model were formed on rows of the first data set with an even id. The set of latencies is left out:
+    it was taken for micro-benchmarks.
     """
     return [
         {
-            "set": f"measured_h100, {'odd' if int(pair.row['id'][-1], 16) % 2 else 'even'}",
+            "set": f"measured_h100, {_part(pair.row)}",
             "kernel": f"{pair.row['set']}: {pair.row['kernel']}",
             "problem": pair.row["problem"],
             "gpu": CHIP,
@@ -98,6 +97,12 @@ def page_rows(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
         for pair in pairs_of(results, rows)
         if pair.policy == "cold" and pair.row["set"] != EMPTY[0]
     ]
+
+
+def _part(row: Mapping[str, Any]) -> str:
+    if "origin" in row:
+        return "families"
+    return "odd" if int(row["id"][-1], 16) % 2 else "even"
 
 
 def pairs_of(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> list[Pair]:
@@ -124,7 +129,7 @@ def report(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, 
     pairs = pairs_of(results, rows)
     return "\n".join([
         "# Measured beside predicted", "", *about(results, rows), *errors(pairs, "class"), *errors(pairs, "set"),
-        *ranks(pairs), *worst(pairs), *sustained(results, rows), *baselines(results, pairs),
+        *ranks(pairs), *worst(pairs), *sustained(results, rows), *baselines(results, rows),
         *disagreeing(results, rows),
     ])  # fmt: skip
 
@@ -306,25 +311,26 @@ def sustained(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[st
         )
 
 
-def baselines(results: Mapping[str, Sequence[Result]], pairs: Sequence[Pair]) -> Iterator[str]:
+def baselines(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     of = [m for m in results["torch"] if "problem" in m]
     if not of:
         return
-    best: dict[str, Pair] = {}
-    for p in pairs:
-        if p.policy == "warm" and (p.row["problem"] not in best or p.measured_us < best[p.row["problem"]].measured_us):
-            best[p.row["problem"]] = p
+    by_id = {row["id"]: row for row in rows}
+    best: dict[str, tuple[float, str]] = {}
+    for m in results["rows"]:
+        if m["id"] in by_id and "error" not in m:
+            row, us = by_id[m["id"]], statistics.median(m["cold_us"])
+            best[row["problem"]] = min(best.get(row["problem"], (math.inf, "")), (us, row["set"]))
     yield "\n## torch\n"
-    yield "| problem | call | warm µs | cold µs | fastest of the rows, warm µs | its set |"
+    yield "| problem | call | warm µs | cold µs | fastest of the rows, cold µs | its set |"
     yield "|---|---|---:|---:|---:|---|"
     for m in of:
         if "error" in m:
             yield f"| {m['problem']} | {m['name']} | {m['error'][:60]} | | | |"
             continue
         warm, cold = (statistics.median(m[f"{policy}_us"]) for policy in ("warm", "cold"))
-        own = best.get(m["problem"])
-        fastest = f"{own.measured_us:,.1f} | {own.row['set']}" if own else " | "
-        yield f"| {m['problem']} | {m['name']} | {warm:,.1f} | {cold:,.1f} | {fastest} |"
+        us, of_set = best.get(m["problem"], (math.nan, ""))
+        yield f"| {m['problem']} | {m['name']} | {warm:,.1f} | {cold:,.1f} | {us:,.1f} | {of_set} |"
 
 
 def disagreeing(results: Mapping[str, Sequence[Result]], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
     python benchmarks/measured_torch.py DIR           on the GPU; a line on the input says for how many seconds
     python benchmarks/measured_torch.py DIR --expected FILE.json [--seconds N] [--device cpu]
+    python benchmarks/measured_torch.py DIR --beside FILE.json [--seconds N]
 
 The second writes a sample of each problem's outputs as the workload's reference computes them from the contents that
-measured_h100.py draws, at the places where it samples what kernels wrote.
+measured_h100.py draws, at the places where it samples what kernels wrote. The third times the rows of DIR and torch's
+kernels in turns, on normal numbers both, so that clocks and contents are the same for all.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402 # its usual name
 
-from benchmarks.measured_h100 import FLUSH_BYTES, SAMPLE_BYTES, SAMPLES, read_rows  # noqa: E402
+from benchmarks.measured_h100 import FLUSH_BYTES, ROLES, SAMPLE_BYTES, SAMPLES, Launches, load, read_rows  # noqa: E402
+from evoengine.devices import cuda_api  # noqa: E402
 
 Call = Callable[[], object]
 Make = Callable[[], Call]
 """allocates tensors and returns the call to time"""
 Row = dict[str, Any]
 SLEEP_CLOCKS = 400_000
-REPETITIONS = 10
+REPETITIONS, TURNS = 10, 12
 
 
 def normal(*shape: int, kind: torch.dtype) -> torch.Tensor:
@@ -88,6 +91,72 @@ def times(call: Call, flush: torch.Tensor) -> dict[str, list[float]]:
         torch.cuda.synchronize()
         found[name] = [round(begin.elapsed_time(end) * 1e3, 3) for begin, end in pairs]
     return found
+
+
+def beside(folder: Path, rows: Sequence[Row], out: Path, seconds: float) -> int:
+    """Time the rows of each problem and torch's calls in turns with a cold L2, for as long as there is time."""
+    begun, found = time.monotonic(), []
+    flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
+    cuda_api.use_primary_context()
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["set"].partition(" ")[0], row["problem"]), []).append(row)
+    for (workload, problem), own in groups.items():
+        if time.monotonic() - begun > seconds:
+            break
+        makes = [(row["id"], partial(_launched, folder, row)) for row in own] + list(calls(workload, problem))
+        contenders, failed = [], {}
+        for name, make in makes:
+            try:
+                call = make()
+                for _ in range(3):
+                    call()
+                torch.cuda.synchronize()
+                contenders.append((name, call))
+            except Exception as error:  # a library that does not support the problem is no failure
+                failed[name] = str(error)[:200]
+        found.append({"problem": problem, "times": _in_turns(contenders, flush), "failed": failed})
+        out.write_text(json.dumps(found) + "\n")
+        del contenders
+        torch.cuda.empty_cache()
+    print(f"beside: {len(found)} of {len(groups)} problems, {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    return 0
+
+
+def _in_turns(contenders: Sequence[tuple[str, Call]], flush: torch.Tensor) -> dict[str, list[float]]:
+    """Return µs of each contender; every repetition times all of them one after the other."""
+    pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name, _ in contenders}
+    for _ in range(TURNS):
+        for name, call in contenders:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(SLEEP_CLOCKS)
+            flush.sum()
+            begin.record()
+            call()
+            end.record()
+            pairs[name].append((begin, end))
+        torch.cuda.synchronize()
+    return {name: [round(b.elapsed_time(e) * 1e3, 3) for b, e in of] for name, of in pairs.items()}
+
+
+def _launched(folder: Path, row: Row) -> Call:
+    """Return the launches of a row on tensors of its own, whose inputs are normal numbers."""
+    tensors = {name: _buffer(*buffer) for name, buffer in row["buffers"].items()}
+    module, _ = load(folder, row)
+    launches = Launches(row, module, {name: tensor.data_ptr() for name, tensor in tensors.items()})
+
+    def call(_held: object = tensors) -> None:
+        launches.queue()
+
+    return call
+
+
+def _buffer(size: int, dtype: str, role: str) -> torch.Tensor:
+    if role == "in" and dtype != "int32":
+        return normal(size // DTYPES[dtype].itemsize, kind=DTYPES[dtype])
+    if role in ROLES:
+        return torch.zeros(size, dtype=torch.uint8, device="cuda")
+    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(role))), dtype=torch.uint8).cuda()
 
 
 def calls(workload: str, text: str) -> Iterator[tuple[str, Make]]:
@@ -146,8 +215,8 @@ def _gemm(p: Any) -> Iterator[tuple[str, Make]]:
     def of_fp8(scales: tuple[tuple[int, ...], tuple[int, ...]], fast: bool) -> Call:
         a, b = a_nk[0](), a_nk[1]().t()
         one, other = (torch.ones(shape, device="cuda") for shape in scales)
-        if len(scales[0]) == 2 and scales[0][0] > 1 and p.scales == "block":
-            one = one.t().contiguous().t()  # the first is asked for with rows next to one another
+        if scales[0][1:] not in ((), (1,)):  # those of blocks are asked for by columns
+            one, other = one.t().contiguous().t(), other.t().contiguous().t()
         options = {"scale_a": one, "scale_b": other, "out_dtype": torch.bfloat16, "use_fast_accum": fast}
         return lambda: torch._scaled_mm(a, b, **options)
 
@@ -405,12 +474,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--expected", type=Path, metavar="FILE")
+    parser.add_argument("--beside", type=Path, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     rows = read_rows(options.folder)
     if options.expected:
         return expected(rows, options.expected, options.seconds, options.device)
+    if options.beside:
+        return beside(options.folder, rows, options.beside, options.seconds)
     return baselines(rows)
 
 

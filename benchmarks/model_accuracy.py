@@ -43,7 +43,7 @@ from evoengine.accuracy.predictions import (  # noqa: E402
     kernel_of,
     key_of,
 )
-from evoengine.accuracy.recorded import grouped, read_all  # noqa: E402
+from evoengine.accuracy.rows import grouped, read_all  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 
 SHORT_LIST = 10

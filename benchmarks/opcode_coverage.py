@@ -18,8 +18,7 @@ from evoengine.errors import UsageError
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernels
 from evoengine.sass.fatbin import Kind, images
-from evoengine.sass.linking import calls_others, with_addresses
-from evoengine.sass.listing import disassemble
+from evoengine.sass.listing import calls_others, disassemble, with_addresses
 
 SECTION = "\t.section\t.text."
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import Clock, find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import kernel_names, read_kernel
 from evoengine.sass.launch import AnyArgument, Geometry, prepare

@@ -14,8 +14,8 @@ import pytest
 
 import evoengine as face
 from evoengine.cli.main import evoengine
-from evoengine.cuda_emulator.includes import PROVIDED, STANDARD
 from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.preprocessing import PROVIDED, STANDARD
 from evoengine.formats.importers import KINDS
 from evoengine.gpu import find_gpu
 from evoengine.ledger import tables

@@ -22,7 +22,7 @@ import numpy as np
 from evoengine.devices.base import ScalarArgument, StructArgument, TensorMapArgument
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.chip import SUSTAINED, Clock
 from evoengine.sass.launch import DrawnArgument, Geometry
 from evoengine.space.expression import Expression
 

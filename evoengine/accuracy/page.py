@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata, t
 
-from evoengine.sass.validation import CLASSES, ClassError
+from evoengine.sass.predict import CLASSES, ClassError
 
 SHOWN_WHOLE = 30
 """largest number of rows of a set of which the page lists each"""

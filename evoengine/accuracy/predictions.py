@@ -23,8 +23,7 @@ from evoengine.accuracy.compilers import Compiled, compile_and_list, find_nvrtc
 from evoengine.accuracy.dataset import RecordedKernel, Recording, read_kernel
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import EvoengineError, MachineError, UsageError
-from evoengine.sass.chip import Chip, find_chip
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import Chip, Clock, find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import Kernel, kernel_names
 from evoengine.sass.cubin import read_kernel as read_binary

@@ -66,7 +66,7 @@ def accuracy(
     from evoengine.cli.output import say
 
     if kernels is not None:
-        from evoengine.accuracy.recorded import recorded_rows
+        from evoengine.accuracy.rows import recorded_rows
 
         rows, remarks, missed = recorded_rows(kernels, nvrtc, samples, jobs or os.cpu_count() or 1)
     else:
@@ -80,8 +80,8 @@ def accuracy(
 
 
 def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
-    from evoengine.accuracy.own import measured_rows
     from evoengine.accuracy.page import Row
+    from evoengine.accuracy.rows import measured_rows
     from evoengine.cli.progress import LiveProgress
 
     with LiveProgress() as live, reading(db) as ledger:
@@ -90,7 +90,7 @@ def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
 
 
 def _repredict(db: str | None, as_json: bool) -> int:
-    from evoengine.accuracy.own import predict_again
+    from evoengine.accuracy.rows import predict_again
     from evoengine.cli.output import print_json, say
     from evoengine.cli.progress import LiveProgress
     from evoengine.views.accuracy import again_json

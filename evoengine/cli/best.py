@@ -90,7 +90,7 @@ def best(**options: Any) -> None:
     the best known one. --export then writes an export for each, and table.json, which evoengine.torch uses; --package
     packs them as a wheel or hf-kernel.
     """
-    from evoengine.workloads.problem_sets import stands_for_several
+    from evoengine.workloads import stands_for_several
 
     asked = _Asked(**options)
     if len(asked.problems) > 1 or any(map(stands_for_several, asked.problems)):
@@ -148,8 +148,8 @@ def _show_dispatch_table(asked: _Asked) -> None:
     """Show the table of several problems, after its export where that is asked for."""
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.dispatch_table import find_table
-    from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
-    from evoengine.workloads.problem_sets import expand
+    from evoengine.views.results import kernels_table, problems_table, table_json, verdict
+    from evoengine.workloads import expand
 
     _require_several(asked)
     problems = expand(asked.problems)
@@ -301,7 +301,7 @@ def _print_table(found: Best) -> None:
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
-        from evoengine.sass.validation import error_of
+        from evoengine.sass.predict import error_of
         from evoengine.terms import kernel_class
 
         for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):

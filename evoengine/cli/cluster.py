@@ -25,7 +25,7 @@ def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.detached import cluster_status
-    from evoengine.views.cluster import cluster_json, cluster_remarks, nodes_table
+    from evoengine.views.boards import cluster_json, cluster_remarks, nodes_table
 
     found = cluster_status(cluster)
     if as_json:

@@ -22,7 +22,7 @@ def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> No
     """
     from evoengine.cli.output import print_json, stdout
     from evoengine.text import plain_lines
-    from evoengine.views.cubins import cubins_json, cubins_table
+    from evoengine.views.foreign_kernels import cubins_json, cubins_table
     from evoengine.virtual.cubin_file import kernels_in, listing_of
 
     if entry is not None:

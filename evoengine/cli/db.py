@@ -117,8 +117,8 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
     Configurations, verdicts, figures and lineage are kept, and so is everything of runs in progress. An SQLite file
     shrinks only if no other process has it open.
     """
+    from evoengine.cli.history import agreed
     from evoengine.cli.output import say
-    from evoengine.cli.runs import agreed
     from evoengine.ledger.check import prune as prune_ledger
     from evoengine.ledger.database import vacuum
 
@@ -139,9 +139,8 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
 @db_option
 def rebuild_study(run: int, db: str | None) -> None:
     """Rebuild the Optuna study of a run from the ledger. Notes added in the dashboard are lost."""
-    from evoengine.cli.conclusion import say_missed
     from evoengine.cli.output import say
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import LiveProgress, say_missed
     from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
     from evoengine.ledger.runs import RUNNING
 

@@ -12,7 +12,7 @@ import click
 
 from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
-from evoengine.cli.process import prepare_streams, read_by_nobody, unwritten
+from evoengine.cli.process import INTERRUPTED, prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.sandbox.machine import is_machine_fault, machine_error
 from evoengine.text import one_line
@@ -47,11 +47,9 @@ COMMANDS = {
     "token": "Create, list and revoke tokens for the service.",
     "retune": "Queue a job for another GPU for each problem in the ledger.",
 }
-INTERRUPTED = 130
-
-
 MODULES = {
-    "problems": "machine", "gpus": "machine", "doctor": "machine", "compare": "runs", "claims": "runs",
+    "problems": "machine", "gpus": "machine", "doctor": "machine",
+    "runs": "history", "compare": "history", "claims": "history",
     "report": "best", "profile": "show", "new": "transfer", "import": "transfer", "export": "transfer",
     "serve": "service", "token": "service", "retune": "service",
 }  # fmt: skip # a table

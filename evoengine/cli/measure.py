@@ -19,7 +19,7 @@ from evoengine.hints import hint
 
 if TYPE_CHECKING:
     from evoengine.records import Baseline
-    from evoengine.search.agreement import Agreement
+    from evoengine.tuning.measure import Agreement
 
 
 @click.command()
@@ -52,10 +52,9 @@ def measure(
     The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is
     printed at the end. Without --problem and --gpu those of the last run are used.
     """
-    from evoengine.cli.conclusion import INTERRUPTED, result_code
     from evoengine.cli.output import print_json, stdout
-    from evoengine.cli.process import stop_on_signal
-    from evoengine.cli.progress import EventLog, LiveProgress
+    from evoengine.cli.process import INTERRUPTED, stop_on_signal
+    from evoengine.cli.progress import EventLog, LiveProgress, result_code
     from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
     from evoengine.views.candidate_tables import ranking

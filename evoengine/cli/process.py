@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+INTERRUPTED = 130
+"""exit code of a command that a signal ended"""
 LETTERS = {
     "µ": "u",
     "·": "-",

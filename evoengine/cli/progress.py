@@ -1,4 +1,7 @@
-"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere, events for programs."""
+"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere, events for programs.
+
+At its end: what it says for people and for scripts, and its exit code.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,11 +22,13 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.cli.output import say, stderr
-from evoengine.errors import EvoengineError
-from evoengine.records import Outcome
-from evoengine.text import plain
-from evoengine.views.candidate_tables import best_line, figure
+from evoengine.cli.output import print_json, say, stderr, stdout
+from evoengine.cli.process import INTERRUPTED, read_by_nobody, unwritten
+from evoengine.errors import EvoengineError, MachineError
+from evoengine.hints import hint
+from evoengine.records import Candidate, Outcome
+from evoengine.text import plain, spans
+from evoengine.views.candidate_tables import best_line, figure, ranking
 from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 from evoengine.views.trials import trial_json
 
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from evoengine.records import Candidate
     from evoengine.search.evaluators import Usage
     from evoengine.search.progress import Progress
-
+    from evoengine.tuning.search import SearchResult
 
 LINE_SECONDS = 10.0
 """between two lines where stderr is no terminal"""
@@ -225,3 +230,104 @@ class EventLog(logging.Handler):
         done = {"done": p.done, "total": p.total, "correct": p.correct} if p else {"done": 0}
         seconds = round(time.monotonic() - self._started, 1)
         self.event("progress", stage=self._stage or None, seconds=seconds, **done)
+
+
+SHOWN = 10
+"""ranks in the table, besides the best of each family that is not among them"""
+
+
+def print_summary(
+    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
+) -> int:
+    """Print the summary by `echo` and the ranking on stdout; return the exit code.
+
+    `following` lists commands to run next.
+    """
+    if as_json:
+        from evoengine.views.results import summary_json
+
+        print_json(summary_json(result))
+    return _print_summary(result, as_json, db, following, echo)
+
+
+def print_summaries(
+    results: Mapping[str, tuple[SearchResult, Sequence[str]]],
+    as_json: bool,
+    db: str | None,
+    echo: Callable[[str], None] = say,
+) -> list[int]:
+    """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
+    if as_json:
+        from evoengine.views.results import summaries_json
+
+        print_json(summaries_json({gpu: result for gpu, (result, _) in results.items()}))
+    codes = []
+    for gpu, (result, following) in results.items():
+        echo(f"{gpu}:")
+        codes.append(_print_summary(result, as_json, db, following, echo))
+    return codes
+
+
+def _print_summary(
+    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None]
+) -> int:
+    progress, found = result.progress, result.best
+    known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
+    echo(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    if progress.taken_over:
+        echo(f"{progress.taken_over} of {progress.done} taken over from earlier trials, which were the same kernels")
+    echo(progress.ended)
+    if progress.usage:
+        echo(time_spent(progress.usage))
+    for line in progress.notes:
+        echo(line)
+    say_missed(result.missed, echo)
+    if not as_json:
+        _print_ranking(result, db, following, echo)
+    if progress.ended == "interrupted":
+        return INTERRUPTED
+    return result_code(0 if found or progress.outcomes[Outcome.UNRANKED] else 1, hint("best", db=db), echo)
+
+
+def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str], echo: Callable[[str], None]) -> None:
+    """Print the ranking and the commands to run next, or why there is no ranking."""
+    found, unranked = result.best, result.progress.outcomes[Outcome.UNRANKED]
+    history = hint("history", run=result.run, db=db)
+    if found:
+        stdout.print(ranking(_shown(found)))
+        estimated = found[0].outcome is Outcome.ESTIMATED
+        remark = ["figures marked est. are estimates, not measurements"] if estimated else []
+        echo(f"next: {'   ·   '.join([*following, *remark])}")
+    elif unranked:
+        why = "the model cannot read their binaries, and their families state no [cost] in the space"
+        echo(f"{unranked} correct candidates and no figure to rank them by: {why}")
+        echo(f"next: {hint('measure', db=db)} on a machine with the GPU   ·   {history}")
+    else:
+        echo(f"no correct candidate was found: {history} shows how each ended")
+
+
+def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
+    """Return the exit code of a command whose results are in the ledger.
+
+    A result that nobody read is reported and is no success.
+    """
+    lost = unwritten().get("stdout")
+    if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
+        return code
+    echo(f"nobody read the result, which is in the ledger: {best} shows it")
+    return MachineError.exit_code
+
+
+def say_missed(
+    missed: Mapping[int, str], echo: Callable[[str], None] = say, remedy: str = "the next search adds them"
+) -> None:
+    if missed:
+        why = next(iter(missed.values()))
+        echo(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}")
+
+
+def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:
+    """Return candidates by rank: the first SHOWN, and the first of each family."""
+    ranks = dict(enumerate(found, 1))
+    firsts = {c.config.get("family"): rank for rank, c in reversed(ranks.items())}
+    return {rank: ranks[rank] for rank in sorted({*list(ranks)[:SHOWN], *firsts.values()})}

@@ -58,9 +58,8 @@ def propose(
     Each text is compiled and run in a jail (bubblewrap), and gated and predicted as a search's candidates are. Grid,
     block, shapes and reference stay those of the kernel. The ledger keeps each proposal with its parent.
     """
-    from evoengine.cli.conclusion import result_code
     from evoengine.cli.output import print_json, stdout
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import LiveProgress, result_code
     from evoengine.tuning.propose import propose as run
     from evoengine.views.candidate_tables import ranking
     from evoengine.views.results import proposed_json

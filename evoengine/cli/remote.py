@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from evoengine.cli.options import connect
 from evoengine.cli.output import print_json, say, stdout
+from evoengine.cli.process import INTERRUPTED
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from evoengine.service.client import Client, JobEvent, JobInfo
     from evoengine.views.encoding import AnswerView
     from evoengine.views.service import WatchedJobView
-
-INTERRUPTED = 130
 
 
 def search(server: str, options: dict[str, Any], as_json: bool) -> int:

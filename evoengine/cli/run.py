@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 
 import click
 
 from evoengine.cli.options import complete_gpu
+from evoengine.errors import UsageError
+from evoengine.virtual import activate
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -33,6 +41,67 @@ def run(gpu: str, sample: bool, map_cuda: bool, script: Path, arguments: tuple[s
     code and checked for races and hazards; do_bench and autotuners get predicted times. The summary goes to stderr, and
     the exit code is the script's.
     """
-    from evoengine.virtual.script import run_script
-
     return run_script(script, arguments, gpu, sample, map_cuda)
+
+
+_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+"""parts of what PyTorch says where a script asks for CUDA and there is none"""
+HINT = (
+    "evoengine: the script asks PyTorch for CUDA, and a virtual GPU takes tensors on the CPU: leave device out, use "
+    "triton.runtime.driver.active.get_active_torch_device(), or run it with --map-cuda, which maps device='cuda'"
+)
+
+
+def run_script(script: Path, arguments: Sequence[str], gpu: str, sample: bool = False, map_cuda: bool = False) -> int:
+    """Run the script with these arguments and return its exit code, 1 after an exception that it does not catch.
+
+    After races it is 1 too. The summary goes to stderr. `map_cuda` makes tensors on the CPU that the script wants on a
+    CUDA device, and lets torch.cuda answer for the virtual GPU. Raises UsageError for a script that is no file, and as
+    `activate` does.
+    """
+    if not script.is_file():
+        raise UsageError(f"there is no file {str(script)!r} to run")
+    device = activate(gpu, sample=sample)
+    try:
+        with ExitStack() as stack:
+            if map_cuda:
+                from evoengine.virtual.map_cuda import cuda_on_cpu
+
+                stack.enter_context(cuda_on_cpu(device, drop_repeats=True))
+            code = _run(script, arguments)
+            return code or int(device.raced)
+    finally:
+        sys.stdout.flush()
+        print(device.summary(), file=sys.stderr)
+
+
+def _run(script: Path, arguments: Sequence[str]) -> int:
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as ended:
+        return _exit_code(ended.code)
+    except Exception as error:
+        own = _from_script(error.__traceback__, str(script))
+        traceback.print_exception(error.with_traceback(own))
+        if any(part in str(error) for part in _NO_CUDA):
+            print(HINT, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    """Return what Python would exit with; what is no number is printed, as Python does."""
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _from_script(found: TracebackType | None, script: str) -> TracebackType | None:
+    """Return the traceback from the script's first frame on."""
+    place = found
+    while place is not None and place.tb_frame.f_code.co_filename != script:
+        place = place.tb_next
+    return place

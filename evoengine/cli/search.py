@@ -179,8 +179,8 @@ def search(
         from evoengine.cli.progress import EventLog
     here = not (options["cluster"] or write_space or options["device"].startswith(RECORDED))
     with EventLog() if log_json else LiveProgress() as live, _begun_build(here) as begun:
-        from evoengine.cli.conclusion import print_summary
         from evoengine.cli.process import stop_on_signal
+        from evoengine.cli.progress import print_summary
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
 
@@ -216,7 +216,7 @@ def _several(
     """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
     if not problems and kernels is None:
         return ()  # without imports that would delay the executor's build
-    from evoengine.workloads.problem_sets import expand, expanded, stands_for_several
+    from evoengine.workloads import expand, expanded, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
         if kernels is not None:
@@ -235,11 +235,10 @@ def _several(
 
 
 def _search_set(asked: SearchOptions, problems: tuple[str, ...], kernels: int | None, live: Live, as_json: bool) -> int:
-    from evoengine.cli.conclusion import INTERRUPTED
     from evoengine.cli.output import print_json, say, stdout
-    from evoengine.cli.process import stop_on_signal
-    from evoengine.tuning.search_set import SetSearch
-    from evoengine.views.dispatch_table import kernels_table, problems_table, table_json, verdict
+    from evoengine.cli.process import INTERRUPTED, stop_on_signal
+    from evoengine.tuning.tune import SetSearch
+    from evoengine.views.results import kernels_table, problems_table, table_json, verdict
 
     prepared = SetSearch(asked, problems, kernels, live.say, live.stage)
     stop_on_signal(prepared.stop)
@@ -290,7 +289,7 @@ def _conclude_all(
     asked: Sequence[SearchOptions], ended: Sequence[SearchResult | EvoengineError], live: Live, as_json: bool
 ) -> int:
     """Print the summary of every completed search and return the exit code of the first failed one, or 0."""
-    from evoengine.cli.conclusion import print_summaries
+    from evoengine.cli.progress import print_summaries
     from evoengine.tuning.search import SearchResult
 
     results = {o.gpu: (r, _following(o, r)) for o, r in zip(asked, ended, strict=True) if isinstance(r, SearchResult)}

@@ -67,8 +67,7 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
 @db_option
 def import_(file: Path, db: str | None) -> None:
     """Import a run from a T4 file or a Kernel Tuner cache file into the ledger."""
-    from evoengine.cli.conclusion import say_missed
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import LiveProgress, say_missed
     from evoengine.ledger.optuna.study import optuna_storage, rebuild
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.transfer import import_run

@@ -125,13 +125,13 @@ def verify(
     Other kernels are judged by the executor (docs/virtual-gpu.md).
     """
     if cubin is not None:
-        from evoengine.cli.cubin_verdicts import verify_cubin
+        from evoengine.cli.verdicts import verify_cubin
 
         taken = _taken(context, "cubin", options, ("entry", "launch", "reference", "sample", "gpu", "seed"))
         return verify_cubin(cubin, **taken, as_json=as_json)
     _require_absent(options, ("entry", "launch", "sample"), "cubin FILE")
     if triton is not None:
-        from evoengine.cli.triton_verdicts import verify_triton
+        from evoengine.cli.verdicts import verify_triton
 
         taken = _taken(context, "triton", options, ("call", "reference", "exact", "gpu", "seed"))
         return verify_triton(triton, **taken, as_json=as_json)
@@ -180,7 +180,7 @@ def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.records import GATE_VERSION
-    from evoengine.tuning.attest import verify_record
+    from evoengine.tuning.verify import verify_record
 
     with LiveProgress() as live:
         found = verify_record(record, key=key, echo=live.say, on_stage=live.stage)

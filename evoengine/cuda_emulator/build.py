@@ -16,11 +16,17 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from evoengine.cuda_emulator import includes
-from evoengine.cuda_emulator.declarations import mask
+from evoengine.cuda_emulator.declarations import find_kernels, mask, shares_memory
 from evoengine.cuda_emulator.inline_ptx import INCLUDE
-from evoengine.cuda_emulator.kernels import find_kernels, shares_memory
-from evoengine.cuda_emulator.macros import device_macros, host_macros, restore_host_macros
+from evoengine.cuda_emulator.preprocessing import (
+    HOST_HEADERS,
+    STANDARD,
+    device_macros,
+    host_headers,
+    host_macros,
+    in_host_environment,
+    restore_host_macros,
+)
 from evoengine.cuda_emulator.translate import constant_names, translate
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.errors import MachineError
@@ -181,10 +187,10 @@ def _checked_flags() -> tuple[str, ...]:
 def _unit(source: Source, arch: str, checked: bool) -> str:
     """Return what is compiled: the kernel's text between the emulator's headers and what the runtime looks up."""
     text = translate(source.text)
-    includes_host = includes.host_headers(text)
+    includes_host = host_headers(text)
     host = _host_macros(includes_host)
     if includes_host:
-        text = includes.in_host_environment(text, restore_host_macros(host, arch), device_macros(host, arch, keep=True))
+        text = in_host_environment(text, restore_host_macros(host, arch), device_macros(host, arch, keep=True))
     constants = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
     described = any(kernel.name == source.entry for kernel in find_kernels(mask(source.text)))
     entry = f"EVO_EMU_REQUIRE({source.entry})" if described else f"EVO_EMU_ENTRY({source.entry}, 1, 1, 0)"
@@ -205,7 +211,7 @@ def _host_macros(with_headers: bool) -> list[str]:
     file = cache_folder("emulator") / f"macros-{_version()[:32]}-{with_headers:d}"
     if not file.exists():
         flags = [*_COMMON, *native_flags(), *_CANDIDATE_FLAGS, *_checked_flags()]
-        names = host_macros(flags, (includes.STANDARD | includes.HOST_HEADERS) if with_headers else ())
+        names = host_macros(flags, (STANDARD | HOST_HEADERS) if with_headers else ())
         with building(cache_folder("emulator")) as folder:
             scratch = folder / "macros"
             scratch.write_text("\n".join(names), "utf-8")

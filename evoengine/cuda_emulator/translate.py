@@ -11,15 +11,18 @@ import re
 from dataclasses import dataclass
 
 from evoengine.cuda_emulator import declarations, inline_ptx
-from evoengine.cuda_emulator.declarations import ALIGNMENT, is_namespace_head, mask, read_declarators
-from evoengine.cuda_emulator.includes import for_host
-from evoengine.cuda_emulator.kernels import (
+from evoengine.cuda_emulator.declarations import (
+    ALIGNMENT,
     DeviceVariables,
     KernelDefinition,
     closing_bracket,
     find_device_variables,
     find_kernels,
+    is_namespace_head,
+    mask,
+    read_declarators,
 )
+from evoengine.cuda_emulator.preprocessing import for_host
 from evoengine.devices.base import KernelUnbuildable
 
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")

@@ -22,7 +22,7 @@ from evoengine.ledger.integrity import Broken, Damaged, RowReader, broken
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
-from evoengine.ledger.rows import BATCH, unpacked
+from evoengine.ledger.rows import BATCH, batches, unpacked
 from evoengine.ledger.runs import RUNNING, find_suspects, of_one_death, take_back
 from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_columns, missing_indexes
 from evoengine.ledger.tables import (
@@ -409,9 +409,8 @@ def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
         in_use.append(or_(CandidateRow.finished_at.is_(None), CandidateRow.finished_at >= before))
     using = select(CandidateRow.id).join(RunRow).where(CandidateRow.source_sha256 == SourceRow.sha256, or_(*in_use))
     unused = select(SourceRow.sha256).where(SourceRow.packed.is_not(None), ~using.exists())
-    wanted = iter([sha256 for sha256 in session.scalars(unused).all() if sha256 not in kept])
     sources = 0
-    while batch := list(islice(wanted, BATCH)):
+    for batch in batches([sha256 for sha256 in session.scalars(unused).all() if sha256 not in kept]):
         session.execute(update(SourceRow).where(SourceRow.sha256.in_(batch)).values(packed=None))
         sources += len(batch)
     made_of = select(BinaryRow.id).join(SourceRow, SourceRow.sha256 == BinaryRow.source_sha256)
@@ -425,8 +424,7 @@ def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
 def _sources_of_best(session: Session, keep: int) -> set[str | None]:
     kept: set[str | None] = set()
     for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
-        best = iter(read_order(session, problem, gpu, keep))
-        while batch := list(islice(best, BATCH)):
+        for batch in batches(read_order(session, problem, gpu, keep)):
             kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
     return kept
 

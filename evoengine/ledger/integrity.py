@@ -484,19 +484,20 @@ def update_row(connection: Connection, row: type[Base], number: int, values: Map
     connection.execute(_update(row, tuple(values)), {**values, "checksum": checksum, "number": number})
 
 
-def _table(row: type[Base]) -> Table:
+def table_of(row: type[Base]) -> Table:
+    """Return the table of a class of rows."""
     assert isinstance(row.__table__, Table)
     return row.__table__
 
 
 @cache
 def _insert(row: type[Base]) -> Insert:
-    return insert(_table(row))
+    return insert(table_of(row))
 
 
 @cache
 def _insert_new(row: type[Base], dialect: str) -> Insert:
-    table = _table(row)
+    table = table_of(row)
     into: sqlite.Insert | postgresql.Insert = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     return into.on_conflict_do_nothing().returning(*table.primary_key)
 
@@ -505,12 +506,12 @@ def _insert_new(row: type[Base], dialect: str) -> Insert:
 def _whole(row: type[Base]) -> tuple[RowReader, tuple[Select[Any], Select[Any]]]:
     """Return what reads a whole row, and what selects it: as it is, and locked against other writers."""
     reader = RowReader(row, tuple(checked_columns(row)))
-    selected = select(*reader.columns).where(_table(row).c.id == bindparam("number"))
+    selected = select(*reader.columns).where(table_of(row).c.id == bindparam("number"))
     return reader, (selected, selected.with_for_update())
 
 
 @cache
 def _update(row: type[Base], names: tuple[str, ...]) -> Update:
-    table = _table(row)
+    table = table_of(row)
     changed = {name: bindparam(name, type_=table.c[name].type) for name in (*names, "checksum")}
     return update(table).where(table.c.id == bindparam("number")).values(changed)

@@ -23,14 +23,14 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.integrity import Damaged, RowReader, execute, insert_new
-from evoengine.ledger.rows import BATCH, FIGURES, Reading, read_figure
+from evoengine.ledger.rows import FIGURES, Reading, batches, read_figure
 from evoengine.ledger.tables import (
     ADJUSTED,
     UNPLACED,
@@ -216,9 +216,8 @@ def rebuild(session: Session, run: int | None = None) -> None:
 def _spans(session: Session, run: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield the first and last number of trials that are read together."""
     wanted = select(CandidateRow.id).order_by(CandidateRow.id)
-    numbers = iter(session.scalars(wanted if run is None else wanted.where(CandidateRow.run_id == run)).all())
-    while batch := list(islice(numbers, BATCH)):
-        yield batch[0], batch[-1]
+    for some in batches(session.scalars(wanted if run is None else wanted.where(CandidateRow.run_id == run)).all()):
+        yield some[0], some[-1]
 
 
 # ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -537,8 +536,8 @@ class Timed:
 
 def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
     """Yield every figure of those trials that can be trusted, a trial's oldest first."""
-    for start in range(0, len(trials), BATCH):
-        of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH]))
+    for some in batches(trials):
+        of_batch = select(*FIGURES.columns).where(MeasurementRow.candidate_id.in_(some))
         with reading() as session:
             rows = session.execute(of_batch.order_by(MeasurementRow.id)).all()
         for _, trial, m in (read_figure(row, ("predicted",)) for row in rows):

@@ -22,7 +22,7 @@ from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
-from evoengine.ledger.rows import BATCH, FIGURES, Reading, most_trusted, read_figure, to_run
+from evoengine.ledger.rows import BATCH, FIGURES, Reading, batches, most_trusted, read_figure, to_run
 from evoengine.ledger.runs import Run
 from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
 from evoengine.records import PENDING, Config, Kind, Measurement, Outcome
@@ -101,8 +101,8 @@ def read_numbered(
     reading: Reading, trials: Sequence[int], *, resources: bool = False, kind: Kind | None = None
 ) -> Iterator[Trial]:
     """Yield the trials of these numbers, which ascend, as `read_trials` does."""
-    for start in range(0, len(trials), BATCH):
-        of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+    for some in batches(trials):
+        of_batch = select(CandidateRow.id).where(CandidateRow.id.in_(some))
         yield from read_trials(reading, of_batch, resources=resources, kind=kind)
 
 
@@ -257,8 +257,8 @@ class TrialLists:
     def knobs_of(self, trials: Sequence[int]) -> list[str]:
         """Return the knobs that those trials have, in the order in which they are first seen."""
         names: dict[str, None] = {}
-        for start in range(0, len(trials), BATCH):
-            of_batch = select(*_configs_of.columns).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+        for some in batches(trials):
+            of_batch = select(*_configs_of.columns).where(CandidateRow.id.in_(some))
             with self._ledger.database.reading() as session:
                 for config in _configs(session.execute(of_batch.order_by(CandidateRow.id)).all()):
                     names.update(dict.fromkeys(config.keys()))

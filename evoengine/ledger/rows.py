@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, TypedDict, cast
+from itertools import islice
+from typing import Any, TypedDict, TypeVar, cast
 
 from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
@@ -56,9 +57,10 @@ from evoengine.records import (
 )
 
 BATCH = 1000
-"""trials that are read together"""
+"""rows that are read or written together"""
 Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
+T = TypeVar("T")
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
@@ -76,6 +78,13 @@ OF_SOURCE = (
 )
 """columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
+
+
+def batches(values: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
+    """Yield the values in their order, at most `size` together, BATCH where it is not given."""
+    left = iter(values)
+    while some := list(islice(left, size or BATCH)):
+        yield some
 
 
 def to_json_number(value: float | None) -> float | str | None:

@@ -40,10 +40,11 @@ from sqlalchemy.orm import Session
 
 import evoengine.service.tables  # noqa: F401  # which declares tables of the same schema
 from evoengine.ledger import integrity
-from evoengine.ledger.integrity import RowReader, checked_columns, row_checksum
+from evoengine.ledger.integrity import RowReader, checked_columns, row_checksum, table_of
 from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import declared_tables
 from evoengine.ledger.ranking import rebuild
+from evoengine.ledger.rows import BATCH
 from evoengine.ledger.tables import VERSION_TABLE, Base, MachineCodeRow
 from evoengine.records import UNKNOWN_POLICY
 from evoengine.text import hide_passwords
@@ -264,8 +265,6 @@ UNKNOWN = json.dumps(asdict(UNKNOWN_POLICY))
 """of figures from before schema 0005"""
 Step = str | Callable[["Operations"], None]
 """in SQL that both databases take, or a function"""
-BATCH = 1000
-"""rows whose checksums are written together"""
 
 
 def migrate(connection: Connection) -> None:
@@ -340,7 +339,7 @@ def _compress_texts_and_cubins(op: Operations) -> None:
         of_this = sources.c.sha256 == sha256
         packed = zlib.compress(connection.scalars(select(sources.c.text).where(of_this)).one().encode())
         connection.execute(update(sources).where(of_this).values(packed=packed))
-    _table_of(MachineCodeRow).create(connection)
+    table_of(MachineCodeRow).create(connection)
     binaries = table("binaries", column("id"), column("cubin_sha256"), column("cubin"))
     known: set[str] = set()
     for number, sha256 in connection.execute(select(binaries.c.id, binaries.c.cubin_sha256)).all():
@@ -395,7 +394,7 @@ def _sum_rows_and_begin_chains(op: Operations) -> None:
 
 
 def _restate(connection: Connection, row: type[Base], before: list[str]) -> None:
-    rows, names = _table_of(row), tuple(checked_columns(row))
+    rows, names = table_of(row), tuple(checked_columns(row))
     selected = select(*RowReader(row, ()).columns).order_by(rows.c.id).limit(BATCH)
     change = update(rows).where(rows.c.id == bindparam("number")).values(checksum=bindparam("new"))
     last = 0
@@ -468,8 +467,3 @@ AFTER: list[tuple[str, Step]] = [
     ("0010", _name_kernels),
     ("0011", _sum_rows_and_begin_chains),
 ]
-
-
-def _table_of(row: type[Base]) -> Table:
-    assert isinstance(row.__table__, Table)
-    return row.__table__

@@ -38,6 +38,7 @@ from evoengine.ledger.read import (
 )
 from evoengine.ledger.rows import (
     baseline_values,
+    batches,
     device_row,
     find_binary_row,
     get_or_create_binary,
@@ -550,9 +551,8 @@ class Ledger:
 
     def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
-        for start in range(0, len(trials), WHOLE_BATCH):
-            of_batch = CandidateRow.id.in_(trials[start : start + WHOLE_BATCH])
-            yield from self._load(select(CandidateRow).where(of_batch))
+        for some in batches(trials, WHOLE_BATCH):
+            yield from self._load(select(CandidateRow).where(CandidateRow.id.in_(some)))
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
         """Return how many trials there are, narrowed by what is given."""

@@ -62,14 +62,14 @@ class Base(DeclarativeBase):
 
 
 class Checked:
-    """Of rows whose values can be checked when they are read; `checksums.py` has what stands in the column."""
+    """Of rows whose values can be checked when they are read; `integrity.py` computes the checksum."""
 
     checksum: Mapped[str | None] = mapped_column(sort_order=100)
     """null where a row was damaged before schema 0011"""
 
 
 class ChainRow(Base):
-    """How far the chain of a run's rows has come: `chains.py`."""
+    """How far the chain of a run's rows has come: `integrity.py`."""
 
     __tablename__ = "chains"
 

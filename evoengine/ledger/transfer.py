@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
@@ -18,6 +17,7 @@ from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import (
     OF_SOURCE,
     baseline_values,
+    batches,
     device_row,
     get_or_create_binary,
     get_or_create_source,
@@ -43,11 +43,8 @@ IMPORTED = "imported: "
 """begins the compiler of a binary that another ledger had: what it said is kept, its machine code is not"""
 NOT_TAKEN_OVER = ("id", "device", "trials", "seconds", "conditions")
 """of a run: no search goes on with one of another ledger"""
-BATCH = 1000
-"""trials that are written together"""
 _WRITTEN = (CandidateRow, VerdictRow, ProfileRow, MeasurementRow)
 """tables in an order in which what a row refers to is there before it"""
-_T = TypeVar("_T")
 _Late = tuple[datetime, int, Measurement]
 """when it was taken, the new trial number, the figure"""
 _TRIAL = re.compile(r"\btrial (\d+)\b")
@@ -132,7 +129,7 @@ def _insert_run(
     finals = _finals(figure for _, _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
     ordered = sorted(late, key=lambda f: (f[0], "place" in f[2].terms))
-    for some in _batches(ordered):
+    for some in batches(ordered):
         restated = [
             (taken, trial, replace(figure, terms=_renumbered(figure.terms, trials, finals)))
             for taken, trial, figure in some
@@ -149,7 +146,7 @@ def _insert_dossiers(
     numbers: dict[int, int] = {}
     late: list[_Late] = []
     renaming: dict[int, str] = {}
-    for some in _batches(dossiers):
+    for some in batches(dossiers):
         new = _next_trials(session, len(some))
         numbers |= {dossier.candidate.trial: number for dossier, number in zip(some, new, strict=True)}
         rows: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
@@ -174,12 +171,6 @@ def _insert_dossiers(
         named = session.get_one(CandidateRow, trial)
         named.reason = _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", reason)
     return numbers, late
-
-
-def _batches(values: Iterable[_T]) -> Iterator[list[_T]]:
-    left = iter(values)
-    while some := list(islice(left, BATCH)):
-        yield some
 
 
 def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) -> None:

@@ -21,8 +21,7 @@ from typing import Any
 from evoengine import __version__
 from evoengine.errors import UsageError
 from evoengine.publish.cpp_package import cpp_files, tvm_ffi_files
-from evoengine.publish.dispatch import TABLE
-from evoengine.publish.folder import CHECKSUMS, MARK, with_checksums
+from evoengine.publish.folder import CHECKSUMS, MARK, TABLE, with_checksums
 from evoengine.workloads import find_workload
 
 INIT, TABLE_INIT = (Path(__file__).with_name(name) for name in ("package_init.py", "package_table_init.py"))

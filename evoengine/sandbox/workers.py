@@ -29,8 +29,7 @@ from pebble import ProcessExpired, ProcessPool
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.sandbox.deaths import STOPPED, Death, retry_deaths
-from evoengine.sandbox.kept import KeptContext, start_tracker
-from evoengine.sandbox.kept_process import Held
+from evoengine.sandbox.kept_process import Held, KeptContext, start_tracker
 from evoengine.sandbox.machine import how_ended, oom_kills, why_unfit
 from evoengine.sandbox.worker_process import (
     DEFAULT_LIMITS,

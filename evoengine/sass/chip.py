@@ -1,9 +1,13 @@
-"""A chip's data for predictions: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
+"""A chip's data for predictions: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources.
+
+A prediction is at a clock: of an idle GPU, locked, or sustained at the power limit by back-to-back launches.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +17,6 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu, known_gpus
-from evoengine.sass.clock import SUSTAINED, Clock
 
 FILE = Path(__file__).with_name("chips.toml")
 STATUSES = ("published", "measured", "fitted", "inferred", "assumed")
@@ -271,3 +274,34 @@ def _rate(entry: object, where: str, name: str, sources: Mapping[str, str]) -> R
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"{where} is {value!r}; it must be a number above 0")
     return Rate(float(value), str(unit), status, sources[source])
+
+
+BOOST, SUSTAINED = "boost", "sustained"
+_LOCKED = re.compile(r"locked:(\d+)")
+LOWEST_MHZ, HIGHEST_MHZ = 100, 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`kind` is boost, sustained or locked, the latter with its MHz."""
+
+    kind: str
+    mhz: int = 0
+
+    def __str__(self) -> str:
+        return f"locked:{self.mhz}" if self.mhz else self.kind
+
+    @classmethod
+    def parse(cls, text: str) -> Clock:
+        """Raise UsageError for what is none of boost, sustained and locked:MHZ."""
+        if text in (BOOST, SUSTAINED):
+            return cls(text)
+        locked = _LOCKED.fullmatch(text)
+        if not locked or not LOWEST_MHZ <= int(locked[1]) <= HIGHEST_MHZ:
+            known = f"boost, sustained, or locked:MHZ from {LOWEST_MHZ} to {HIGHEST_MHZ}"
+            raise UsageError(f"unknown clock {text!r}: it is {known}, as in locked:1500")
+        return cls("locked", int(locked[1]))
+
+
+DEFAULT = Clock(BOOST)
+"""what figures are ranked by on a GPU: it rests between repetitions, and rounds in which it throttled are dropped"""

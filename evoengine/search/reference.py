@@ -17,8 +17,7 @@ from evoengine.search.first_build import build_judges
 from evoengine.workloads.base import Host, Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
-from evoengine.workloads.served_kernel import is_served
-from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, TritonWorkload, define, proposed_space
+from evoengine.workloads.triton_kernel import AutotuneEntry, Examined, TritonWorkload, define, is_served, proposed_space
 
 Answer = TypeVar("Answer")
 

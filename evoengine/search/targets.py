@@ -9,8 +9,8 @@ from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import stored_fields
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
-from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.chip import Clock
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.terms import clock
 from evoengine.workloads import find_workload, workload_from_definition, workloads

@@ -20,8 +20,7 @@ from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix, line_table, names_an_instruction, with_source_lines
 from evoengine.stages.includes import C_HEADERS
-from evoengine.stages.jailed import in_jail
-from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc, uncached
+from evoengine.stages.toolchain import compiler_version, in_jail, include_folders, nvrtc, uncached
 from evoengine.workloads.triton_kernel import is_triton
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")

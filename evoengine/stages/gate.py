@@ -43,7 +43,7 @@ from evoengine.sass import core, rounds
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import require_arch
 from evoengine.stages.compile import listing_of, name_source_lines
-from evoengine.stages.jailed import in_jail
+from evoengine.stages.toolchain import in_jail
 from evoengine.stages.verify import (
     CaseIdentity,
     compare,

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from evoengine.cuda_emulator.declarations import blank_comments
-from evoengine.cuda_emulator.includes import LINE, STANDARD, knows_header
 from evoengine.cuda_emulator.inline_ptx import INCLUDE
+from evoengine.cuda_emulator.preprocessing import LINE, STANDARD, knows_header
 from evoengine.stages.toolchain import CCCL_HEADER, REMEDY, include_folders
 
 _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)

@@ -28,14 +28,13 @@ from evoengine.gpu import Gpu
 from evoengine.records import Binary, CompiledCandidate, Kind, Launch, Measurement
 from evoengine.sandbox.jail import needs_jail
 from evoengine.sass.build import build
-from evoengine.sass.chip import find_chip, why_unmodelled
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import Clock, find_chip, why_unmodelled
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.stages.compile import listing_of
-from evoengine.stages.jailed import in_jail
+from evoengine.stages.toolchain import in_jail
 from evoengine.workloads.base import Target, taken
 
 SEED = 0

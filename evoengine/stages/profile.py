@@ -28,8 +28,8 @@ from evoengine.sass.listing import instructions
 from evoengine.sass.model import Timed, addresses, stall_names
 from evoengine.sass.predict import Prediction, Unpredictable
 from evoengine.stages.compile import listing_of
-from evoengine.stages.jailed import in_jail
 from evoengine.stages.predict import model_name, predict_binary
+from evoengine.stages.toolchain import in_jail
 from evoengine.workloads.base import Target
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"

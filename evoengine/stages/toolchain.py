@@ -1,21 +1,25 @@
 """Find the CUDA parts that need no GPU: NVRTC through CuPy, and the headers.
 
-Also tell whether they and torch match the version of the GPU's driver.
+Also tell whether they and torch match the version of the GPU's driver, and give them to a stage in a jail, where what
+reads a proposal's text and its machine code reaches nothing of the user's.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
-from evoengine.cuda_files import broken_compiler, toolkit, wheel_folders
+from evoengine.cuda_files import broken_compiler, disassembler, toolkit, wheel_folders
 from evoengine.errors import MachineError
+from evoengine.sandbox.jailed_call import call
+from evoengine.sass import build
 
 REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
 
@@ -131,3 +135,31 @@ def _header_candidates() -> list[Path]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+T = TypeVar("T")
+
+
+def in_jail(
+    stage: Callable[..., T], *args: object, returns: Any, raises: tuple[type[Exception], ...], executes: bool = True
+) -> T:
+    """Call a stage in a jail and return its answer, a `returns`. Raises as `jailed_call.call` does.
+
+    A stage that `executes` machine code has the executor there, which is built here before. Raises MachineError where
+    it cannot be.
+    """
+    library = build.build() if executes else None
+    tool = Path(disassembler() or "/usr/bin/nvdisasm")
+    needed = [*include_folders(), toolkit(), tool, *([library] if library else [])]
+    readable = [path for path in needed if path.exists()]
+    environment = {"CUDA_HOME": str(toolkit()), "PATH": f"/usr/bin:/bin:{tool.parent}"}
+    answer: T = call(
+        _run, library, stage, args, returns=returns, raises=raises, readable=readable, environment=environment
+    )
+    return answer
+
+
+def _run(library: Path | None, stage: Callable[..., T], args: tuple[object, ...]) -> T:
+    if library:
+        build.use(library)
+    return stage(*args)

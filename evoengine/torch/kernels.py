@@ -27,9 +27,8 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.gpu import known_gpus
 from evoengine.ledger.read import Targets
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.dispatch import TABLE, read_table
 from evoengine.publish.export import CUDA_LAUNCH, LOADER
-from evoengine.publish.folder import MARK, write_folder
+from evoengine.publish.folder import MARK, TABLE, read_table, write_folder
 from evoengine.publish.record import SIGNED_FILE, read_record, require_public_key
 from evoengine.search.targets import target_of
 from evoengine.tuning.exporting import bundle

@@ -15,8 +15,7 @@ from evoengine.objectives import front, stored_objectives
 from evoengine.records import Candidate, Measurement, listed
 from evoengine.search.identity import kernel_identity
 from evoengine.terms import range_us
-from evoengine.tuning.arguments import checked
-from evoengine.tuning.setup import register_kernel, require_name
+from evoengine.tuning.setup import checked, register_kernel, require_name
 from evoengine.workloads import stored_problem
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger
-from evoengine.publish.dispatch import VERSION
+from evoengine.publish.folder import VERSION
 from evoengine.records import PROPOSAL, Candidate, Config, config_key
 
 MOST_CHOICES = 50_000

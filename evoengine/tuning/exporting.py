@@ -16,11 +16,11 @@ from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.publish.dispatch import TABLE
-from evoengine.publish.export import export_files
+from evoengine.publish.export import export_files, triton_files
 from evoengine.publish.folder import (
     CHECKSUMS,
     MARK,
+    TABLE,
     require_new,
     require_writable,
     with_checksums,
@@ -31,17 +31,15 @@ from evoengine.publish.packages import package_files, require_form, require_tabl
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
 from evoengine.publish.run_time import run_time
-from evoengine.publish.triton_export import triton_files
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.reference import autotune_entry
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.dispatch_table import Table, entry, find_table, table_file
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, checked, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 

@@ -16,8 +16,14 @@ from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
-from evoengine.workloads.served_kernel import Served, entry, file_name, served_of
-from evoengine.workloads.triton_kernel import TritonWorkload, is_definition
+from evoengine.workloads.triton_kernel import (
+    Served,
+    TritonWorkload,
+    is_definition,
+    served_entry,
+    served_file_name,
+    served_of,
+)
 
 Files = dict[str, dict[str, dict[str, int]]]
 """path below the folder → rows M → the configuration"""
@@ -45,11 +51,11 @@ def find_fused_moe(ledger: Ledger, gpu: Gpu, prove: Prove) -> ServedFiles:
             left_out.append(f"{problem}: {found}")
             continue
         assert found.binary is not None  # it is ranked
-        name = file_name(served, sizes, gpu, found.binary.compiler.removeprefix("triton "))
+        name = served_file_name(served, sizes, gpu, found.binary.compiler.removeprefix("triton "))
         if str(sizes["M"]) in files.setdefault(name, {}):
             left_out.append(f"{problem}: {name} has this M of a later run")
         else:
-            files[name][str(sizes["M"])] = entry(found.config)
+            files[name][str(sizes["M"])] = served_entry(found.config)
     if not any(files.values()):
         search = "evoengine search --triton FILE::fused_moe_kernel"
         why = "; ".join(left_out) or f"{search} with the file of vLLM or SGLang finds one (docs/virtual-gpu.md)"

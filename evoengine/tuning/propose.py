@@ -26,10 +26,9 @@ from evoengine.sandbox import jail
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.search.identity import kernel_identity
 from evoengine.stages.render import MOST_BYTES, fill
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import Kernel, Proposals, descendant, judged_json, kernel_of, require_proposable
-from evoengine.tuning.setup import Echo, first_of_each_family, make_target, prepare_space, silent
+from evoengine.tuning.setup import Echo, checked, first_of_each_family, make_target, prepare_space, silent
 
 LINE_BYTES = 8 * MOST_BYTES
 """of an answer: a text of the largest size, each of whose characters JSON may write as six"""

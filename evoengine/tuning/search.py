@@ -23,8 +23,8 @@ from evoengine.objectives import Objective, asked_objectives, known_objectives, 
 from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Config, Kind, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
-from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.chip import Clock
 from evoengine.search import samplers
 from evoengine.search.compilers import Renderer
 from evoengine.search.coordinator import Coordinator
@@ -35,10 +35,11 @@ from evoengine.search.recorded import RECORDED
 from evoengine.search.reference import require_reference
 from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.boards import Choice, choose_gpu, custom_definition, find_stored_gpu, require_same_board
-from evoengine.tuning.places import Place, ThisMachine
 from evoengine.tuning.resume import SearchRequest, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
+    Place,
+    ThisMachine,
     first_of_each_family,
     make_target,
     prepare_space,

@@ -1,14 +1,20 @@
-"""Prepare and check what tuning needs before anything is written: target, space, templates, toolchain, device."""
+"""Prepare and check what tuning needs before anything is written: arguments, target, space, toolchain, device.
+
+A search runs in a place: this machine, or a Ray cluster (fleet.py).
+"""
 
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
@@ -19,6 +25,9 @@ from evoengine.paths import asset
 from evoengine.records import Config, Value
 from evoengine.sandbox.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.sandbox.machine import machine_error
+from evoengine.sandbox.worker_process import WorkerLimits
+from evoengine.sandbox.workers import Workers
+from evoengine.search.evaluators import single_worker
 from evoengine.search.first_build import FirstBuild
 from evoengine.search.reference import examine_triton
 from evoengine.space.space import SearchSpace, load_space, space_from_text
@@ -33,13 +42,13 @@ from evoengine.stages.toolchain import (
     include_folders,
     torch_cuda,
 )
+from evoengine.tuning.boards import Choice, choose_gpu
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Host, Target
 from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
-
 
 Echo = Callable[[str], None]
 """receives a line for the user"""
@@ -290,3 +299,92 @@ def default_jobs(timed: bool) -> int:
     """Return one compile worker per core, or two fewer if a GPU is timed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores - RESERVED_CORES) if timed else cores
+
+
+class Place(Protocol):
+    def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
+        """Return the target GPU as boards.choose_gpu does."""
+
+    def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
+        """Return the GPU that times, as setup.choose_device does."""
+
+    def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
+        """Begin to build the judges as setup.begin_build does; None if the workers do so themselves."""
+
+    def default_jobs(self, timed: bool) -> int:
+        """Return how many tasks run at once, not counting those on GPUs."""
+
+    def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
+        """Lock the GPU as setup.lock_gpu does."""
+
+    def ledger_device(self, timing: GpuDevice | None) -> Device:
+        """Return the device that judges the candidates, as setup.ledger_device does."""
+
+    def runners(self, limits: WorkerLimits) -> Workers:
+        """Return the workers that time on GPUs."""
+
+    def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
+        """Return the workers that compile and gate; None if these are processes of this machine."""
+
+
+class ThisMachine:
+    choose_gpu = staticmethod(choose_gpu)
+    choose_device = staticmethod(choose_device)
+    default_jobs = staticmethod(default_jobs)
+    lock_gpu = staticmethod(lock_gpu)
+    ledger_device = staticmethod(ledger_device)
+    runners = staticmethod(single_worker)
+
+    def __init__(self, begun: FirstBuild | None = None) -> None:
+        """Create the place of a search whose build of the judges has `begun`, if it has."""
+        self._begun = begun
+
+    def begin_build(self, emulated: bool, echo: Echo) -> FirstBuild | None:
+        return begin_build(emulated, echo, self._begun)
+
+    def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
+        return None
+
+
+_NAMES = {
+    str: "a text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path",
+    os.PathLike: "a path", tuple: "a sequence of texts", Mapping: "a mapping of knobs and values",
+    dict: "a mapping of knobs and values", type(None): "None",
+}  # fmt: skip # a table
+
+
+def checked(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a function's or a class's parameters with paths as Path and sequences as tuples.
+
+    Raises UsageError for a value that its parameter's annotation does not allow; a sentence names both.
+    """
+    kinds = _kinds(function)
+    return {name: _checked(name, value, kinds[name]) if name in kinds else value for name, value in values.items()}
+
+
+@cache
+def _kinds(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
+    """Map each parameter to the types that it accepts, where all of them are known here."""
+    found = {}
+    for name, hint in get_type_hints(function).items():
+        parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+        kinds = tuple(get_origin(part) or part for part in parts)
+        if all(kind in _NAMES for kind in kinds):
+            found[name] = kinds
+    return found
+
+
+def _checked(name: str, value: object, kinds: tuple[type, ...]) -> object:
+    if Path in kinds and isinstance(value, str | os.PathLike):
+        return Path(value)
+    if str in kinds and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if tuple in kinds and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    is_flag = isinstance(value, bool)
+    numbers = not is_flag and isinstance(value, int) and (int in kinds or float in kinds)
+    others = tuple(kind for kind in kinds if kind not in (int, tuple))
+    if numbers or (isinstance(value, others) and (not is_flag or bool in kinds)):
+        return value
+    wanted = " or ".join(dict.fromkeys(_NAMES[kind] for kind in kinds))
+    raise UsageError(f"{name} is {reprlib.repr(value)}, of type {type(value).__name__}; it takes {wanted}")

@@ -1,34 +1,57 @@
-"""One configuration through render, compile and gate, outside any search and ledger."""
+"""Gate kernels outside any search: one configuration, each configuration of a Triton kernel, an exported kernel.
+
+A configuration is rendered, compiled and gated. A Triton kernel is gated in a worker process, which may die. An export
+is judged again by its verification record, without a ledger, a GPU or a network.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import AUTO
+from evoengine.gpu import AUTO, Gpu, find_gpu, known_gpus
+from evoengine.gpu_file import stored_fields
 from evoengine.ledger.rows import last_verdicts
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import EXECUTOR, PROPOSAL, Binary, Candidate, Config, Judged, Outcome, Rejection
+from evoengine.publish.record import Record, read_record
+from evoengine.records import (
+    EMULATOR,
+    EXECUTOR,
+    PROPOSAL,
+    Binary,
+    Candidate,
+    CaseResult,
+    Config,
+    Judged,
+    Outcome,
+    Rejection,
+)
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
+from evoengine.sass.launch import require_arch_of
 from evoengine.search.compilers import Renderer, with_machine_code
 from evoengine.search.evaluators import Evaluator, end_of, make_evaluator
 from evoengine.search.finishing import judge_once
+from evoengine.search.first_build import build_judges
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.reference import require_reference
-from evoengine.space.space import SearchSpace
+from evoengine.search.reference import require_reference, with_functions
+from evoengine.search.targets import restored_workload
+from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.stages.render import Fill
 from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
-from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import kernel_of
 from evoengine.tuning.setup import (
     Echo,
     begin_build,
+    checked,
     choose_device,
     lock_gpu,
     make_target,
@@ -37,8 +60,13 @@ from evoengine.tuning.setup import (
     require_seed,
     silent,
 )
-from evoengine.workloads.base import Target
+from evoengine.virtual import require_triton
+from evoengine.workloads.base import Host, Target
 from evoengine.workloads.triton_kernel import is_triton
+
+if TYPE_CHECKING:
+    from evoengine.virtual.gate import ConfigVerdict
+    from evoengine.virtual.verify import Session
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -256,3 +284,134 @@ def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) ->
             **last_verdicts(result.verdicts),
         )
     return candidate
+
+
+SECONDS = 3600.0
+"""time limit of one configuration"""
+
+
+def verify_triton(
+    host: Host, gpu: Gpu, seed: int, exact: bool = False, on_stage: Callable[[str], None] = lambda stage: None
+) -> list[ConfigVerdict]:
+    """Return a verdict for each configuration of the autotuner's list, in its order.
+
+    One whose process dies or takes too long is wrong for that, and the others are gated all the same. Raises UsageError
+    as `Session` does, and for a GPU whose machine code cannot be executed.
+    """
+    from evoengine.virtual.gate import Attempt, ConfigVerdict
+
+    require_triton()
+    require_arch_of(gpu.capability)
+    host = with_functions(host)
+    on_stage("building the executor")
+    build_judges(emulated=False)
+    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0, warm_up=_load))
+    verdicts = []
+    try:
+        on_stage("executing the file")
+        configs = pool.submit(_configs, host, gpu, seed, on_crash=Outcome.CRASHED, returns=tuple).result()
+        if isinstance(configs, Rejection):
+            raise UsageError(f"{host.file} cannot be executed: {configs.reason}")
+        first = 0
+        """that the others are compared with"""
+        for number, config in enumerate(configs):
+            on_stage(f"gating configuration {number + 1} of {len(configs)}")
+            found = pool.submit(
+                _gate, host, gpu, seed, number, first, exact, on_crash=Outcome.CRASHED, returns=ConfigVerdict
+            ).result()
+            if isinstance(found, Rejection):
+                first += first == number
+                found = ConfigVerdict(config, [Attempt("", "in a process", found.reason, found.outcome)])
+            verdicts.append(found)
+    finally:
+        pool.close()
+    return verdicts
+
+
+def _load() -> None:
+    import_module("evoengine.virtual.verify")
+
+
+_sessions: dict[tuple[Host, Gpu, int], Session] = {}
+"""of a worker process, by what it is made from"""
+
+
+def _configs(host: Host, gpu: Gpu, seed: int) -> tuple[str, ...]:
+    return _session(host, gpu, seed).configs
+
+
+def _gate(host: Host, gpu: Gpu, seed: int, number: int, first: int, exact: bool) -> ConfigVerdict:
+    """Gate one configuration, after the `first`, with which it is compared, where this process is a new one."""
+    if (host, gpu, seed) not in _sessions and number != first:
+        _session(host, gpu, seed).gate(first, exact)
+    return _session(host, gpu, seed).gate(number, exact)
+
+
+def _session(host: Host, gpu: Gpu, seed: int) -> Session:
+    from evoengine.virtual.verify import Session
+
+    if (host, gpu, seed) not in _sessions:
+        _sessions[host, gpu, seed] = Session(host, gpu, seed)
+    return _sessions[host, gpu, seed]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attested(Verified):
+    """The verdicts of this machine, with their differences from those of the record."""
+
+    differences: tuple[str, ...] = ()
+    """cases that ended otherwise here than in the record"""
+
+
+def verify_record(
+    record: Path | str | os.PathLike[str],
+    *,
+    key: Path | str | None = None,
+    echo: Echo = silent,
+    on_stage: Echo = silent,
+) -> Attested:
+    """Judge the kernel of a verification record by both judges, on the record's cases with the record's seed.
+
+    With `key`, a public key in PEM, the record must be signed by it. Raises UsageError for what is no record or not
+    signed by the key, MachineError where neither judge can judge here.
+    """
+    checked(verify_record, {"record": record, "key": key})
+    on_stage("reading the record")
+    found = read_record(Path(record), None if key is None else Path(key))
+    target = _target(found)
+    space = space_from_text(found.run.space_text, found.run.space_name, target.problem, target.gpu)
+    require_compilers(target.gpu, emulated=True)
+    on_stage("executing the machine code and the text")
+    judged = judge_once(target, space, found.contender, found.seed)
+    if isinstance(judged, Rejection):
+        raise MachineError(f"the kernel of {record} cannot be judged here: {judged.reason}")
+    by = {verdict.device: verdict for verdict in judged.verdicts}
+    candidate = replace(found.candidate, verdict=by.get(EMULATOR), binary_verdict=by.get(EXECUTOR))
+    return Attested(candidate, found.seed, judged, tuple(_differences(found.judged, judged)))
+
+
+def _target(record: Record) -> Target:
+    """Return the problem, workload and GPU of a record. Raises UsageError where they are not known here."""
+    run = record.run
+    workload = restored_workload(run.problem, run.definition)
+    described = run.gpu_definition if run.gpu not in known_gpus() else None
+    gpu = find_gpu(run.gpu) if described is None else stored_fields(described, "the record's description of its GPU")
+    return Target(workload, workload.parse(run.problem), gpu)
+
+
+def _differences(stated: Judged, found: Judged) -> list[str]:
+    """Return a sentence for each case that did not end as the record states."""
+    own = {(v.device, c.name, c.problem, c.seed): c for v in found.verdicts for c in v.cases}
+    differ = []
+    for verdict in stated.verdicts:
+        for case in verdict.cases:
+            here = own.get((verdict.device, case.name, case.problem, case.seed))
+            if here is None or (here.correct, here.max_error) != (case.correct, case.max_error):
+                ended = "was not judged here" if here is None else f"{_said(here)} here"
+                differ.append(f"{verdict.device}: {case.name} on {case.problem} {_said(case)} by the record, {ended}")
+    return differ
+
+
+def _said(case: CaseResult) -> str:
+    error = "without a result" if case.max_error is None else f"with an error of {case.max_error:.3g}"
+    return f"{'passed' if case.correct else 'failed'} {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evoengine.accuracy.page import Row, class_errors
-from evoengine.sass.validation import ClassError
+from evoengine.sass.predict import ClassError
 from evoengine.views.encoding import SCHEMA, AnswerView
 
 

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from evoengine.gpu import known_gpus
 from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
-from evoengine.sass.validation import error_of
+from evoengine.sass.predict import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import number, plain
 from evoengine.views.candidate_tables import BY_FORMULA, describe, digits_of

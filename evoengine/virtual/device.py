@@ -1,4 +1,8 @@
-"""The virtual GPU: executes launches, predicts them once each, and keeps the account of both."""
+"""The virtual GPU: executes launches, predicts them once each, and keeps the account of both.
+
+In the loops of a profiler, what nobody can see any more is not computed: a launch like one that was executed before
+waits until the program looks at a tensor or launches again, and is dropped if what it writes is gone by then.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import sys
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from evoengine.devices.base import KernelFailure, KernelRaced
 from evoengine.errors import EvoengineError, UsageError
@@ -24,13 +29,12 @@ from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.grid import WHOLE_LIMIT
 from evoengine.sass.launch import Geometry, Launch, Memory, prepare, require_arch_of
-from evoengine.sass.linking import linked_listing
-from evoengine.sass.listing import line_table, names_an_instruction, with_source_lines
-from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.sass.listing import line_table, linked_listing, names_an_instruction, with_source_lines
+from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
+from evoengine.text import number, plain
 
 if TYPE_CHECKING:
     from evoengine.virtual.arguments import Arguments
-    from evoengine.virtual.repeats import Repeats
 
 INSTRUCTIONS_PER_SECOND = 4e6
 PRODUCTS_PER_SECOND = 7e8
@@ -272,8 +276,6 @@ class VirtualGpu:
     def summary(self) -> str:
         """Return a table of the kernels: launches, predicted µs, and what bounds each."""
         self.settle()
-        from evoengine.virtual.summary import table
-
         return table(self.gpu, list(self._uses.values()))
 
 
@@ -394,3 +396,109 @@ def _watched(
         raise failures[0]
     if printed and printed[0]:
         print(printed[0], end="", flush=True)
+
+
+HEADINGS = ("kernel", "launches", "µs each", "µs in all", "bound by", "options")
+_LEFT = (0, 4, 5)
+
+
+def table(gpu: Gpu, uses: Sequence[Use]) -> str:
+    """Return a line for each kernel that was executed, then what failed, was sampled, only timed, or has no time."""
+    executed = [_cells(use) for use in uses if use.executed]
+    if not uses:
+        return f"virtual {gpu.key}: no Triton kernel was launched"
+    rows = [HEADINGS, *executed] if executed else []
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(len(HEADINGS))]
+    lines = [
+        "  ".join(c.ljust(w) if i in _LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    head = f"virtual {gpu.key}: predicted times of the kernels that were executed (model version {MODEL_VERSION})"
+    return "\n".join(line.rstrip() for line in (head, *lines, *_remarks(uses)))
+
+
+def _cells(use: Use) -> tuple[str, ...]:
+    times = use.times_us
+    if not times:
+        return plain(use.name), str(use.executed), "?", "?", "?", plain(use.options)
+    low, high = number(min(times)), number(max(times))
+    each = low if low == high else f"{low} to {high}"
+    bound = max(use.bounds, key=use.bounds.__getitem__)
+    return plain(use.name), str(use.executed), each, number(sum(times)), bound, plain(use.options)
+
+
+def _remarks(uses: Sequence[Use]) -> list[str]:
+    timed = sum(use.only_predicted for use in uses)
+    found = (
+        [f"{timed} launches of benchmarks, of autotuners, or without an effect were predicted and not executed"]
+        if timed
+        else []
+    )
+    for use in uses:
+        found += [f"{use.name} ({use.options}): failed: {failure}" for failure in use.failures]
+        found += [f"{use.name} ({use.options}): race: {race}" for race in dict.fromkeys(use.races)]
+        if use.sampled:
+            found.append(f"{use.name}: {use.sampled} launches were sampled: most of their blocks were not executed")
+        if use.unpredictable:
+            found.append(f"{use.name} ({use.options}): no time is predicted: {use.unpredictable}")
+    return [plain(line) for line in found]
+
+
+OWN_REFERENCES = 2
+"""to a storage, by a launch that waits: its handle, and the tensor below its memory"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A launch that was put off."""
+
+    written: Sequence[torch.UntypedStorage]
+    execute: Callable[[], object]
+    drop: Callable[[], object]
+
+    @property
+    def is_of_use(self) -> bool:
+        """Return whether the program still has a tensor in what the launch writes."""
+        return any(references(storage) > OWN_REFERENCES for storage in self.written)
+
+
+class Repeats:
+    """Keep what launches write, by what they are, and the one that waits."""
+
+    def __init__(self) -> None:
+        self._written: dict[object, frozenset[str]] = {}
+        self._waiting: Waiting | None = None
+
+    def note(self, key: object, written: frozenset[str]) -> None:
+        """Remember the names of the storages that a launch has written."""
+        self._written[key] = written
+
+    def put_off(
+        self,
+        key: object,
+        fresh: Mapping[str, torch.UntypedStorage],
+        execute: Callable[[], None],
+        drop: Callable[[], None],
+    ) -> bool:
+        """Let a launch wait, and return whether it may: one like it was executed, and wrote to fresh memory alone."""
+        names = self._written.get(key)
+        if not names or not names <= fresh.keys():
+            return False
+        self.wait(Waiting([fresh[name] for name in names], execute, drop))
+        return True
+
+    def wait(self, waiting: Waiting) -> None:
+        """Put something off that writes to storages of PyTorch."""
+        self.settle()
+        self._waiting = waiting
+
+    def settle(self) -> None:
+        """Execute the launch that waits, or drop it where nobody can see what it writes."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            (waiting.execute if waiting.is_of_use else waiting.drop)()
+
+
+def references(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors and handles share a storage."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001 # there is no public one

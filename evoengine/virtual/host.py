@@ -37,8 +37,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import Clock, find_chip
 from evoengine.sass.launch import Geometry, prepare, require_arch_of
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.sass.predict import Prediction, Unpredictable, predict

@@ -12,7 +12,7 @@ from importlib.resources import files
 from evoengine.errors import UsageError
 from evoengine.virtual.gate import MOST_DRAWN
 from evoengine.workloads.base import Host
-from evoengine.workloads.served_kernel import CLASSES, Served, with_text
+from evoengine.workloads.triton_kernel import CLASSES, Served, with_text
 
 FRAMEWORKS = ("vllm", "sglang")
 

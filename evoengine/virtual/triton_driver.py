@@ -21,10 +21,9 @@ from triton.runtime import _allocation
 
 from evoengine.errors import UsageError
 from evoengine.sass.launch import Geometry
-from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor
+from evoengine.virtual.arguments import Arguments, BadArgument, Descriptor, KnownAddresses
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
 from evoengine.virtual.map_cuda import Event, cuda_on_cpu
-from evoengine.virtual.tables import KnownAddresses
 
 OLDEST, NEWEST = (3, 7), (3, 9)
 WARP, LARGEST_BLOCK = 32, 1024

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter, viewed
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
-from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.chip import Clock
 
 if TYPE_CHECKING:
     import numpy as np

@@ -34,7 +34,6 @@ from evoengine.workloads.base import (
     WrongBlock,
     taken,
 )
-from evoengine.workloads.blocks import DRAWN, chosen_blocks
 from evoengine.workloads.folder_cases import (
     REAL_BYTES,
     FolderFullCase,
@@ -46,6 +45,7 @@ from evoengine.workloads.folder_cases import (
 )
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
 from evoengine.workloads.folder_tensors import FolderTensors
+from evoengine.workloads.full_size import DRAWN, chosen_blocks
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 POOL_PAGES = 256

@@ -50,6 +50,16 @@ def read_parts(
     return sizes, chosen
 
 
+def both_lengths(sizes: dict[str, int], text: str, example: str) -> None:
+    """Have `seq_q` and `seq_k` among the sizes where `seq` gives them both. Raises UsageError where one is missing."""
+    if "seq" in sizes:
+        if "seq_q" in sizes or "seq_k" in sizes:
+            raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
+        sizes["seq_q"] = sizes["seq_k"] = sizes.pop("seq")
+    if missing := [name for name in ("seq_q", "seq_k") if name not in sizes]:
+        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {example}")
+
+
 def require_groups(text: str, heads: int, kv_heads: int) -> None:
     """Raise UsageError unless each head of keys and values serves as many query heads."""
     if heads % kv_heads:

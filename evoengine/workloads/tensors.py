@@ -22,7 +22,7 @@ from evoengine.devices.base import (
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
-from evoengine.workloads.rectangles import FullCase, choose_blocks
+from evoengine.workloads.full_size import FullCase, choose_blocks
 
 # Torch's dtypes by the names that tensor parameters have.
 

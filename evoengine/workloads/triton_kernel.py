@@ -2,6 +2,7 @@
 
 Nothing here runs the file: worker processes do (evoengine.virtual). A candidate's source is the file's text with a last
 line that states its configuration, problem and GPU, so that it can be compiled from its text alone.
+The kernels of vLLM and SGLang that read tuned configurations from files are such files too, under these names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from evoengine.sandbox.jail import MARK
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import Case, Host, Tensors, Workload
 from evoengine.workloads.problem_text import read_size
-from evoengine.workloads.served_kernel import served_data
 
 LARGEST_SIZE = 2**31 - 1
 LARGEST_SMALL = 300
@@ -339,3 +339,72 @@ def _proposed(name: str, listed: Sequence[Value]) -> list[Value]:
 def _toml(value: Value | list[Value]) -> str:
     """Return JSON, which is TOML too for numbers, texts, booleans and lists of them."""
     return json.dumps(value)
+
+
+MOE, BLOCK_GEMM = "FusedMoe", "BlockFp8"
+"""classes of evoengine.virtual.served"""
+BF16, FP8, FP8_BLOCK = "bf16", "fp8_w8a8", "fp8_w8a8_block"
+CLASSES = {
+    "fused_moe_kernel": MOE,
+    "_w8a8_triton_block_scaled_mm": BLOCK_GEMM,  # vLLM's
+    "_w8a8_block_fp8_matmul": BLOCK_GEMM,  # SGLang's
+}
+DATA = {MOE: (BF16, FP8, FP8_BLOCK), BLOCK_GEMM: (FP8_BLOCK,)}
+FIRST_LINE = "# evoengine: kernel of "
+KEYS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The statement in the first line of a candidate's text."""
+
+    framework: str
+    """vllm or sglang"""
+    kernel: str
+    data: str
+
+
+def is_served(host: Host) -> bool:
+    """Return whether evoengine has the functions that launch the kernel and say what is right: --call names the data.
+
+    A text that has them is none: its functions are found by their names.
+    """
+    return host.call in served_data(host.kernel) and not host.text.startswith(FIRST_LINE)
+
+
+def served_data(kernel: str) -> tuple[str, ...]:
+    """Return what --call may be for one of these kernels, the default first; nothing for another kernel."""
+    return DATA.get(CLASSES.get(kernel, ""), ())
+
+
+def with_text(host: Host, served: Served, text: str) -> Host:
+    """Return the file with the kernel and its functions."""
+    return replace(host, text=f"{FIRST_LINE}{json.dumps(asdict(served))}\n{text}", call="call", reference="reference")
+
+
+def served_of(text: str) -> Served | None:
+    """Return what the text of a candidate states; None where its kernel is none of these."""
+    first, _, _ = text.partition("\n")
+    try:
+        return Served(**json.loads(first.removeprefix(FIRST_LINE))) if first.startswith(FIRST_LINE) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def served_file_name(served: Served, sizes: Mapping[str, int], gpu: Gpu, triton: str) -> str:
+    """Return the path below the folder of the framework's configurations, as its release of today reads it.
+
+    `triton` is the version of Triton that compiled the kernel.
+    """
+    device = "NVIDIA_H200" if served.framework == "vllm" and "H200" in gpu.name.split() else gpu.name.replace(" ", "_")
+    space = "" if served.framework == "vllm" else " "
+    data = {BF16: "", FP8: ",dtype=fp8_w8a8", FP8_BLOCK: f",dtype=fp8_w8a8,block_shape=[128,{space}128]"}[served.data]
+    if CLASSES[served.kernel] == BLOCK_GEMM:
+        return f"N={sizes['N']},K={sizes['K']},device_name={device}{data}.json"
+    name = f"E={sizes['E']},N={sizes['N']},device_name={device}{data}.json"
+    return name if served.framework == "vllm" else f"configs/triton_{triton.replace('.', '_')}/{name}"
+
+
+def served_entry(config: Config) -> dict[str, int]:
+    """Return a configuration as such a file has it."""
+    return {key: int(str(config[key])) for key in KEYS}

@@ -18,8 +18,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
-from evoengine.sass import chip, validation
-from evoengine.sass.clock import Clock
+from evoengine.sass import chip, predict
+from evoengine.sass.chip import Clock
 from evoengine.sass.predict import MODEL_VERSION
 from tests.benchmarks.conftest import CONFIGS, DESCRIPTION, made_up_us
 from tests.support.ledger_examples import a_figure, a_verdict, start_run
@@ -83,7 +83,7 @@ def test_a_summary_has_the_worst_error_with_its_sign_and_the_order():
 def test_the_table_of_errors_can_be_read_back(tmp_path):
     file = tmp_path / "validation.toml"
     file.write_text(as_toml(class_errors([ROW, replace(ROW, kernel_class="scalar")])))
-    found = validation.read_errors(file)
+    found = predict.read_errors(file)
     assert found["scalar"].n == 1 and found["wgmma"].mean_error == pytest.approx(0.1, abs=1e-3)
 
 
@@ -106,7 +106,7 @@ def test_the_page_of_accuracy_is_of_this_version_and_of_the_errors_that_stand_be
     drawn = {name: (n, float(mean), float(factor)) for name, n, mean, _, _, factor in rows[2:]}
     assert drawn == {
         e.name: (f"{e.n:,}", pytest.approx(100 * e.mean_error, abs=0.06), pytest.approx(e.factor, abs=0.006))
-        for e in validation.read_errors().values()
+        for e in predict.read_errors().values()
     }
 
 
@@ -118,7 +118,7 @@ def test_no_class_is_judged_by_times_that_chose_a_rate():
     places = [table["all"], *table["arch"].values(), *table["gpu"].values()]
     chosen = {source for rates in places for _, _, status, source in rates.values() if status in ("fitted", "inferred")}
     assert chosen <= accuracy_page.CHOSE.keys()
-    judged = {name for error in validation.read_errors().values() for name in error.data.split("; ")}
+    judged = {name for error in predict.read_errors().values() for name in error.data.split("; ")}
     sets = {name.rpartition(" on ")[0] for name in judged}
     assert sets and not sets & {name for chose in accuracy_page.CHOSE.values() for name in chose}
 

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from benchmarks import estimate as benchmark
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
-from evoengine.search.agreement import measured_pairs
+from evoengine.tuning.measure import measured_pairs
 from tests.support.exhaustive import more, representatives
 from tests.support.kernel_gate import attention_space
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run

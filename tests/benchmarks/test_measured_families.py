@@ -132,3 +132,13 @@ def test_a_kernel_that_cannot_be_made_is_named_with_the_reason(folder):
     name, found = attempt("group", lambda of: own("rms_norm:rows1,hidden3,bf16,", {}, of), folder)
     assert name == "group"
     assert "UsageError" in found
+
+
+def test_a_space_is_drawn_further_where_some_of_it_is_known(monkeypatch):
+    monkeypatch.setattr(measured_families, "SPACES", ((NORM, 5),))
+    ((name, count, tasks),) = measured_families.space_groups([], ())
+    assert (name, count) == (f"space {NORM}", 5)
+    known = [{"problem": NORM, "config": task.args[2]} for task in tasks[:2]]
+    ((_, left, further),) = measured_families.space_groups(known, ())
+    assert left == 3
+    assert further[0].args[2] == tasks[2].args[2]

@@ -166,6 +166,12 @@ def test_the_first_pick_is_the_measured_time_of_the_predicted_best():
     assert "12 of 12 rows measured, 0 failed" in text
 
 
+def test_torch_stands_beside_the_fastest_row_of_its_problem():
+    rows, results = made_up()
+    results["torch"] = [{"problem": "p", "name": "matmul", "warm_us": [50.0], "cold_us": [90.0]}]
+    assert "| p | matmul | 50.0 | 90.0 | 100.0 | gemm wgmma |" in measured_report.report(results, rows)
+
+
 def test_the_cost_of_simpler_kernels_is_told_by_how_near_the_fastest_prediction_they_may_be():
     rows, results = made_up()
     holds = {row["id"]: (64, 1024 - n) for n, row in enumerate(rows)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from evoengine.cli.conclusion import print_summary
+from evoengine.cli.progress import print_summary
 from evoengine.records import Outcome
 from evoengine.search.evaluators import NO_COST, end_of
 from evoengine.search.progress import Progress

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from evoengine.cli import process as streams
-from evoengine.cli.conclusion import print_summary, result_code
 from evoengine.cli.process import LETTERS, Stream, readable
+from evoengine.cli.progress import print_summary, result_code
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.search.progress import Progress

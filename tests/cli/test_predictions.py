@@ -13,7 +13,7 @@ from rich.console import Console
 from evoengine.cli.main import evoengine
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from evoengine.sass import validation
+from evoengine.sass import predict
 from evoengine.sass.predict import MODEL_VERSION
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
@@ -120,8 +120,8 @@ def test_the_error_of_the_kernels_own_class_stands_beside_predicted_figures(db, 
         '["wgmma with softmax"]\nn = 24\nmean_error = 0.04\nfactor = 1.1\ndata = "FlashAttention-3, H100"\n'
         '[scalar]\nn = 400\nmean_error = 0.2\nfactor = 1.6\ndata = "convolution, RTX 3090"\n'
     )
-    errors = validation.read_errors(table)
-    monkeypatch.setattr(validation, "read_errors", lambda: errors)
+    errors = predict.read_errors(table)
+    monkeypatch.setattr(predict, "read_errors", lambda: errors)
     line = (
         "wgmma with softmax kernels: mean error 4%, nine of ten within 1.10×, by 24 measured times "
         "(FlashAttention-3, H100)"
@@ -133,7 +133,7 @@ def test_the_error_of_the_kernels_own_class_stands_beside_predicted_figures(db, 
 
 
 def test_an_error_that_nobody_checked_is_said_to_be_unknown(db, monkeypatch):
-    monkeypatch.setattr(validation, "read_errors", dict)
+    monkeypatch.setattr(predict, "read_errors", dict)
     assert "the error is not known" in call("best", "--db", db).stderr
 
 
@@ -153,12 +153,12 @@ def test_a_malformed_table_of_errors_says_what_is_wrong(tmp_path, text, said):
     table = tmp_path / "validation.toml"
     table.write_text(text)
     with pytest.raises(UsageError) as error:
-        validation.read_errors(table)
+        predict.read_errors(table)
     assert said in str(error.value)
 
 
 def test_the_table_that_ships_can_be_read():
-    assert validation.read_errors().keys() <= set(validation.CLASSES)
+    assert predict.read_errors().keys() <= set(predict.CLASSES)
 
 
 def test_show_prints_range_clock_bound_and_utilisation(db):

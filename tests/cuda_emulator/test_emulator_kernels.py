@@ -2,8 +2,7 @@
 
 import pytest
 
-from evoengine.cuda_emulator.declarations import mask
-from evoengine.cuda_emulator.kernels import find_device_variables, find_kernels, shares_memory
+from evoengine.cuda_emulator.declarations import find_device_variables, find_kernels, mask, shares_memory
 from evoengine.cuda_emulator.translate import translate
 from evoengine.devices.base import KernelUnbuildable
 from tests.support.exhaustive import more

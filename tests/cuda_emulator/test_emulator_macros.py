@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from evoengine.cuda_emulator import build as builder
-from evoengine.cuda_emulator.includes import HOST_HEADERS, STANDARD
 from evoengine.cuda_emulator.inline_ptx import INCLUDE
-from evoengine.cuda_emulator.macros import host_macros, nvrtc_macros
+from evoengine.cuda_emulator.preprocessing import HOST_HEADERS, STANDARD, host_macros, nvrtc_macros
 from evoengine.records import Launch, Source
 from evoengine.sandbox.host_compiler import native_flags, run_compiler
 from evoengine.stages.compile import options

@@ -22,11 +22,20 @@ def test_a_box_arrives_swizzled_as_its_map_says(emulate, swizzle, seed):
     np.testing.assert_array_equal(o, swizzled(tile(a, (8, 64), box), swizzle))
 
 
-@pytest.mark.parametrize("at", [(37, 0), (8, -8), *more([((0, 0),), ((-3, 0),), ((8, 100),), ((50, 0),)])])
+@pytest.mark.parametrize("at", [(37, 0), (8, -8), *more([((0, 0),), ((-3, 0),), ((8, 104),), ((50, 0),)])])
 def test_what_lies_outside_of_the_tensor_arrives_as_zeros(emulate, at):
     a, box = tensor(40, 128), (16, 64)
     o = load(emulate, a, view(a.shape, box, 128), AT=f"{at[1]}, {at[0]}")
     np.testing.assert_array_equal(o, swizzled(tile(a, at, box), 128))
+
+
+def test_a_box_that_begins_at_no_multiple_of_16_bytes_of_a_row_is_refused(emulate):
+    """As hardware does, by an illegal instruction."""
+    a = tensor(40, 128)
+    with pytest.raises(
+        KernelCrashed, match=r"a TMA load at line \d+: its box begins 72 bytes into a row, .* multiple of 16"
+    ):
+        load(emulate, a, view(a.shape, (16, 64)), AT="36, 0")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,7 @@ def test_a_map_by_plain_value_is_refused(emulate):
 
 
 @pytest.mark.parametrize("swizzle", [64, *more([0, 128])])
-@pytest.mark.parametrize("at", [(8, 64), (30, 64), (-2, 0), (0, 100)])
+@pytest.mark.parametrize("at", [(8, 64), (30, 64), (-2, 0), (0, 104)])
 def test_a_store_writes_what_lies_inside_and_nothing_else(emulate, swizzle, at):
     box, shape = (16, swizzle // 2 or 64), (40, 128)
     rows = tensor(*box)

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from evoengine.paths import asset
-from evoengine.publish.dispatch import TABLE
 from evoengine.publish.export import export_files
-from evoengine.publish.folder import CHECKSUMS, with_checksums, write_new
+from evoengine.publish.folder import CHECKSUMS, TABLE, with_checksums, write_new
 from evoengine.publish.packages import package_files, table_package_files
 from evoengine.records import Candidate, Config, Outcome, Source
 from evoengine.space.space import load_space

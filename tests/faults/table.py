@@ -21,7 +21,7 @@ MODULES = {
     "dispatcher": "service/executors.py",
     "keeper": "sandbox/keeper.py",
     "kept_process": "sandbox/kept_process.py",
-    "kept": "sandbox/kept.py",
+    "kept": "sandbox/kept_process.py",
     "workers": "sandbox/workers.py",
     "coordinator": "search/coordinator.py",
 }

@@ -18,7 +18,7 @@ from benchmarks.ledger_scale import PROBLEM as BENCHMARK_PROBLEM
 from benchmarks.ledger_scale import make_ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import MachineError
-from evoengine.ledger import check, ranking
+from evoengine.ledger import check
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.lineage import effects, path
 from evoengine.objectives import front, objective_values, parse_objectives
@@ -88,7 +88,7 @@ def test_a_list_takes_little_memory_for_each_trial(files, name):
 def test_trials_are_read_a_batch_at_a_time(files, monkeypatch):
     monkeypatch.setattr("evoengine.ledger.read.BATCH", 50)
     monkeypatch.setattr(check, "CHECKED_TRIALS", 0)  # of a small ledger all is checked when it is opened
-    monkeypatch.setattr(ranking, "BATCH", 50)
+    monkeypatch.setattr("evoengine.ledger.rows.BATCH", 50)
 
     def read(db: Path) -> None:
         with open_ledger(str(db), create=False) as ledger:

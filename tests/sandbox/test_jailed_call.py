@@ -12,8 +12,7 @@ import pytest
 from evoengine.errors import ToolDied, UsageError
 from evoengine.records import CaseResult, Coverage, Outcome, Verdict
 from evoengine.sandbox import jail, jailed_call
-from evoengine.sandbox.jailed_call import call
-from evoengine.sandbox.plain import from_json, to_json
+from evoengine.sandbox.jailed_call import call, from_json, to_json
 
 needs_jail = pytest.mark.skipif(jail.why_no_jail() is not None, reason=str(jail.why_no_jail()))
 

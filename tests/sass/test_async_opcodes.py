@@ -93,11 +93,18 @@ def test_arrivals_beyond_the_count_and_without_a_barrier_are_named(execute):
 
 
 @pytest.mark.parametrize("swizzle", [128, *more([0, 32, 64])])
-@pytest.mark.parametrize("at", [(-3, 0), (8, 100), *more([((8, 64),), ((37, 0),), ((50, 0),)])])
+@pytest.mark.parametrize("at", [(-3, 0), (8, 104), *more([((8, 64),), ((37, 0),), ((50, 0),)])])
 def test_a_box_arrives_swizzled_with_zeros_beyond_the_tensor(execute, swizzle, at):
     a, box = tensor(40, 128), (24, swizzle // 2 or 64)
     o = load(execute, a, view(a.shape, box, swizzle), AT=f"{at[1]}, {at[0]}")
     np.testing.assert_array_equal(o, swizzled(tile(a, at, box), swizzle))
+
+
+@pytest.mark.parametrize("begins", [36, -4])
+def test_a_box_that_begins_at_no_multiple_of_16_bytes_of_a_row_is_an_illegal_instruction(execute, begins):
+    a = tensor(40, 128)
+    with pytest.raises(KernelCrashed, match=rf"UTMALDG.*its box begins {2 * begins} bytes into a row"):
+        load(execute, a, view(a.shape, (16, 64)), AT=f"{begins}, 0")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip, why_unmodelled
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import FILE, NEEDED, STATUSES, Clock, find_chip, why_unmodelled
 from evoengine.sass.model import rate_names, rates
 
 WHOLE = FILE.read_text()

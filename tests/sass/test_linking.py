@@ -13,8 +13,7 @@ from evoengine.devices.base import TensorArgument
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import Geometry, prepare
-from evoengine.sass.linking import linked_listing
-from evoengine.sass.listing import disassemble
+from evoengine.sass.listing import disassemble, linked_listing
 from tests.support.machine_code import require_tools
 
 # relocatable code, as nvcc -rdc makes it: the function is called, and the table addressed, by relocations

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evoengine.sass.chip import find_chip
-from evoengine.sass.clock import Clock
+from evoengine.sass.chip import Clock, find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, prepare

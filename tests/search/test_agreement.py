@@ -7,7 +7,7 @@ import pytest
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.sass.build import build
-from evoengine.search.agreement import measured_pairs, rank_agreement
+from evoengine.tuning.measure import measured_pairs, rank_agreement
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 from tests.support.numbered_search import GPU as SEARCHED_GPU
 from tests.support.numbered_search import PROBLEM as SEARCHED

@@ -183,7 +183,7 @@ from evoengine.search import first_build
 
 class Begun:
     def __init__(self):
-        slow = {"sqlalchemy", "optuna", "torch", "evoengine.stages.tasks", "evoengine.workloads.problem_sets"}
+        slow = {"sqlalchemy", "optuna", "torch", "evoengine.stages.tasks"}
         sys.exit(1 if slow & set(sys.modules) else 7)
 
 first_build.FirstBuild = Begun

@@ -11,11 +11,11 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.records import Binary, Outcome, Rejection
 from evoengine.search import compilers, lookahead
-from evoengine.search.agreement import measured_pairs
 from evoengine.search.lookahead import MAX_FAILURES, Lookahead
 from evoengine.search.samplers import evolution
 from evoengine.search.samplers.prior import Mean, Prior
 from evoengine.stages.predict import Estimated
+from evoengine.tuning.measure import measured_pairs
 from tests.support import faulty_device
 from tests.support.evolution import SPACE
 from tests.support.exhaustive import more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.cuda_emulator.includes import HOST_HEADERS, INCLUDE, PROVIDED, STANDARD
+from evoengine.cuda_emulator.preprocessing import HOST_HEADERS, INCLUDE, PROVIDED, STANDARD
 from evoengine.stages import includes, toolchain
 from evoengine.stages.includes import unsupported_includes
 

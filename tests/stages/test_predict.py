@@ -11,9 +11,8 @@ from evoengine.errors import MachineError
 from evoengine.paths import asset
 from evoengine.records import Candidate, CompiledCandidate, Kind
 from evoengine.sass import chip
-from evoengine.sass.clock import Clock
-from evoengine.sass.predict import MODEL_VERSION, Unpredictable
-from evoengine.sass.validation import error_of
+from evoengine.sass.chip import Clock
+from evoengine.sass.predict import MODEL_VERSION, Unpredictable, error_of
 from evoengine.stages import predict
 from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_binary, predict_figure

@@ -30,23 +30,21 @@ from evoengine.paths import asset
 from evoengine.publish.export import export_files
 from evoengine.publish.folder import CHECKSUMS
 from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome, Profile
-from evoengine.search.agreement import Agreement, Pair
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
-from evoengine.tuning.measure import MeasureResult
+from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
-from evoengine.views.boards import BoardsView, FindingsView, WorkloadsView, findings_json
-from evoengine.views.cluster import ClusterView, cluster_json
+from evoengine.views.boards import BoardsView, ClusterView, FindingsView, WorkloadsView, cluster_json, findings_json
 from evoengine.views.comparison import RunComparisonView
-from evoengine.views.cubins import CubinsAnswer, cubins_json
 from evoengine.views.encoding import jsonable
+from evoengine.views.foreign_kernels import CubinsAnswer, cubins_json
 from evoengine.views.results import (
     MeasuredView,
     ProposedView,

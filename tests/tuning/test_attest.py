@@ -22,7 +22,7 @@ from evoengine.publish.folder import CHECKSUMS, write_new
 from evoengine.publish.packages import package_files
 from evoengine.publish.record import FILE, SIGNED_FILE, read_record
 from evoengine.torch import kernels, operators
-from evoengine.tuning.attest import verify_record
+from evoengine.tuning.verify import verify_record
 from tests.support.exhaustive import more
 
 PROBLEM = "rms_norm:rows9,hidden64,fp16"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import evoengine
 from evoengine.cli.main import evoengine as commands
 from evoengine.errors import NothingFound, UsageError
-from evoengine.publish.dispatch import TABLE, read_table
+from evoengine.publish.folder import TABLE, read_table
 from evoengine.tuning.exporting import export_table
 
 PROBLEMS = ("rms_norm:rows9,hidden64,fp16", "rms_norm:rows40,hidden64,fp16")

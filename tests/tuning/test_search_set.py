@@ -10,8 +10,8 @@ from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.search.finishing import is_judged
 from evoengine.tuning.search import SearchOptions
-from evoengine.tuning.search_set import SetSearch
-from evoengine.workloads.problem_sets import expand
+from evoengine.tuning.tune import SetSearch
+from evoengine.workloads import expand
 
 SMALL, WIDE = "rms_norm:rows64,hidden256,fp32", "rms_norm:rows64,hidden512,fp32"
 

@@ -14,7 +14,7 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
 from evoengine.views.encoding import SCHEMA
-from evoengine.views.triton_kernels import as_answer
+from evoengine.views.foreign_kernels import triton_answer
 from evoengine.workloads.triton_kernel import read_host
 from tests.support.documents import blocks
 from tests.support.exhaustive import more
@@ -57,7 +57,7 @@ def test_a_right_kernel_is_correct_for_every_configuration_and_size(gpu: str):
     assert {a.draw for a in verdicts[0].attempts} == {AS_GIVEN, *DRAWS}
     assert 0 < verdicts[1].worst_share < 1 and verdicts[1].largest_difference < 1e-6
     assert all(v.prediction.time_us > 1 for v in verdicts)
-    answer = as_answer("softmax", gpu, 1, verdicts)
+    answer = triton_answer("softmax", gpu, 1, verdicts)
     assert answer["correct"] and answer["configs"][0]["time_us"] > 1 and answer["configs"][1]["refused"] == {}
 
 

@@ -21,7 +21,7 @@ from evoengine.errors import EvoengineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.tuning import fused_moe
 from evoengine.tuning.fused_moe import find_fused_moe, is_finished, write_fused_moe
-from evoengine.workloads.served_kernel import Served, file_name
+from evoengine.workloads.triton_kernel import Served, served_file_name
 from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -295,7 +295,7 @@ def test_a_kernel_of_the_same_name_with_functions_of_its_own_is_the_users(search
     ],
 )
 def test_names_are_those_of_the_frameworks_own_files(served, gpu, name):
-    assert file_name(served, {"M": 1, "E": 8, "N": 64, "K": 32}, find_gpu(gpu), "3.7.1") == name
+    assert served_file_name(served, {"M": 1, "E": 8, "N": 64, "K": 32}, find_gpu(gpu), "3.7.1") == name
 
 
 @pytest.mark.parametrize(("tokens", "experts", "tile"), [(1, 1, 16), (5, 3, 16), (40, 4, 16), (3, 8, 32)])

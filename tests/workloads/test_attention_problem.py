@@ -40,7 +40,7 @@ def test_rows_of_v_are_as_long_as_those_of_k_unless_said_otherwise():
         ("b16,h16,s2048,d192,dv100,fp16", "head_dim_v 100; the templates cover 32, 64, 96, 128"),
         ("b16,h16,s2048,dv128,fp16", "does not give head_dim"),
         ("b16,h16,s2048,d192,dv128,dv128,fp16", "head_dim_v twice"),
-        ("b16,h16,s0,d64,fp16", "seq_q 0"),
+        ("b16,h16,s0,d64,fp16", "seq 0"),
         ("b16,h16,s2048,d77,fp16", "32, 64, 96, 128"),
         ("b16,h16,s2048,d64,fp16,kv5", "multiple of kv heads"),
         ("b16,h16,s2048,d64,fp16,kv0", "kv_heads 0"),

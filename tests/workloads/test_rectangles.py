@@ -9,8 +9,7 @@ import pytest
 from evoengine.devices.pool import PAGE, BlockTrace
 from evoengine.records import Launch
 from evoengine.workloads.base import WrongBlock
-from evoengine.workloads.blocks import few
-from evoengine.workloads.rectangles import FullCase, choose_blocks
+from evoengine.workloads.full_size import FullCase, choose_blocks, few
 from tests.support.exhaustive import representatives
 
 GEMM, DEEP = "gemm:m65600,n65600,k64,fp16", "gemm:m1000,n66048,k33000,fp16"

@@ -32,13 +32,15 @@ void check_aligned(const char* what, uintptr_t address, unsigned alignment, cons
         crash("misaligned %s at line %d: the %s address is not a multiple of %u", what, line, which, alignment);
 }
 
-// The tensor map at the address that a kernel gave, as the launch gave it.
-const TensorMap* find_map(const void* given, unsigned rank, const char* what, int line) {
+// The tensor map at the address that a kernel gave, as the launch gave it, for a box that begins at `at`.
+const TensorMap* find_map(const void* given, const int* at, unsigned rank, const char* what, int line) {
     check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
     const TensorMap* map = static_cast<const TensorMap*>(given)->self;
     bool known = std::find(maps, maps + map_count, map) != maps + map_count;
     if (!known || memcmp(map, given, sizeof *map))
         crash("%s at line %d: there is no tensor map at its address", what, line);
+    if (const long begins = long(at[0]) * map->element; begins % 16)
+        crash("%s at line %d: its box begins %ld bytes into a row, which must be a multiple of 16", what, line, begins);
     if (map->rank != rank) crash("%s at line %d: %u coordinates for a tensor map of %u", what, line, rank, map->rank);
     return map;
 }
@@ -150,7 +152,7 @@ void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned bar
 // To the same place, and for the barrier at the same place, of every block of the cluster that has its bit set.
 void tile_load(unsigned shared, const void* given, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
                int line) {
-    const TensorMap* map = find_map(given, rank, "a TMA load", line);
+    const TensorMap* map = find_map(given, at, rank, "a TMA load", line);
     check_aligned("TMA load", shared, 128, "shared", line);
     if (!blocks || blocks >> kernel.cluster)
         crash("a TMA load at line %d: to blocks 0x%x of a cluster of %u", line, blocks, kernel.cluster);
@@ -194,7 +196,7 @@ void bulk_add(void* global, unsigned shared, unsigned bytes, int line) {
 }
 
 void tile_store(const void* given, const int* at, unsigned rank, unsigned shared, int line) {
-    const TensorMap* map = find_map(given, rank, "a TMA store", line);
+    const TensorMap* map = find_map(given, at, rank, "a TMA store", line);
     check_aligned("TMA store", shared, 128, "shared", line);
     Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false, false, false};
     std::copy(at, at + rank, store.at);

@@ -44,7 +44,7 @@ from evoengine.ledger.database import (
 from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, require_schema, study_prefix
 from evoengine.ledger.read import Trial, read_numbered
-from evoengine.ledger.rows import BATCH, Reading, last_verdicts, most_trusted_kind, to_verdict
+from evoengine.ledger.rows import Reading, batches, last_verdicts, most_trusted_kind, to_verdict
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, VerdictRow
@@ -171,8 +171,7 @@ class Projection:
     def write(self) -> None:
         """Write what waits; what goes wrong is kept in `missed`."""
         trials, self._waiting = self._waiting, []
-        for begin in range(0, len(trials), BATCH):
-            some = trials[begin : begin + BATCH]
+        for some in batches(trials):
             if self._failed is None:
                 self._try(some)
             else:
@@ -478,8 +477,8 @@ def read_study_trials(
     reading: Reading, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
 ) -> Iterator[list[StudyTrial]]:
     """Yield the study trials of these numbers in batches, in their order, with figures of one kind."""
-    for begin in range(0, len(trials), BATCH):
-        listed = list(read_numbered(reading, trials[begin : begin + BATCH], resources=True, kind=kind))
+    for some in batches(trials):
+        listed = list(read_numbered(reading, some, resources=True, kind=kind))
         parents = sorted({parent for trial in listed for parent in trial.parents})
         known = {t.trial: t for t in read_numbered(reading, parents, kind=kind)}
         with reading() as session:

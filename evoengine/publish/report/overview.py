@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, joinedload
 
 from evoengine.ledger.ranking import Timed, read_times
 from evoengine.ledger.read import Trial, read_trials
-from evoengine.ledger.rows import BATCH, from_json_number, numbers_from_json, to_baseline, to_run
+from evoengine.ledger.rows import batches, from_json_number, numbers_from_json, to_baseline, to_run
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
@@ -206,9 +206,7 @@ def read_effects(ledger: Ledger, problem: str, gpu: str, most: int = MOST_EFFECT
     earlier = sorted({p for t in children for p in t.parents if first is not None and p < first})
     parents = [
         parent
-        for start in range(0, len(earlier), BATCH)
-        for parent in read_trials(
-            reading, ranked.where(CandidateRow.id.in_(earlier[start : start + BATCH])), resources=False
-        )
+        for some in batches(earlier)
+        for parent in read_trials(reading, ranked.where(CandidateRow.id.in_(some)), resources=False)
     ]
     return Effects(effects(children, parents), len(children), total)

@@ -302,7 +302,8 @@ void classify(Instruction& i, string_view base) {
     i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));
     i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" || base == "QMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
   }
-  if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
+  // VOTEU.ALL is a compiler's own: whether a uniform instruction may stand for one under a predicate.
+  if (is_one_of({"VOTE", "VOTEU", "REDUX"}) && !(base == "VOTEU" && has(i, "ALL"))) i.visit = Visit::Vote;
 }
 
 // A loop around a compare-and-swap begins with a plain load of what is swapped: where another thread stores at the same

@@ -130,6 +130,9 @@ Tile tile_of(Context& c, const Instruction& i, int first_coordinate, const u32* 
   tile.map = map_at(c, uniform_pair(c.warp, i.operands[1].uniform) + u64(i64(i.operands[1].offset)), u32(i.a), i);
   tile.shared = at[0];
   for (int d = 0; d < i.a; d++) tile.at[d] = i32(at[first_coordinate + d]);
+  if (const i64 begins = i64(tile.at[0]) * tile.map.element_bytes; begins % 16)
+    throw Fault{named(i) + ": its box begins " + std::to_string(begins) +
+                " bytes into a row, which hardware takes for an illegal instruction: it must be a multiple of 16"};
   return tile;
 }
 

@@ -12,7 +12,6 @@ from evoengine.devices.base import VisitKind
 from evoengine.records import Config, Launch
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Case
-from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import (
     NEAR,
     Cell,
@@ -25,6 +24,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
     vote_cells,
 )
+from evoengine.workloads.full_size import few
 
 LONG = 4096
 """minimum number of keys of the longest case, over which errors of sums in 16 bits accumulate"""

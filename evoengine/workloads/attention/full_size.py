@@ -17,7 +17,7 @@ from evoengine.devices.pool import ChosenBlock
 from evoengine.records import Config, Launch
 from evoengine.workloads.attention.cases import MOST_WORK, affordable_keys, block_work
 from evoengine.workloads.attention.problem import AttentionProblem
-from evoengine.workloads.blocks import DRAWN, chosen_blocks, draw_blocks, few, in_clusters
+from evoengine.workloads.full_size import DRAWN, chosen_blocks, draw_blocks, few, in_clusters
 
 LaunchOf = Callable[[AttentionProblem], Launch]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, PassedParameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
-from evoengine.workloads.problem_text import LARGEST, read_size, require_groups
+from evoengine.workloads.problem_text import LARGEST, both_lengths, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
@@ -20,17 +19,10 @@ MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, 
 """batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
-_NUMBER = re.compile(r"(kv|sq|sk|dv|b|h|s|d)(\d+)\Z")
 _FIELDS = {
-    "b": "batch",
-    "h": "heads",
-    "kv": "kv_heads",
-    "sq": "seq_q",
-    "sk": "seq_k",
-    "s": "seq",
-    "d": "head_dim",
-    "dv": "head_dim_v",
-}
+    "b": "batch", "h": "heads", "kv": "kv_heads", "s": "seq", "sq": "seq_q", "sk": "seq_k",
+    "d": "head_dim", "dv": "head_dim_v",
+}  # fmt: skip # a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +77,14 @@ def parse_problem(text: str) -> AttentionProblem:
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
-    sizes: dict[str, int] = {}
-    words: dict[str, str] = {}
-    for part in text.removeprefix("attention:").split(","):
-        name, value = _field(part.strip(), text)
-        if name in sizes or name in words:
-            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {EXAMPLE}")
-        if isinstance(value, int):
-            sizes[name] = value
-        else:
-            words[name] = value
-    if "seq" in sizes:
-        if "seq_q" in sizes or "seq_k" in sizes:
-            raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
-        sizes["seq_q"] = sizes["seq_k"] = sizes.pop("seq")
-    sizes.setdefault("kv_heads", sizes.get("heads", 0))
-    missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in {*sizes, *words}]
-    if missing:
-        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    optional = ("kv_heads", "seq", "seq_q", "seq_k", "head_dim_v", "mask")
+    sizes, words = read_parts(text, f"attention:{EXAMPLE}", _FIELDS, {"dtype": DTYPES, "mask": ("causal",)}, optional)
+    both_lengths(sizes, text, EXAMPLE)
+    sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("head_dim_v", sizes["head_dim"])
-    problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="causal" in words)
+    problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="mask" in words)
     _check(problem, text)
     return problem
-
-
-def _field(part: str, text: str) -> tuple[str, int | str]:
-    if part in DTYPES:
-        return "dtype", part
-    if part == "causal":
-        return "causal", part
-    match = _NUMBER.match(part)
-    if not match:
-        raise UsageError(
-            f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d, dv with a number, "
-            f"{' or '.join(DTYPES)}, or causal; write it like {EXAMPLE}"
-        )
-    return _FIELDS[match[1]], read_size(match[2])
 
 
 def _check(problem: AttentionProblem, text: str) -> None:

@@ -18,7 +18,7 @@ from evoengine.devices.base import (
 )
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
-from evoengine.workloads.problem_text import read_parts, require_groups
+from evoengine.workloads.problem_text import both_lengths, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 128)
@@ -83,13 +83,7 @@ def parse_problem(text: str) -> BackwardProblem:
     """
     optional = ("kv_heads", "seq", "seq_q", "seq_k", "mask")
     sizes, words = read_parts(text, EXAMPLE, _NUMBERS, {"dtype": DTYPES, "mask": ("causal",)}, optional)
-    if "seq" in sizes:
-        if "seq_q" in sizes or "seq_k" in sizes:
-            raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
-        sizes["seq_q"] = sizes["seq_k"] = sizes.pop("seq")
-    for name in ("seq_q", "seq_k"):
-        if name not in sizes:
-            raise UsageError(f"the problem {text!r} does not give {name}; write it like {EXAMPLE}")
+    both_lengths(sizes, text, EXAMPLE)
     sizes.setdefault("kv_heads", sizes["heads"])
     problem = BackwardProblem(**sizes, dtype=words["dtype"], causal="mask" in words)
     _check(problem, text)
@@ -110,15 +104,15 @@ PREPARE, GRADIENTS, LAST = "attention_backward", "attention_backward_kv", "atten
 """the kernels in stream order: sums of dO·O and zeros in the scratch memory; dK and dV; dQ"""
 GRADIENTS_BY_TMA = "attention_backward_kv_tma"
 """that of dK and dV where TMA brings its tiles"""
-MAPPED = ("q", "k", "v", "dout", "lse", "delta")
+MAPPED = ("q", "k", "v", "dout")
 """what has a tensor map there"""
-ROW_BOX = 128
-"""numbers of LSE and of delta that a step's loads bring, whatever its tile has"""
+PAIR = 256
+"""numbers of LSE and delta that a tile of queries has there, half each, whatever its rows are"""
 SCALARS = ("heads", "kv_heads", "seq_q", "seq_k", "scale")
 TAKEN = {
-    PREPARE: ("o", "dout", "delta", "dq_sum", "seq_q"),
+    PREPARE: ("o", "dout", "lse", "delta", "dq_sum", "seq_q"),
     GRADIENTS: ("q", "k", "v", "dout", "lse", "delta", "dq_sum", "dk", "dv", *SCALARS),
-    GRADIENTS_BY_TMA: ("dq_sum", "dk", "dv", *SCALARS, *(f"map_{name}" for name in MAPPED)),
+    GRADIENTS_BY_TMA: ("delta", "dq_sum", "dk", "dv", *SCALARS, *(f"map_{name}" for name in MAPPED)),
     LAST: ("q", "k", "v", "dout", "lse", "delta", "dq_sum", "dq", *SCALARS),
 }
 """names of the parameters that each kernel takes, in order"""
@@ -129,14 +123,15 @@ def parameters(problem: BackwardProblem, config: Config) -> tuple[PassedParamete
 
     Where dQ is added up by atomics or in bulk, `dq_sum` [batch, heads, tiles of tile_m rows, tile_m · head_dim] holds
     the sums, each tile in the order in which the lanes of a block hold it. Elsewhere it has one element and is not
-    touched.
+    touched. `delta` [batch, heads, seq_q] is, where TMA brings tiles, [batch, heads, tiles, PAIR]: a head's rows need
+    not begin at a multiple of 16 bytes, which hardware asks of each copy.
     """
     p = problem
     queries, keys = (p.batch, p.heads, p.seq_q, p.head_dim), (p.batch, p.kv_heads, p.seq_k, p.head_dim)
     rows, step = queries[:3], int(config.get("tile_m", 1))
-    sums = (
-        (p.batch, p.heads, -(-p.seq_q // step), step * p.head_dim) if config.get("dq") in ("atomic", "bulk") else (1,)
-    )
+    tiles = (p.batch, p.heads, -(-p.seq_q // step))
+    sums = (*tiles, step * p.head_dim) if config.get("dq") in ("atomic", "bulk") else (1,)
+    delta = (*tiles, PAIR) if config.get("family") == "wgmma" else rows
     shapes = {"q": queries, "k": keys, "v": keys, "o": queries, "dout": queries}
     return (
         *(TensorParameter(name, shape, p.dtype) for name, shape in shapes.items()),
@@ -144,7 +139,7 @@ def parameters(problem: BackwardProblem, config: Config) -> tuple[PassedParamete
         TensorParameter("dq", queries, p.dtype, output=True),
         TensorParameter("dk", keys, p.dtype, output=True),
         TensorParameter("dv", keys, p.dtype, output=True),
-        ScratchParameter("delta", rows, "fp32"),
+        ScratchParameter("delta", delta, "fp32"),
         ScratchParameter("dq_sum", sums, "fp32"),
         ScalarArgument("heads", np.int32(p.heads)),
         ScalarArgument("kv_heads", np.int32(p.kv_heads)),
@@ -156,10 +151,9 @@ def parameters(problem: BackwardProblem, config: Config) -> tuple[PassedParamete
 
 
 def _tensor_maps(problem: BackwardProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Return the tensor maps of MAPPED.
+    """Return the tensor maps of MAPPED, [heads of the batch, seq, head_dim].
 
-    Those of matrices are of [heads of the batch, seq, head_dim], a box a tile's rows by 64 columns; beyond a head's end
-    it reads zeros. LSE and delta are one row of all heads, as a head need not begin at a multiple of 16 bytes.
+    A box is a tile's rows by 64 columns; beyond a head's end it reads zeros.
     """
     p, row = problem, 2 * problem.head_dim
 
@@ -167,11 +161,6 @@ def _tensor_maps(problem: BackwardProblem, config: Config) -> tuple[TensorMapArg
         dims = (p.head_dim, seq, heads * p.batch)
         return TensorMapArgument(f"map_{name}", name, p.dtype, dims, (row, row * seq), (64, rows, 1), swizzle=128)
 
-    def numbers(name: str) -> TensorMapArgument:
-        count = p.batch * p.heads * p.seq_q
-        return TensorMapArgument(f"map_{name}", name, "fp32", (count, 1), (16,), (ROW_BOX, 1), swizzle=0)
-
     queries = (p.heads, p.seq_q, int(config["tile_m"]))
     keys = (p.kv_heads, p.seq_k, int(config["tile_n"]))
-    matrices = (matrix("q", *queries), matrix("k", *keys), matrix("v", *keys), matrix("dout", *queries))
-    return (*matrices, numbers("lse"), numbers("delta"))
+    return matrix("q", *queries), matrix("k", *keys), matrix("v", *keys), matrix("dout", *queries)

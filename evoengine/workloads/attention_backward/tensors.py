@@ -27,6 +27,9 @@ BACKENDS = (
 ENLARGED = 1.0 + 2.0**-5
 """times the O of the forward pass: with that itself, dQ and dK of a row that sees one key would be 0 whatever is
 computed, and no rounding could be told from a fault"""
+ROUNDING_DEVIATION = 0.21
+"""standard deviation of a rounding's error, as a part of eps times the number: it is uniform within half a spacing,
+which is from eps / 2 to eps"""
 SHIFTING = 16
 """columns of Q and K that shift a row's logits together"""
 LESSENED = 2.0**-6
@@ -68,11 +71,18 @@ class BackwardTensors(Tensors[BackwardProblem]):
         """Return the gradients with P, dP and dS rounded to the dtype, as torch's math backend rounds them.
 
         Logits stay in float32: P is relative to the given LSE, not to that of rounded logits. Products are summed in
-        float32.
+        float32. Each element errs by at least the standard deviation of what these roundings add up to: where few
+        queries make a row of dK, all of its columns err alike, and by chance hardly at all.
         """
         dtype = inputs["q"].dtype
         rounded = _rounding(dtype)
-        return _as(dtype, _gradients(problem, inputs, torch.float32, rounded, rounded))
+        exact = _gradients(problem, inputs, torch.float32, _unrounded, _unrounded)
+        found = _as(dtype, _gradients(problem, inputs, torch.float32, rounded, rounded))
+        least = _deviations(problem, inputs)
+        return {
+            name: torch.where((found[name] - x).abs() < least[name], x + least[name], found[name].float())
+            for name, x in exact.items()
+        }
 
     def rounded_once(self, problem: BackwardProblem, inputs: Inputs) -> Outputs:
         """Return the best result of a fused kernel: float32, with only P, dS and the gradients rounded."""
@@ -140,20 +150,40 @@ def _gradients(
     problem: BackwardProblem, inputs: Inputs, computed_in: torch.dtype, round_weight: Round, round_dp: Round
 ) -> dict[str, torch.Tensor]:
     """Return dQ, dK and dV, computed in a dtype with P, dS and dP rounded; heads of a group are added up at the end."""
-    p, group = problem, problem.heads // problem.kv_heads
     x = {name: tensor.to(computed_in) for name, tensor in inputs.items()}
-    scale = 1.0 / math.sqrt(p.head_dim)
+    weights, dp, delta = _weights(problem, x)
+    return _products(problem, x, round_weight(weights), round_weight(weights * (round_dp(dp) - delta)))
+
+
+def _weights(problem: BackwardProblem, x: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return P, dP and delta."""
     lse = x["lse"].masked_fill(x["lse"].isinf(), 0.0)[..., None]
-    weights = (_logits(p, x) - lse).exp()
+    v = x["v"].repeat_interleave(problem.heads // problem.kv_heads, dim=1)
     delta = (x["dout"] * x["o"]).sum(-1, keepdim=True)
-    k, v = (x[name].repeat_interleave(group, dim=1) for name in "kv")
-    ds = round_weight(weights * (round_dp(x["dout"] @ v.transpose(-1, -2)) - delta))
-    dv, dk = round_weight(weights).transpose(-1, -2) @ x["dout"], ds.transpose(-1, -2) @ x["q"] * scale
+    return (_logits(problem, x) - lse).exp(), x["dout"] @ v.transpose(-1, -2), delta
+
+
+def _products(problem: BackwardProblem, x: Inputs, weights: torch.Tensor, ds: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return dQ, dK and dV, the products of P and dS."""
+    p, group, scale = problem, problem.heads // problem.kv_heads, 1.0 / math.sqrt(problem.head_dim)
 
     def summed(of_heads: torch.Tensor) -> torch.Tensor:
         return of_heads.reshape(p.batch, p.kv_heads, group, *of_heads.shape[2:]).sum(2)
 
-    return {"dq": ds @ k * scale, "dk": summed(dk), "dv": summed(dv)}
+    dv, dk = weights.transpose(-1, -2) @ x["dout"], ds.transpose(-1, -2) @ x["q"] * scale
+    return {"dq": ds @ x["k"].repeat_interleave(group, dim=1) * scale, "dk": summed(dk), "dv": summed(dv)}
+
+
+def _deviations(problem: BackwardProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Return the standard deviation of each gradient's element where P, dP and dS are rounded; float32."""
+    x = {name: tensor.float() for name, tensor in inputs.items()}
+    weights, dp, delta = _weights(problem, x)
+    ds = (weights * (dp - delta)).square() + (weights * dp).square()
+    squares = x | {name: x[name].square() for name in ("q", "k", "dout")}
+    each = ROUNDING_DEVIATION * torch.finfo(inputs["q"].dtype).eps
+    found = _products(problem, squares, weights.square(), ds)
+    scale = 1.0 / math.sqrt(problem.head_dim)
+    return {name: each * (v if name == "dv" else v * scale).sqrt() for name, v in found.items()}
 
 
 def _as(dtype: torch.dtype, outputs: Outputs) -> Outputs:

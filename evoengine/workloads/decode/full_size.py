@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from evoengine.records import Config, Launch, Plan
-from evoengine.workloads.blocks import chosen_blocks
 from evoengine.workloads.decode.cases import MOST_WORK, step_keys
 from evoengine.workloads.decode.problem import DecodeProblem, block_rows
+from evoengine.workloads.full_size import chosen_blocks
 
 LaunchOf = Callable[[DecodeProblem], Launch]
 

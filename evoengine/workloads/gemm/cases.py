@@ -12,8 +12,8 @@ from dataclasses import replace
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.records import Config
 from evoengine.workloads.base import Case
-from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import own_tail
+from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.problem import HALVES, GemmProblem
 from evoengine.workloads.gemm.tiles import cluster_shape, split_k
 

@@ -10,10 +10,10 @@ import torch
 
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Inputs
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.problem import SCALED_TOGETHER, GemmProblem
 from evoengine.workloads.gemm.tensors import FULL_SIZE, draw_scales, positive_numbers, whole_numbers
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, fills_clusters
-from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 MOST_POSITIVE = 4096

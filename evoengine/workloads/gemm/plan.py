@@ -10,11 +10,10 @@ from typing import Literal
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import PAGE
 from evoengine.records import Config, Launch
-from evoengine.workloads.blocks import few
+from evoengine.workloads.full_size import FullCase, few
 from evoengine.workloads.gemm.cases import chunk_elements, deepest
 from evoengine.workloads.gemm.problem import GemmProblem
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_tiles
-from evoengine.workloads.rectangles import FullCase
 
 MOST_VISITS, FEW_VISITS = 64, 8
 """limit of the tiles of a persistent block that is followed to its end; beyond it the grid is larger, so that they are

@@ -16,6 +16,7 @@ from evoengine.records import Config, Launch, Plan
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.cases import gate_cases
 from evoengine.workloads.gemm.coverage import cells, visited
 from evoengine.workloads.gemm.plan import full_plan
@@ -30,9 +31,7 @@ from evoengine.workloads.gemm.problem import (
     GemmProblem,
     parse_problem,
 )
-from evoengine.workloads.gemm.sets import problem_sets
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles
-from evoengine.workloads.rectangles import FullCase
 
 SWIZZLED = 128
 """bytes that TMA swizzles together"""
@@ -57,7 +56,8 @@ class Gemm(Workload[GemmProblem]):
         return parse_problem(text)
 
     def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
-        return problem_sets()
+        """Return the products of models' linear layers, which are tuned together."""
+        return {name: tuple(_layers(*sizes)) for name, sizes in _MODELS.items()}
 
     def flops(self, problem: GemmProblem) -> float:
         """Return 2·m·n·k for each entry of the batch and each B, the usual count; the epilogue is left out."""
@@ -163,3 +163,23 @@ def tensor_maps(problem: GemmProblem, config: Config, entries: Mapping[str, int]
 
     maps = (over("a", rows_of("a") // across), *(over(b, rows_of(b) // down) for b in p.operands[1:]))
     return (*maps, over("c", STORED_ROWS)) if config.get("c_store") == "tma" else maps
+
+
+TOKENS = (16, 512, 8192)
+"""rows of the products: decoding, a chunk of a prompt, a whole one"""
+_MODELS = {"llama3-8b": (4096, 14336, 32, 8), "llama3-70b": (8192, 28672, 64, 8)}
+"""name → hidden, intermediate, heads, heads of keys and values, as the models' configuration files have them"""
+
+
+def _layers(hidden: int, intermediate: int, heads: int, kv_heads: int) -> list[str]:
+    """Return the problems of a model's linear layers, with heads of 128.
+
+    Queries, keys and values are one product, gate and up another, as inference engines have them.
+    """
+    layers = (
+        (128 * (heads + 2 * kv_heads), hidden),
+        (hidden, 128 * heads),
+        (2 * intermediate, hidden),
+        (hidden, intermediate),
+    )
+    return [f"gemm:m{m},n{n},k{k},bf16,b_nk" for m in TOKENS for n, k in layers]

@@ -10,7 +10,6 @@ import numpy as np
 
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
-from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import (
     Cell,
     own_tail,
@@ -20,6 +19,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
+from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, tile_sizes, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
 from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_shape

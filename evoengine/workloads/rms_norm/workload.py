@@ -5,28 +5,69 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch, Plan, Value
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.rectangles import FullCase
-from evoengine.workloads.rms_norm.problem import (
-    DTYPES,
-    EPS,
-    EXAMPLE,
-    EXTREMES,
-    INDEPENDENT,
-    KINDS,
-    TWO_CONSTANTS,
-    RmsNormProblem,
-    parse_problem,
-)
+from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.problem_text import read_parts
 from evoengine.workloads.rows import has_rows, row_cases, row_cells, visited_rows
+
+DTYPES = ("fp16", "bf16", "fp32")
+EXAMPLE = "rms_norm:rows4096,hidden4096,bf16"
+EPS = 1e-6
+"""added to the mean of the squares, as in Llama"""
+KINDS = 7
+"""number of kinds of rows in the case of extreme rows"""
+EXTREMES = (
+    "an element far above all others",
+    "a row of zeros",
+    "squares as small as eps",
+    "squares beyond a half",
+    "sums that all but cancel out",
+    "a row of one constant",
+)
+TWO_CONSTANTS = "rows of one size in one half and another in the other, unlike their neighbours'"
+INDEPENDENT = "many ordinary rows"
+"""the faults that the values of cases show"""
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormProblem:
+    """residual_out = x + residual and y = residual_out / √(mean(residual_out²) + eps) · weight, row by row.
+
+    x, residual, y and residual_out are [rows, hidden], weight [hidden], all contiguous and of one dtype.
+    """
+
+    rows: int
+    hidden: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"rms_norm:rows{self.rows},hidden{self.hidden},{self.dtype}"
+
+    def variables(self) -> dict[str, Value]:
+        """Return the names that a space's expressions and templates may use, with their values."""
+        return {
+            "rows": self.rows,
+            "hidden": self.hidden,
+            "dtype": self.dtype,
+            "element_bytes": DTYPE_BYTES[self.dtype],
+        }
+
+
+def parse_problem(text: str) -> RmsNormProblem:
+    """Parse `rows4096,hidden4096,bf16`.
+
+    Raises UsageError naming the part that is wrong and what would be right.
+    """
+    sizes, words = read_parts(text, EXAMPLE, {"rows": "rows", "hidden": "hidden"}, {"dtype": DTYPES})
+    return RmsNormProblem(sizes["rows"], sizes["hidden"], words["dtype"])
 
 
 class RmsNorm(Workload[RmsNormProblem]):

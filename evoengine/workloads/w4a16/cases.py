@@ -10,7 +10,6 @@ import numpy as np
 from evoengine.devices.base import VisitKind
 from evoengine.records import Config
 from evoengine.workloads.base import Case
-from evoengine.workloads.blocks import few
 from evoengine.workloads.coverage import (
     Cell,
     own_tail,
@@ -20,6 +19,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
+from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
 from evoengine.workloads.gemm.coverage import GROUP, TOGETHER, VALUES, tile_parts
 from evoengine.workloads.gemm.tiles import split_k
