@@ -18,7 +18,7 @@ from tests.support.kernel_gate import KernelGate, execute
 
 DECODE, SYMMETRIC = "w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m16,n4096,k4096,bf16"
 MANY_ROWS, SMALL_GROUPS = "w4a16:m300,n520,k1024,fp16,zeros,bias_silu", "w4a16:m300,n520,k1056,bf16,g32,zeros,bias"
-SPLIT = {"split_k": 4, "tile_n": 128}
+SPLIT, STREAM = {"split_k": 4, "tile_n": 128}, {"stream_steps": 8, "tile_n": 128}
 ALONE = {"split_k": 1, "tile_k": 64}
 WHOLE = {"tile_m": 64, "tile_n": 64, "split_k": 1}
 GROUPED = {"tile_m": 64, "split_k": 1, "group_m": 4}
@@ -62,18 +62,33 @@ FAULTS = [
     ("bias left out", MANY_ROWS, WHOLE, "low + low_bias", "low"),
     ("bias of the column beside", MANY_ROWS, WHOLE, "to.bias_of(col + e + 1)", "to.bias_of(col + e)"),
     ("SiLU of the other sign", MANY_ROWS, WHOLE, "__expf(-x)", "__expf(x)"),
-    ("sums of the last block lost", DECODE, SPLIT, "from < SPLITS; ++from", "from < SPLITS - 1; ++from"),
+    ("sums of the last block lost", DECODE, SPLIT, "from < parts; ++from", "from < parts - 1; ++from"),
     ("the last block's own sums twice", DECODE, SPLIT, "    for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll 1", "#pragma unroll 1"),
-    ("sums of another tile", DECODE, SPLIT, "(long long)tile * SPLITS * COUNT * THREADS", "(long long)tile * COUNT * THREADS"),
-    ("a count of blocks that stays raised", DECODE, SPLIT, "if (count == SPLITS - 1) *arrived = 0;", ""),
-    ("one count for all tiles", DECODE, SPLIT, "last_of(arrived + tile, shared)", "last_of(arrived, shared)"),
-    ("sums read before all are there", DECODE, SPLIT, "return *before == SPLITS - 1;", "return *before == SPLITS - 2;"),
+    ("sums of another tile", DECODE, SPLIT, "(long long)tile * SPLIT_K * LEFT", "(long long)tile * LEFT"),
+    ("a count of blocks that stays raised", DECODE, SPLIT, "if (count == parts - 1) *arrived = 0;", ""),
+    ("one count for all tiles", DECODE, SPLIT, "LEFT, arrived + tile, blockIdx", "LEFT, arrived, blockIdx"),
+    ("sums read before all are there", DECODE, SPLIT, "return *before == parts - 1;", "return *before == parts - 2;"),
     ("counted before all threads have stored", DECODE, SPLIT, "    __syncthreads();\n    if (threadIdx.x == 0) {\n        int count;", "    if (threadIdx.x == 0) {\n        int count;"),
     ("counted without an order", DECODE, SPLIT, "atom.add.acq_rel.gpu", "atom.add.relaxed.gpu"),
     ("a step that two blocks do", "w4a16:m16,n4096,k4736,fp16", SPLIT, "part * share + min(part, left)", "part * share"),
+    ("a stream: buffers filled while another warp reads them", DECODE, STREAM, "__syncthreads();  // all threads are done with the buffers", ""),
+    ("a stream: sums of a tile's blocks one too few", DECODE, STREAM, "stream.last_block() - first + 1", "stream.last_block() - first"),
+    ("a stream: the first block of the tile behind", DECODE, STREAM, "return (long long)tile() * steps / STREAM_STEPS;", "return (long long)(tile() * steps + steps - 1) / STREAM_STEPS;"),
+    ("a stream: a tile's last block one too far", DECODE, STREAM, "((long long)(tile() + 1) * steps - 1)", "((long long)(tile() + 1) * steps)"),
+    ("a stream: room for too few of a tile's blocks", DECODE, STREAM, "stream.most_blocks() * LEFT", "(stream.most_blocks() - 1) * LEFT"),
+    ("a stream: steps up to the tile's end", DECODE, STREAM, "min(steps - first, left)", "steps - first"),
+    ("a stream: the first tile alone", DECODE, STREAM, "stream.advance(work);", "stream.advance(work); if (!complete) return;"),
+    ("a stream: steps of the next tile lost", DECODE, STREAM, "at += work.steps;", "at += STREAM_STEPS;"),
+    ("a stream: steps behind the last tile", DECODE, STREAM, "at + STREAM_STEPS < all ? at + STREAM_STEPS : all;", "at + STREAM_STEPS;"),
+    ("a stream: a whole tile's sums not cleared before the next", DECODE, STREAM, "    for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll\n    for (int i = 0; i < STAGES - 1", "    if (stream.at == (long long)blockIdx.x * STREAM_STEPS) for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll\n    for (int i = 0; i < STAGES - 1"),
 ]  # fmt: skip
 PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
-FAST = ("zero point of the column beside", "elements along k paired as they lie", "a count of blocks that stays raised")
+FAST = (
+    "zero point of the column beside",
+    "elements along k paired as they lie",
+    "a count of blocks that stays raised",
+    "a stream: the first tile",
+)
 """one of layouts, of products and of blocks that share a tile; the others run with `make test-all`"""
 
 
@@ -85,7 +100,12 @@ def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
 
 @pytest.mark.parametrize(
     ("problem", "wanted"),
-    [(DECODE, SPLIT), (SMALL_GROUPS, DEEP), *more([(SYMMETRIC, SPLIT), (MANY_ROWS, WHOLE), (MANY_ROWS, GROUPED)])],
+    [
+        (DECODE, SPLIT),
+        (DECODE, STREAM),
+        (SMALL_GROUPS, DEEP),
+        *more([(SYMMETRIC, SPLIT), (MANY_ROWS, WHOLE), (MANY_ROWS, GROUPED)]),
+    ],
 )
 def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem, wanted):
     gate = kernel_gate(problem)
@@ -116,10 +136,18 @@ def test_a_valid_configuration_passes(kernel_gate, number):
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("gpu", "problem"), [("h100", DECODE), ("a100", SMALL_GROUPS), ("l4", MANY_ROWS)])
-def test_the_kernel_is_right_as_machine_code(gpu, problem):
+@pytest.mark.parametrize(
+    ("gpu", "problem", "wanted"),
+    [
+        ("h100", DECODE, SPLIT),
+        ("h100", DECODE, STREAM),
+        ("a100", SMALL_GROUPS, {}),
+        ("l4", MANY_ROWS, {}),
+    ],
+)
+def test_the_kernel_is_right_as_machine_code(gpu, problem, wanted):
     gate = KernelGate(problem, gpu)
-    config = gate.space.starts[0]
+    config = gate.configuration(wanted)
     source = gate.source(config)
     plans = Plans(gate_plan(gate.space, gate.target, config))
     verdict = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,9 +23,11 @@ from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
 from evoengine.workloads.gemm.coverage import GROUP, TOGETHER, VALUES, tile_parts
 from evoengine.workloads.gemm.tiles import split_k
+from evoengine.workloads.w4a16.blocks import most_sharers, parts, stream_steps
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
 
 NO_STEP = "a block without a step, beside others of its tile"
+STREAM = ("a tile that three blocks share", "a block with the end of a tile and the begin of the next")
 EVERY_WEIGHT = "all weights of 4 bits, and all zero points that there are"
 
 
@@ -64,6 +66,9 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     yield Case("pipeline wraps", at(tile_m - 1, tile_n - PACKED, 3 * stages * step - unit))
     yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * PACKED, 2 * step + 1), "one-hot rows")
     yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * step), "large products")
+    if each := stream_steps(config):
+        yield Case("a tile of three blocks", at(1, 1, (2 * each + 1) * tile_k), "whole numbers")
+        yield Case("blocks of two tiles", at(tile_m, tile_n + 1, (each + 1) * tile_k), "whole numbers")
     for buffer, k in _ends(problem, config).items():
         yield Case(f"last step in buffer {buffer}", at(1, 1, k), "whole numbers")
 
@@ -73,8 +78,8 @@ def _ends(problem: W4A16Problem, config: Config) -> dict[int, int]:
     tile_k, stages, split, unit = tile_sizes(config)[2], int(config.get("stages", 1)), split_k(config), problem.group
     found: dict[int, int] = {}
     for k in range(unit, 2 * stages * split * max(tile_k, unit) + 1, unit):
-        steps = -(-k // tile_k)
-        for own in {steps // split, -(-steps // split)} - {0}:
+        one = _at(problem, 1, 1, k)
+        for own in {next(parts(one, config, block), 0) for block in range(most_sharers(one, config))} - {0}:
             found.setdefault((own - 1) % stages, k)
     return found
 
@@ -108,7 +113,7 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         *remainder_cells("rows", tile_m, problem.m),
         *remainder_cells("columns", tile_n, problem.n, PACKED, 2),
         *remainder_cells("products", tile_k, problem.k, problem.group, 1),
-        *_reachable(pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])), problem, config),
+        *_steps(problem, config),
         *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT)),
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
@@ -117,12 +122,21 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         found.add(Cell("together", GROUP))
     if split_k(config) > 1:
         found.add(Cell("together", NO_STEP))
+    if stream_steps(config):
+        found |= {Cell("together", what) for what in STREAM}
     return frozenset(found)
 
 
-def _reachable(found: Iterable[Cell], problem: W4A16Problem, config: Config) -> Iterator[Cell]:
+def _steps(problem: W4A16Problem, config: Config) -> Iterator[Cell]:
+    """Yield what a block's pipeline goes through: of a stream, no more than it has steps."""
+    tile_m, tile_n, _ = tile_sizes(config)
+    of_tile, stages = tile_parts(config, tile_m, tile_n), int(config["stages"])
     ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
-    return (cell for cell in found if not cell.what.startswith("the last") or cell.what in ends)
+    most = stream_steps(config)
+    passed = set(visited_steps(of_tile, stages, most)) if most else set(pipeline_cells(of_tile, stages))
+    for cell in pipeline_cells(of_tile, stages):
+        if cell.what in ends or (cell in passed and not cell.what.startswith("the last")):
+            yield cell
 
 
 def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:
@@ -140,9 +154,11 @@ def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if own[axis]),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
-    parts = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
-    for count in visits_by_block(visits, VisitKind.COPY_WAIT, range(int(config["warps"]))).values():
-        found |= set(visited_steps(parts, int(config["stages"]), count))
+    of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
+    for block, count in visits_by_block(visits, VisitKind.COPY_WAIT, range(int(config["warps"]))).items():
+        done = list(parts(p, config, block))
+        for steps in done if sum(done) == count else ():
+            found |= set(visited_steps(of_tile, int(config["stages"]), steps))
     return frozenset(found)
 
 
@@ -161,6 +177,11 @@ def _together(p: W4A16Problem, config: Config) -> Iterator[str]:
         yield GROUP
     if -(-p.k // tile_k) < split_k(config):
         yield NO_STEP
+    each = stream_steps(config)
+    if each and most_sharers(p, config) > 2 and -(-p.k // tile_k) > 2 * each:
+        yield STREAM[0]
+    if each and len(list(parts(p, config, 1))) > 1:
+        yield STREAM[1]
 
 
 def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:

@@ -16,6 +16,7 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.cases import tile_sizes
 from evoengine.workloads.gemm.problem import HALVES
 from evoengine.workloads.gemm.tiles import cluster_tiles, split_k
+from evoengine.workloads.w4a16.blocks import most_sharers, stream_steps
 from evoengine.workloads.w4a16.cases import cells, gate_cases, visited
 from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, W4A16Problem, parse_problem
 
@@ -72,10 +73,10 @@ def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:
 
 def _scratch(problem: W4A16Problem, config: Config) -> tuple[ScratchParameter, ...]:
     """Return what blocks leave that share the steps of a tile: their sums, and how many of them have done so."""
-    if split_k(config) == 1:
+    if split_k(config) == 1 and not stream_steps(config):
         return ()
     tiles, (tile_m, tile_n, _) = cluster_tiles(problem.gemm, config), tile_sizes(config)
     return (
-        ScratchParameter("partial", (tiles, split_k(config), tile_m, tile_n), "fp32"),
+        ScratchParameter("partial", (tiles, most_sharers(problem, config), tile_m, tile_n), "fp32"),
         ScratchParameter("arrived", (tiles,), "int32", zeroed=True),
     )
