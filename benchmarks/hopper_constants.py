@@ -76,6 +76,8 @@ class Bench:
     q: int = 0
     data: int = 1 << 16
     """bytes of the buffer"""
+    writes: bool = False
+    """to the buffer"""
     chase: int = 0
     """distance in bytes of the pointers that the buffer holds, each to the next in random order; 0: zeros"""
     box: int = 0
@@ -162,6 +164,27 @@ def loop(body: str, setup: str = "", finish: str = "", **options: Any) -> str:
 FLOATS = '"+f"(x{j}) : "f"(a), "f"(b)'
 WORDS = '"+r"(x{j}) : "r"(a), "r"(b)'
 DOUBLES = '"+d"(x{j}) : "d"(a), "d"(b)'
+AS_FLOAT = "{{.reg .f32 t;\\nmov.b32 t, %0;\\n{};}}"
+AS_SHORT = "{{.reg .b16 t;\\n{};}}"
+OTHERS = {
+    "f2i": ("u32", AS_FLOAT.format("cvt.rni.s32.f32 %0, t"), WORDS, "F2I", ""),
+    "i2f_s8": ("u32", "{.reg .f32 t;\\ncvt.rn.f32.s8 t, %0;\\nmov.b32 %0, t;}", WORDS, "I2F", ""),
+    "f2fp_bf16": ("u32", AS_FLOAT.format("cvt.rn.bf16x2.f32 %0, t, %3"), WORDS + ', "f"(c)', "F2F", ""),
+    "e4m3_f16x2": ("u32", AS_SHORT.format("cvt.u16.u32 t, %0;\\ncvt.rn.f16x2.e4m3x2 %0, t"), WORDS, "F2FP", ""),
+    "f16x2_e4m3": (
+        "u32", AS_SHORT.format("cvt.rn.satfinite.e4m3x2.f16x2 t, %0;\\ncvt.u32.u16 %0, t"), WORDS, "F2FP", "",
+    ),
+    "f16_f32": ("u32", "{.reg .b16 l, h;\\n.reg .f32 t;\\nmov.b32 {l, h}, %0;\\ncvt.f32.f16 t, l;\\nmov.b32 %0, t;}",
+                WORDS, "HADD2", "half_interval"),
+    "ex2_f16x2": ("u32", "ex2.approx.f16x2 %0, %0;", WORDS, "MUFU", ""),
+    "tanh_f16x2": ("u32", "tanh.approx.f16x2 %0, %0;", WORDS, "MUFU", ""),
+    "lg2": ("float", "lg2.approx.ftz.f32 %0, %0;", FLOATS, "MUFU", "mufu_interval"),
+    "imad_hi": ("u32", "mul.hi.u32 %0, %0, %1;", WORDS, "IMAD", ""),
+    "dp4a": ("u32", "dp4a.s32.s32 %0, %1, %2, %0;", WORDS, "IDP", ""),
+    "setp+selp": ("u32", "{.reg .pred q;\\nsetp.lt.u32 q, %0, %1;\\nselp.u32 %0, %2, %0, q;}", WORDS, "ISETP", ""),
+    "ballot": ("u32", "{.reg .pred q;\\nsetp.ne.u32 q, %0, 0;\\nvote.sync.ballot.b32 %0, q, -1;}", WORDS, "VOTE", ""),
+    "clz": ("u32", "clz.b32 %0, %0;", WORDS, "FLO", ""),
+}  # fmt: skip
 ARITHMETIC = {
     "fma": ("float", "fma.rn.f32 %0, %0, %1, %2;", FLOATS, "FFMA", "fma_interval"),
     "add": ("float", "add.rn.f32 %0, %0, %1;", FLOATS, "FADD", "fma_interval"),
@@ -183,6 +206,7 @@ ARITHMETIC = {
     "popc": ("u32", "popc.b32 %0, %0;", WORDS, "POPC", ""),
     "shfl": ("u32", "shfl.sync.bfly.b32 %0, %0, 1, 31, -1;", WORDS, "SHFL", "memory_interval"),
     "redux": ("u32", "redux.sync.add.s32 %0, %0, -1;", WORDS, "REDUX", ""),
+    **OTHERS,
 }
 """name → type, PTX, operands, opcode, the constant of its interval"""
 LATENCIES = {"ex2": "mufu_latency", "shfl": "shuffle_latency"}
@@ -1097,14 +1121,14 @@ def key_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def prepare(folder: Path, seconds: float) -> int:
+def prepare(folder: Path, seconds: float, groups: dict[str, Callable[[], Iterator[Bench]]] = GROUPS) -> int:
     """Compile all kernels, check their listings and predict until `seconds` are over; write manifest and archive.
 
     What the folder has already, kernels and predictions, is not made again. Return how many benches their listing
     refutes.
     """
     by_text: dict[str, list[Bench]] = {}
-    for group in GROUPS.values():
+    for group in groups.values():
         for bench in group():
             by_text.setdefault(key_of(bench.text), []).append(bench)
     folder.mkdir(parents=True, exist_ok=True)
@@ -1194,12 +1218,13 @@ def predicted(bench: Bench, cubin: bytes, listing: str) -> float:
     from evoengine.sass.predict import predict
 
     program, kernel_of = Program(listing, "k"), read_kernel(cubin, "k")
+    zeros = None if bench.writes else np.zeros(min(bench.data, MB), np.uint8)
     clocks = []
     for n in bench.n:
         arguments: list[Any] = [
             DrawnArgument("out", 1 << 20, "int32", True),
             DrawnArgument("sink", 1 << 20, "int32", True),
-            DrawnArgument("data", bench.data, "uint8", contents=np.zeros(min(bench.data, MB), np.uint8)),
+            DrawnArgument("data", bench.data, "uint8", bench.writes, contents=zeros),
             *(ScalarArgument(name, np.int32(value)) for name, value in (("n", n), ("p", bench.p), ("q", bench.q))),
         ]
         if bench.box:
@@ -1480,6 +1505,34 @@ def sustained(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
     return result
 
 
+def clock_of(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
+    """Return the clock and the use of the tensor cores of launches of which each finds the GPU rested."""
+    rows, board = [], Board()
+    for _ in range(REPEATS):
+        time.sleep(0.02)
+        gpu.launch(bench, key, bench.n[0], bench.p, bench.q)
+        words = gpu.read(5 * bench.grid).astype(float)
+        clocks, nanoseconds, turns, _ = np.median(words[: 4 * bench.grid].reshape(-1, 4), axis=0)
+        rows.append((clocks / nanoseconds * 1e3, turns * bench.steps[0] / clocks, clocks / turns))
+        side = float(np.median(words[4 * bench.grid :])) / clocks * 1e3
+    mhz, use, turn = (statistics.median(row[i] for row in rows) for i in range(3))
+    found = of([row[0] for row in rows]) if bench.kind == "clock" else of([row[2] for row in rows])
+    more = {"MHz": mhz, "use of the tensor cores": use, "clocks of a turn": turn, "turns beside, in 1000 clocks": side}
+    return {**found, **more, **board.read()}
+
+
+def loaded_latency(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
+    """Return block 0's latency, and the bytes a clock and SM that the other blocks loaded meanwhile."""
+    found, rates = [], []
+    for _ in range(REPEATS):
+        gpu.launch(bench, key, bench.n[0], bench.p, bench.q)
+        words = gpu.read(2 * bench.grid).astype(float)
+        found.append(words[0] / bench.ops)
+        turns, clocks = words[2::2], words[3::2]
+        rates.append(float(np.median(turns * bench.bytes / clocks)) if bench.p >= 0 else 0.0)
+    return {**of(found), "bytes/clock of each of the other SMs": statistics.median(rates)}
+
+
 class Board:
     """What NVML's sensors say; nothing where there is no NVML. It only reads."""
 
@@ -1513,7 +1566,7 @@ class Board:
 KINDS: dict[str, Callable[[Gpu, Bench, str], dict[str, Any]]] = {
     "slope": slope, "chase": slope, "cold": slope, "ladder": ladder_times, "samples": samples, "chase_samples": samples,
     "beside": side_by_side, "events": by_events, "launches": launch_times, "blocks": block_starts,
-    "mhz": idle_clock, "power": sustained,
+    "mhz": idle_clock, "power": sustained, "clock": clock_of, "clock_turns": clock_of, "loaded": loaded_latency,
 }  # fmt: skip
 
 

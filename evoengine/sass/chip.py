@@ -96,8 +96,13 @@ NEEDED = {
     "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
     "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
     "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
-    "l2_partial_clocks": Origin(STREAM, HOPPER),  # of an SM, for a sector that a store does not fill, or of an atomic
-    "l2_slices": Origin(STREAM, HOPPER),  # that combine what the copy engine adds, each for itself
+    # of an SM, with all at work, for a sector: that a store fills, or does not, of an atomic, and of the copy engine's
+    "l2_store_clocks": Origin(STREAM, HOPPER),
+    "l2_partial_clocks": Origin(STREAM, HOPPER),
+    "l2_reduce_clocks": Origin(STREAM, HOPPER),
+    "l2_combine_clocks": Origin(STREAM, HOPPER),
+    "widen_interval": Origin(REPEATED, HOPPER),  # of HADD2.F32
+    "imad_high_interval": Origin(REPEATED, HOPPER),
     "barrier_interval": Origin(REPEATED, HOPPER),  # between the arrivals of two of an SM's warps at barriers
     "wide_interval": Origin(REPEATED, HOPPER),  # of accesses of 16 bytes a lane; of narrower ones in proportion
     "conflict_latency": Origin(CHASE, HOPPER),  # of a wavefront of shared memory but the first, beside its clock
@@ -123,8 +128,8 @@ NEEDED = {
 }
 
 
-OPTIONAL = ("boost_ghz", "boost_knee", "boost_full_ghz", "power_base", "power_knee")
-"""of a GPU whose clock under load is known; see Chip.ghz"""
+OPTIONAL = ("boost_ghz", "boost_tensor_ghz", "boost_full_ghz", "power_base", "power_knee", "l2_ghz")
+"""of a GPU whose clock under load is known; see Chip.ghz and Chip.l2_clocks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +170,10 @@ class Chip:
     def ghz(self, clock: Clock, tensor_use: float) -> float:
         """Return the clock where tensor cores are in use 0…1 of the time.
 
-        Boost: beyond the use `boost_knee` the GPU runs more slowly than its boost clock, at once and whatever power is
-        left, down to `boost_full_ghz` where they are always in use. Sustained: power, which goes with the cube of the
-        clock and with `power_base` and the tensor cores' use, stays what it is at the boost clock and the use
-        `power_knee`. A GPU of which these are not known keeps its boost clock.
+        Boost: with its tensor cores the GPU runs more slowly than its boost clock, at once and whatever power is left:
+        from `boost_tensor_ghz` where they are hardly in use to `boost_full_ghz` where they always are. Sustained:
+        power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays what it is
+        at the boost clock and the use `power_knee`. A GPU of which these are not known keeps its boost clock.
         """
         if clock.mhz:
             return clock.mhz / 1e3
@@ -177,13 +182,19 @@ class Chip:
             return self.stated[name].value if name in self.stated else default
 
         full = stated("boost_ghz", self.gpu.clock_ghz)
-        knee = stated("boost_knee", 1.0)
-        beyond = max(0.0, tensor_use - knee) / max(1e-9, 1 - knee)
-        boost = full - beyond * (full - stated("boost_full_ghz", full))
+        little = stated("boost_tensor_ghz", full)
+        boost = little - tensor_use * (little - stated("boost_full_ghz", full)) if tensor_use else full
         if clock.kind != SUSTAINED or "power_knee" not in self.stated:
             return boost
         base, knee = self.stated["power_base"].value, self.stated["power_knee"].value
         return float(min(boost, full * ((base + knee) / (base + tensor_use)) ** (1 / 3)))
+
+    def l2_clocks(self, ghz: float) -> float:
+        """Return a clock of the L2 over that of SMs at `ghz`, as a multiple of what it is at the boost clock.
+
+        Rates of the L2 and beyond are stated at the boost clock. An L2 whose `l2_ghz` is known has a clock of its own.
+        """
+        return self.stated["boost_ghz"].value / ghz if "l2_ghz" in self.stated else 1.0
 
     def provenance(self, name: str) -> str:
         """Return value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""

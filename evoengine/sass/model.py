@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -115,6 +114,13 @@ WRITTEN = 0.5
 """of what the L2 keeps, the part that may wait to be written back while loads go on: a round prior"""
 
 
+L2_BYTES = ("l2_bytes_per_clock", "l2_private_bytes_per_clock", "l2_private_tma_bytes_per_clock")
+L2_CLOCKS = (
+    "l2_store_clocks", "l2_partial_clocks", "l2_reduce_clocks", "l2_atomic_clocks", "l2_combine_clocks", "l2_latency",
+    "dram_latency",
+)  # fmt: skip
+
+
 def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
     """Return a chip's rates in the form the core takes, at a clock of `ghz`.
 
@@ -124,12 +130,13 @@ def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
     sizes = CARVEOUTS_KB[chip.gpu.capability]
     carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
     dram = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs / ghz / chip.sms
+    faster = chip.l2_clocks(ghz)
     return {
         **chip.rates,
         "l1_bytes": chip.rates["l1_kb"] * 1024 - carveout,
         "dram_bytes_per_clock": dram,
-        # of an SM's share of the slices; 0 where no copy engine adds
-        "l2_combine_clocks": chip.sms * chip.rates["l2_atomic_clocks"] / max(1, chip.rates["l2_slices"] or math.inf),
+        **{name: chip.rates[name] * faster for name in L2_BYTES},
+        **{name: chip.rates[name] / faster for name in L2_CLOCKS},
         "local_from_dram": 0.0,  # where the L2 holds all of it; see evoengine.sass.memory.local_from_dram
         "l2_written_bytes": WRITTEN * chip.l2_kept_bytes / chip.sms,
     }

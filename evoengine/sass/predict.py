@@ -28,7 +28,7 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 
-MODEL_VERSION = 7
+MODEL_VERSION = 8
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
@@ -45,9 +45,11 @@ BUSY = 0.6
 """share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6
 """of the tensor cores, by a kernel that has use for them: the clock at which its memory is timed first"""
+COLUMNS = 8
+"""of a wgmma of m64nNk16 that take a tensor core as long as an m16n8k16 could"""
 CLOCK_MISSED, MEMORY_COUNTS = 0.04, 0.3
-"""A kernel is timed again at the clock that came of it, where that is off by more than the former and the DRAM is busy
-for more than the latter."""
+"""A kernel is timed again at the clock that came of it, where that is off by more than the former and the DRAM or the
+L2 is busy for more than the latter."""
 
 
 class Unpredictable(Exception):
@@ -148,6 +150,7 @@ def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold
 MEMORY_RATES = (
     "dram_bytes_per_clock", "l2_bytes_per_clock", "l2_private_bytes_per_clock", "l2_private_tma_bytes_per_clock",
 )  # fmt: skip
+STORE_CLOCKS = ("l2_store_clocks", "l2_partial_clocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,7 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
     # SMs with less work leave their share of the memory bandwidth to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
+    numbers |= {name: numbers[name] / c.share.excess for name in STORE_CLOCKS}
     stop = _stop(c, limit)
     chosen = _chosen(c, stop)
     blocks = [c.grid.block(cluster) for cluster in chosen]
@@ -263,13 +267,20 @@ def _shares(timed: Timed, sms: int) -> dict[str, float]:
 # ── the clock ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def tensor_use(c: Context, run: Run) -> float:
+    """Return what the tensor cores do over what they could, which mma.sync does not reach on Hopper."""
+    per_column = c.chip.rates["hgmma_clocks_per_column"]
+    alone = bool(per_column) and not c.work.counts["tensor_clock_columns"]
+    return run.shares["tensor"] * (COLUMNS * per_column / c.chip.rates["hmma_interval"] if alone else 1.0)
+
+
 def _at_a_clock(c: Context, clock: Clock, roofline_us: float) -> Prediction:
     ghz = c.chip.ghz(clock, GUESSED_USE if c.uses_tensor_cores else 0.0)
     run = time_busiest(c, ghz)
-    settled = c.chip.ghz(clock, run.shares["tensor"])
-    if abs(settled / ghz - 1) > CLOCK_MISSED and run.shares["dram"] > MEMORY_COUNTS:
+    settled = c.chip.ghz(clock, tensor_use(c, run))
+    if abs(settled / ghz - 1) > CLOCK_MISSED and max(run.shares["dram"], run.shares["l2"]) > MEMORY_COUNTS:
         run = time_busiest(c, settled)
-        settled = c.chip.ghz(clock, run.shares["tensor"])
+        settled = c.chip.ghz(clock, tensor_use(c, run))
     time_us = run.clocks / settled / 1e3 + c.chip.launch_us
     kernel_class = class_of(c.work.counts, run.shares)
     factor = error_of(kernel_class).factor

@@ -9,19 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hopper_constants
+from benchmarks import hopper_constants, hopper_contention
 from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.sass.listing import disassemble
 from tests.support.machine_code import require_tools
 
-MEASURED = Path(hopper_constants.__file__).parent / "results" / "h100-constants-2026-11-26.json.gz"
-GROUPS = {"wgmma": hopper_constants.wgmma, "beside": hopper_constants.beside, "tma": hopper_constants.tma}
+RESULTS = Path(hopper_constants.__file__).parent / "results"
+MEASURED = RESULTS / "h100-constants-2026-11-26.json.gz"
+CONTENTION = RESULTS / "h100-contention-2026-11-26.json.gz"
+GROUPS = {
+    "wgmma": hopper_constants.wgmma, "beside": hopper_constants.beside, "tma": hopper_constants.tma,
+    "arithmetic": hopper_constants.arithmetic, "mixtures": hopper_contention.overlapped,
+    "matrices": hopper_contention.matrices, "stores": hopper_contention.pieces,
+}  # fmt: skip
 """benches of these are looked up by their name"""
+
+
+OVERLAPPED = "2 warpgroups, each 8 x n128 ss over 144 instructions of ex2 2, fma 2, add 2, fmnmx 2, f2fp 1: a turn"
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, float]:
-    benches = json.loads(gzip.decompress(MEASURED.read_bytes()))["benches"]
+    benches = [b for file in (MEASURED, CONTENTION) for b in json.loads(gzip.decompress(file.read_bytes()))["benches"]]
     return {bench["name"]: bench["value"] for bench in benches if "value" in bench}
 
 
@@ -34,6 +43,13 @@ def measured() -> dict[str, float]:
         ("beside", "8 x n128 ss in one warpgroup, MUFU work of 1 of its clocks in another", 0.04),
         ("tma", "1 boxes of 8192 bytes in flight, 1 SMs, private lines, 0.1 MB", 0.03),
         ("tma", "8 boxes of 8192 bytes in flight, 132 SMs, private lines, 34.6 MB", 0.01),
+        ("arithmetic", "f16_f32 interval, 4 warps a sub-core", 0.02),
+        ("arithmetic", "imad_hi interval, 4 warps a sub-core", 0.02),
+        ("matrices", "LDSM.x2 and MOVM, 8 warps: clocks of a sub-core for both", 0.02),
+        ("matrices", "outer products of 8 x 8 from LDS, 256 threads: clocks of an FFMA", 0.06),
+        ("stores", "stores of 4 bytes, 16 in a row, side by side, 1 SMs: clocks of an SM each", 0.05),
+        ("stores", "stores of 16 bytes, 16 in a row, halves apart, 1 SMs: clocks of an SM each", 0.05),
+        ("mixtures", OVERLAPPED, 0.05),
     ],
 )
 def test_what_an_h100_measured_is_predicted(group, name, within, measured):

@@ -136,19 +136,29 @@ def test_a_locked_clock_is_what_it_says_and_a_boosted_one_what_the_board_reaches
 
 
 @pytest.mark.parametrize(
-    ("use", "ghz"), [(0.0, 1.98), (0.25, 1.98), (0.74, 1.60), (0.90, 1.55), (0.93, 1.65)],
-    ids=["idle", "the knee", "CUTLASS", "cuBLAS fp16", "cuBLAS TF32"],
+    ("use", "ghz"), [(0.0, 1.98), (0.74, 1.60), (0.90, 1.55), (0.93, 1.65)],
+    ids=["idle", "CUTLASS", "cuBLAS fp16", "cuBLAS TF32"],
 )  # fmt: skip
 def test_the_sustained_clock_falls_with_the_use_of_tensor_cores_as_clock_logs_of_an_h100_have_it(use, ghz):
     assert find_chip("h100").ghz(Clock("sustained"), use) == pytest.approx(ghz, rel=0.06)
 
 
-@pytest.mark.parametrize(("use", "ghz"), [(0.12, 1.988), (0.25, 1.979), (0.37, 1.931), (0.5, 1.888), (1.0, 1.708)])
+@pytest.mark.parametrize(("use", "ghz"), [(0.0, 1.98), (0.589, 1.756), (0.621, 1.763), (0.769, 1.727), (0.999, 1.70)])
 def test_the_boost_clock_falls_with_the_use_of_tensor_cores_as_measured_before_power_was_short(use, ghz):
-    assert find_chip("h100").ghz(Clock("boost"), use) == pytest.approx(ghz, rel=0.005)
+    """Of products on drawn data; Nsight Compute counted 1.83 GHz at a use of 0.15 and 1.63 at 0.9 in kernels."""
+    assert find_chip("h100").ghz(Clock("boost"), use) == pytest.approx(ghz, rel=0.02)
 
 
-@pytest.mark.parametrize(("use", "ghz"), [(0.5, 1.888), (0.75, 1.649), (1.0, 1.5)])
+def test_an_l2_with_a_clock_of_its_own_gives_more_to_a_clock_of_slower_sms():
+    h100, rtx3090 = find_chip("h100"), find_chip("rtx3090")
+    boost, slow = rates(h100, 0, 1.98), rates(h100, 0, 1.5)
+    assert boost["l2_store_clocks"] == h100.rates["l2_store_clocks"]
+    assert slow["l2_bytes_per_clock"] == pytest.approx(1.32 * boost["l2_bytes_per_clock"])
+    assert slow["l2_latency"] == pytest.approx(boost["l2_latency"] / 1.32)
+    assert rates(rtx3090, 0, 1.0)["l2_bytes_per_clock"] == rates(rtx3090, 0, 1.695)["l2_bytes_per_clock"]
+
+
+@pytest.mark.parametrize(("use", "ghz"), [(0.75, 1.649), (1.0, 1.5)])
 def test_the_sustained_clock_is_within_two_percent_of_what_was_measured(use, ghz):
     assert find_chip("h100").ghz(Clock("sustained"), use) == pytest.approx(ghz, rel=0.02)
 
@@ -170,10 +180,10 @@ def test_what_is_no_clock_is_refused_with_what_would_be(text):
 
 
 def test_the_share_of_an_sm_in_the_dram_follows_from_the_data_sheet_and_the_clock():
-    # 0.85 of 936 GB/s over 82 SMs
+    # 0.98 of 936 GB/s over 82 SMs
     rtx3090 = find_chip("rtx3090")
-    assert rates(rtx3090, 0, 1.695)["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82 / 1.695)
-    assert rates(rtx3090, 0, 1.0)["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82)
+    assert rates(rtx3090, 0, 1.695)["dram_bytes_per_clock"] == pytest.approx(0.98 * 936 / 82 / 1.695)
+    assert rates(rtx3090, 0, 1.0)["dram_bytes_per_clock"] == pytest.approx(0.98 * 936 / 82)
 
 
 def test_the_core_is_given_every_rate_it_asks_for():

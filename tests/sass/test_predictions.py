@@ -206,22 +206,22 @@ def test_the_order_of_tiles_decides_what_comes_from_the_dram(group, strips, with
 FLOATS = 1 << 26
 STREAMING = {
     "writes alone": (
-        "o[i] = 1;", 4 * FLOATS,
+        "o[i] = 1;", 0, 4 * FLOATS,
     ),
     "a copy": (
-        "o[i] = a[i];", 8 * FLOATS,
+        "o[i] = a[i];", 4 * FLOATS, 4 * FLOATS,
     ),
     "a stencil over neighbors and rows": (
-        "o[i] = a[i] + a[i + 1] + a[i + 2] + a[i + 8192] + a[i + 16384];", 8 * FLOATS,
+        "o[i] = a[i] + a[i + 1] + a[i + 2] + a[i + 8192] + a[i + 16384];", 4 * FLOATS, 4 * FLOATS,
     ),
     "a gather, a piece of 64 bytes a load": (
-        "o[i] = a[unsigned(i) * 2654435761u % (1u << 26)];", (64 + 4) * FLOATS,
+        "o[i] = a[unsigned(i) * 2654435761u % (1u << 26)];", 64 * FLOATS, 4 * FLOATS,
     ),
     "32 sweeps, each of more than the L2 keeps": (
-        "o[i] = a[i * 32 % (1u << 26) + i / (1u << 21)];", (64 + 4) * FLOATS,
+        "o[i] = a[i * 32 % (1u << 26) + i / (1u << 21)];", 64 * FLOATS, 4 * FLOATS,
     ),
 }  # fmt: skip
-"""what a thread does → bytes that the DRAM moves, counted by hand"""
+"""what a thread does → bytes that are loaded from the DRAM and stored there, counted by hand"""
 
 
 def moving(body, gpu):
@@ -236,11 +236,31 @@ def moving(body, gpu):
 
 
 @pytest.mark.parametrize("gpu", ["a100", *more(["rtx3090", "rtx4070ti"])])
-@pytest.mark.parametrize(("body", "moved"), STREAMING.values(), ids=STREAMING)
-def test_kernels_that_only_move_data_take_as_long_as_the_dram_does(body, moved, gpu):
+@pytest.mark.parametrize(("body", "loaded", "stored"), STREAMING.values(), ids=STREAMING)
+def test_kernels_that_only_move_data_take_as_long_as_the_dram_does(body, loaded, stored, gpu):
     chip = find_chip(gpu)
     rate = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs
+    moved = loaded + stored * (chip.rates["dram_turn_cost"] if loaded else 1)
     assert moving(body, gpu) == pytest.approx(moved / rate / 1e3, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reads", "copies"), [("a100-40gb", 1490, 1381), *more([("a40", 679, 652), ("l40s", 846, 770)])]
+)
+def test_reads_and_copies_of_doubles_take_what_others_measured(gpu, reads, copies):
+    """GB/s of gpu-benches' gpu-stream with 1,024 threads a block; it has an L40, whose memory is that of an L40S."""
+    chip, doubles = find_chip(gpu), 2**25
+
+    def rate(body, moved):
+        text = f"""extern "C" __global__ void move(const double* a, double* o) {{
+            size_t i = (size_t)blockIdx.x * 1024 + threadIdx.x; {body} }}"""
+        program, kernel = program_of(text, "move", chip.gpu.arch)
+        arguments = [DrawnArgument("a", 8 * doubles, "fp32"), DrawnArgument("o", 8 * doubles, "fp32", True)]
+        launch = prepare(kernel, Geometry((doubles // 1024, 1, 1), (1024, 1, 1)), arguments, 0)
+        return moved * doubles / predict(program, launch, chip, cold=False).time_us / 1e3
+
+    assert rate("if (a[i] == 1.25) o[i] = 1;", 8) == pytest.approx(reads, rel=0.04)
+    assert rate("o[i] = a[i] * 1.5;", 16) == pytest.approx(copies, rel=0.04)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +326,7 @@ def test_sms_that_wait_for_their_loads_in_turns_have_more_than_a_share_of_the_dr
 
     share_clocks = 4096 * chip.sms * chip.gpu.clock_ghz / (chip.dram * 1e-9 * chip.rates["dram_efficiency"])
     longer = chip.rates["dram_latency"] - chip.rates["l2_latency"]
-    assert share_clocks > 650
+    assert share_clocks > 600
     assert clocks_of_round(shared=0) - clocks_of_round(shared=1) < longer + 0.5 * share_clocks
 
 
@@ -407,14 +427,17 @@ OWN_WORDS = "blockIdx.x * 256 + threadIdx.x"
 WORD_OF_A_WARP = "(blockIdx.x * 8 + threadIdx.x / 32) * 8"
 
 
-@pytest.mark.parametrize(("where", "measured_us"), [("0", 53.0), (OWN_WORDS, 8.2)], ids=["one word", "own words"])
-def test_atomics_on_one_line_take_their_turns(where, measured_us):
-    assert atomics_us(where) == pytest.approx(measured_us, rel=0.15)
+def test_atomics_on_one_word_take_their_turns():
+    assert atomics_us("0") == pytest.approx(53.0, rel=0.15)
 
 
-def test_lanes_that_add_to_one_word_take_their_turns():
-    """Measured: 70.7 µs, and 8.2 with words of their own."""
-    assert 30 < atomics_us(WORD_OF_A_WARP) < 75
+@pytest.mark.parametrize(
+    ("where", "clocks"), [(OWN_WORDS, 10.4), (WORD_OF_A_WARP, 93.9)], ids=["own words", "one word a warp"]
+)
+def test_atomics_of_a_warp_take_what_micro_benchmarks_measured_with_all_sms_at_work(where, clocks):
+    """By the slope. A word a warp repeated 64 times beside seven others took 273 clocks each, not explained."""
+    slope = atomics_us(where, steps=192) - atomics_us(where, steps=64)
+    assert slope * 1980 / (128 * 8) == pytest.approx(clocks, rel=0.15)
 
 
 @pytest.mark.parametrize(("gpu", "arch"), [(H100, "sm_90a"), ("a100", "sm_80"), ("rtx3090", "sm_86")])
@@ -483,7 +506,7 @@ ADDS = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
 
 
 def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_place():
-    """FlashAttention-3's backward pass adds a sector of dQ in 3.9 clocks of an SM or less."""
+    """Measured with all SMs at work, in clocks of an SM: 1.95 and 2.46 a sector, and 3.1 where all add in one place."""
 
     def clocks_of_a_sector(copy: str, where: str, steps: int = 256) -> float:
         program, kernel = program_of(BULK.replace("COPY", copy).replace("WHERE", where), "bulk")
@@ -493,8 +516,8 @@ def test_bulk_additions_cost_more_than_stores_and_wait_for_one_another_in_one_pl
 
     own = "(blockIdx.x * 16 + i % 16)"
     stored, added = clocks_of_a_sector(STORES, own), clocks_of_a_sector(ADDS, own)
-    assert 1.02 * stored < added < 3.9
-    assert clocks_of_a_sector(ADDS, "0") > 3 * added
+    assert (stored, added) == (pytest.approx(1.95, rel=0.1), pytest.approx(2.46, rel=0.1))
+    assert clocks_of_a_sector(ADDS, "0") > added
 
 
 STORED = """

@@ -161,3 +161,47 @@ def test_a_product_of_what_ordinary_stores_wrote_needs_a_proxy_fence_and_a_barri
             product(execute, seed, fence=(PROXY_FENCE, ""))
         with pytest.raises(KernelCrashed, match="HGMMA.* nothing orders the two"):
             product(execute, seed, barrier=("    __syncthreads();\n", ""))
+
+
+PLACE_OF_A_BARRIER = """
+__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+extern "C" __global__ void f(const int* a, int* o) {
+    __shared__ alignas(128) int place[32];
+    __shared__ unsigned long long bar;
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at(&bar)) : "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncthreads();
+    FIRST
+    BETWEEN
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 128;" :: "r"(at(&bar)) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+                     :: "r"(at(place)), "l"(a), "r"(at(&bar)) : "memory");
+    }
+    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @!p bra W; }"
+                 :: "r"(at(&bar)) : "memory");
+    o[threadIdx.x] = place[threadIdx.x];
+}
+"""
+INIT = """if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 7;" :: "r"(at(place)) : "memory");"""
+STORE = "place[threadIdx.x] = threadIdx.x;"
+FENCED = 'asm volatile("fence.proxy.async;" ::: "memory"); __syncthreads();'
+
+
+def loaded_over(execute, first, between, seed=0):
+    a = np.arange(32, dtype=np.int32)
+    text = PLACE_OF_A_BARRIER.replace("FIRST", first).replace("BETWEEN", between)
+    return (execute(text, a, np.zeros_like(a), threads=32, seed=seed)["o"] == a).all()
+
+
+@pytest.mark.parametrize(("first", "between"), [(STORE, FENCED), (INIT, FENCED), (INIT, BARRIER)])
+def test_tma_may_load_over_what_was_fenced_and_over_the_init_of_an_mbarrier_behind_a_barrier(execute, first, between):
+    for seed in SEEDS:
+        assert loaded_over(execute, first, between, seed)
+
+
+@pytest.mark.parametrize(("first", "between"), [(STORE, BARRIER), (INIT, "")])
+def test_tma_may_not_load_over_a_store_without_a_fence_nor_over_an_init_of_the_same_thread(execute, first, between):
+    for seed in SEEDS:
+        with pytest.raises(KernelCrashed, match=r"UBLKCP.* no proxy fence \(fence.proxy.async\) lies between"):
+            loaded_over(execute, first, between, seed)

@@ -71,7 +71,7 @@ def test_the_same_clocks_take_longer_at_a_lower_clock_and_figures_of_unlike_cloc
         for clock in ("boost", "locked:990")
     )
     assert slow.device == f"model {MODEL_VERSION} for h100, locked:990 clock" != fast.device
-    assert slow.terms["clock_ghz"] == 0.99 and 1.9 < fast.terms["clock_ghz"] < 1.98  # less than where none multiply
+    assert slow.terms["clock_ghz"] == 0.99 and 1.69 < fast.terms["clock_ghz"] < 1.83  # less than where none multiply
     assert fast.median_us < slow.median_us < 2 * fast.median_us
 
 

@@ -155,7 +155,7 @@ FAULTS = [
     ("wgmma: sums of dQ not zeroed", WGMMA, FULL, "write_four(zeros + i, make_float4(0, 0, 0, 0));", ";"),
     ("wgmma: K's place overwritten while it is read", WGMMA, FULL, "    named_barrier_sync(1, 128 * CONSUMERS);  // no product", "    // no product"),
     ("wgmma: keys behind the last not masked", WGMMA, FULL, "first_key + 64 <= work.seq_k && ", ""),
-    ("wgmma: queries behind the last not masked", WGMMA, CAUSAL, "row + TILE_M <= work.seq_q &&", "true &&"),
+    ("wgmma: LSE of queries behind the last", WGMMA, CAUSAL, "exists ? -LOG2_E * lse[at + row] : 0.0f", "-LOG2_E * lse[at + row]"),
     ("wgmma: mask aligned to the upper left", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - row : 0"),
     ("wgmma: mask one query too late", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row + 1 : 0"),
     ("wgmma: mask one query too early", WGMMA, CAUSAL, "key - work.diagonal - row : 0", "key - work.diagonal - row - 1 : 0"),

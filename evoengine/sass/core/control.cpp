@@ -247,7 +247,7 @@ Step barrier(Context& c, const Instruction& i) {
     w.reduced = Reduced(i.c);
   }
   if (i.a) w.wait = {Wait::Kind::Barrier, index, b.generation};
-  if (Order* order = w.block->cluster->order) order->arrive(w, order->barrier(w.block->rank, index));
+  if (Order* order = w.block->cluster->order) order->arrive_at_barrier(w, order->barrier(w.block->rank, index));
   check_barrier(*w.block, index);
   return Step::Done;
 }

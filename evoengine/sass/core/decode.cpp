@@ -302,6 +302,8 @@ void classify(Instruction& i, string_view base) {
     i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));
     i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" || base == "QMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
   }
+  i.widens = base == "HADD2" && has(i, "F32");
+  i.high = base == "IMAD" && has(i, "HI");
   // VOTEU.ALL is a compiler's own: whether a uniform instruction may stand for one under a predicate.
   if (is_one_of({"VOTE", "VOTEU", "REDUX"}) && !(base == "VOTEU" && has(i, "ALL"))) i.visit = Visit::Vote;
 }

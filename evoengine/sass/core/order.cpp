@@ -183,6 +183,14 @@ void Order::arrive(const Warp& w, Meeting& at) {
   advance(id);
 }
 
+void Order::arrive_at_barrier(const Warp& w, Meeting& at) {
+  const std::vector<u32>& seen = agents[agent_of(w)].view.seen;
+  if (world.proxies)
+    for (const int id : of_lanes[first_warp[w.block->rank] + u32(w.number)])
+      if (id >= 0) agents[id].arrived = std::max(agents[id].arrived, seen[id]);
+  arrive(w, at);
+}
+
 void Order::acquire(const Warp& w, const Meeting& from) {
   View& view = agents[agent_of(w)].view;
   join(view, from.passed);

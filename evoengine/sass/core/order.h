@@ -33,6 +33,7 @@ struct Agent {
   u32 time = 1;
   std::vector<u32> closed;  // Copies, Stores: the time of each group's end
   View view;                // of Lanes
+  u32 arrived = 0;          // of Lanes: the time up to which all came before an arrival at a barrier of the block or cluster
   bool threadfence = false;  // whether it has executed a MEMBAR.SC of GPU scope
   std::map<u64, Told> observed;  // of other agents, by their cluster: strong loads read it, and a fence takes it in
   // the last record it made of an access to global memory
@@ -112,6 +113,7 @@ class Order {
 
   // ── release and acquire ──
   void arrive(const Warp&, Meeting&);
+  void arrive_at_barrier(const Warp&, Meeting&);  // of the block or the cluster, no mbarrier
   void acquire(const Warp&, const Meeting&);
   static void pass(Meeting&);                    // the phase is complete
   Meeting& barrier(u32 rank, u32 index) { return barriers[rank * 16 + index]; }

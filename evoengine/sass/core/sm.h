@@ -69,6 +69,8 @@ struct Sm {
   double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
   double met = 0;                         // the same by waiting for slices of the L2 that combine
   double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
+  double sent = 0;                        // until when the SM itself sends what it stores
+  double apart_in = 0;                    // as `apart`, by waiting for the L2 to take what SMs store
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
   double port = 0;                        // until when the banks of shared memory have work

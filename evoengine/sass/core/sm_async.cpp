@@ -82,7 +82,7 @@ double Timing::store_box(Slot& slot, const Completion& work) {
   Sm& sm = chips[slot.sm];
   int allocation = work.sectors ? allocation_at(work.address) : int(request.traffic.size());
   double share = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].stores_to_dram : 0;
-  double l2 = work.sectors * SECTOR / rates.l2_private_tma_bytes_per_clock;
+  double l2 = work.sectors * std::max(rates.l2_store_clocks, SECTOR / rates.l2_private_tma_bytes_per_clock);
   double dram = share * work.sectors * SECTOR / rates.dram_bytes_per_clock;
   double combined = now;
   if (work.combines && work.sectors) {

@@ -145,13 +145,19 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
   return latest;
 }
 
-// When the L2 has taken the sectors.
+// When the L2 has taken the sectors. An SM sends one a clock, or a part of one every two clocks. Where all SMs store at
+// once, the L2 takes them more slowly; SMs that had to wait for one another then do not store at the same time again, so a
+// share that was idle for no longer than the longest wait so far is had later, as of the DRAM.
 double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count, double start, bool local) {
   int lines = 0;
   for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
+  int parts = local ? 0 : partial(access, sectors, count);
   double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
-  if (!local) l2 = std::max(l2, partial(access, sectors, count) * rates.l2_partial_clocks);
-  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
+  if (!local) l2 = std::max(l2, (count - parts) * rates.l2_store_clocks + parts * rates.l2_partial_clocks);
+  sm.sent = std::max(sm.sent, start) + count + parts;
+  sm.l2_in = std::max(sm.l2_in, start - sm.apart_in) + l2;
+  sm.apart_in = std::max(sm.apart_in, sm.l2_in - start);
+  double taken = sm.misses_l2 = std::max(sm.sent, sm.l2_in);
   result.l2_in += l2;
   int allocation = local ? int(request.traffic.size()) : allocation_at(sectors[0] << 5);
   bool known = size_t(allocation) < request.traffic.size();
@@ -159,7 +165,7 @@ double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count
   double dram = share * count * SECTOR / rates.dram_bytes_per_clock;
   if (store_dram(sm, start, dram)) sm.misses_dram = sm.dram;
   if (!local) result.stored += count;
-  return sm.l2_in;
+  return taken;
 }
 
 // When a slice of the L2 has combined a sector with what comes for it, `turns` times, for all SMs that change the sector.
@@ -188,7 +194,7 @@ double Timing::change(Sm& sm, const Access& access, const u64* sectors, int coun
     turns += of_sector;
     done = std::max(done, combine(sm, allocation_at(sectors[n] << 5), sectors[n], of_sector, start));
   }
-  double l2 = turns * std::max(rates.l2_partial_clocks, (SECTOR + HEADER) / rates.l2_private_bytes_per_clock);
+  double l2 = turns * std::max(rates.l2_reduce_clocks, (SECTOR + HEADER) / rates.l2_private_bytes_per_clock);
   sm.l2_in = std::max(sm.l2_in, start) + l2;
   result.l2_in += l2;
   int allocation = allocation_at(sectors[0] << 5);

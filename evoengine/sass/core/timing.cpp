@@ -150,10 +150,15 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       occupy_fma(sm, part);
       break;
     case Pipe::FmaHeavy:
-      part.heavy = now + arithmetic(sm, rates.imad_interval);
-      result.fma += two ? rates.imad_interval / 2 : rates.imad_interval;
+      {
+        double interval = i.high ? std::max(rates.imad_interval, rates.imad_high_interval) : rates.imad_interval;
+        part.heavy = now + arithmetic(sm, interval);
+        result.fma += two ? interval / 2 : interval;
+      }
       break;
-    case Pipe::Half: part.half = now + arithmetic(sm, rates.half_interval); break;
+    case Pipe::Half:
+      part.half = now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
+      break;
     case Pipe::Alu:
       part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;
@@ -184,6 +189,7 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
     case Pipe::Memory:
       part.memory = now + rates.memory_interval;
       result.memory += rates.memory_interval;
+      if (is(i, "MOVM")) sm.lsu = std::max(sm.lsu, now) + rates.wavefront_clocks;  // through shared memory's crossbar
       done = now + (i.opcode[0] == 'S' && i.opcode[1] == 'Y' ? rates.mbarrier_latency : rates.shuffle_latency);
       read = now + 8;
       break;

@@ -1,0 +1,851 @@
+"""Micro-benchmarks of parts of an H100 that several things share: what `hopper_constants.py` leaves open.
+
+    python benchmarks/hopper_contention.py --prepare DIR          on any machine
+    python benchmarks/hopper_constants.py --from DIR --out FILE   on an H100, which measures what any DIR holds
+
+Clocks under load, stores of pieces of sectors, atomics, instructions of several kinds beside wgmmas, lines that a few
+SMs load, loads of the DRAM while it is busy, MOVM, code that is longer than an instruction cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.hopper_constants import (
+    ARITHMETIC,
+    FILL,
+    MB,
+    SHARED,
+    SMS,
+    TILES,
+    TILES_BYTES,
+    Bench,
+    kernel,
+    loop,
+    many,
+    operands,
+    operation,
+    prepare,
+    sums_of,
+    total,
+)
+
+# ── the clock under load ────────────────────────────────────────────────────────────────────────────────────────────
+
+DRAWN = """
+for (u32 i = threadIdx.x; i < 24576; i += blockDim.x) { u32 h = (i + blockIdx.x * 77777) * 2654435761u;
+  h ^= h >> 15; h *= 2246822519u; h ^= h >> 13; h *= 3266489917u; h ^= h >> 16;
+  ((u32*)s)[i] = (h & 0x83ff83ffu) | 0x38003800u; }
+"""
+ZEROS = "for (int i = threadIdx.x; i < 24576; i += blockDim.x) ((u32*)s)[i] = 0;"
+MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+
+
+def repeated(name: str, count: int) -> str:
+    return "".join(operation(name, i % 8) for i in range(count))
+
+
+def products(n: int, a: str = "ss", pause: int = 0) -> tuple[str, str, str, int]:
+    """Return declarations, a turn, the end and a turn's clocks of the tensor cores, of each of two warpgroups."""
+    declared, stored = sums_of(n)
+    turn = f"fence();\n{many(n, 8, a=a)}commit();\npending<0>();\n"
+    if pause:
+        turn += f"pause({pause});\n"
+    return declared, turn, stored, 8 * n // 2
+
+
+def mma_turn() -> tuple[str, str, str, int]:
+    body = "".join(
+        f'asm volatile("{MMA} {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};" : "+f"(c[{j % 8}][0]), '
+        f'"+f"(c[{j % 8}][1]), "+f"(c[{j % 8}][2]), "+f"(c[{j % 8}][3]) : "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]), '
+        f'"r"(m[{j % 4}]), "r"(m[{(j + 1) % 4}]));\n'
+        for j in range(32)
+    )
+    declared = "float c[8][4] = {}; u32 m[4]; for (int i = 0; i < 4; ++i) m[i] = ((u32*)s)[threadIdx.x * 4 + i];\n"
+    stored = (
+        "float sum = 0;\n#pragma unroll\nfor (int i = 0; i < 32; ++i) sum += c[i / 4][i % 4];\n"
+        "*(float*)(sink + blockIdx.x * blockDim.x + threadIdx.x) = sum;"
+    )
+    return declared, body, stored, 2 * 32 * 4
+
+
+def plain_turn(name: str) -> tuple[str, str, str, int]:
+    return operands(name, 8), repeated(name, 128), total(name, 8), 0
+
+
+LOADS = (
+    "uint4 y; u32 folded = 0;\nconst char* mine = data + (size_t)blockIdx.x * 262144 + threadIdx.x % 128 * 16;\n",
+    "".join(
+        f'asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z), '
+        f'"=r"(y.w) : "l"(mine + ((turn * 8 + {j}) % 128) * 2048) : "memory"); folded ^= y.x;\n'
+        for j in range(8)
+    ),
+    "if (folded == 77) sink[threadIdx.x] = folded;\n",
+)
+BOXES = (
+    "if (threadIdx.x == 256) {\n#pragma unroll\nfor (int j = 0; j < 8; ++j) bar_init(at(s + 98304 + 8 * j), 1);\n"
+    "init_fence();\n#pragma unroll\nfor (int j = 0; j < 8; ++j) { expect(at(s + 98304 + 8 * j), 8192); "
+    "load_box(at(s + 99328 + j * 8192), map, at(s + 98304 + 8 * j), blockIdx.x * 1024 + j * 64); } }\n",
+    "if (threadIdx.x == 256) {\n#pragma unroll\nfor (int j = 0; j < 8; ++j) { wait(at(s + 98304 + 8 * j), turn & 1); "
+    "expect(at(s + 98304 + 8 * j), 8192); load_box(at(s + 99328 + j * 8192), map, at(s + 98304 + 8 * j), "
+    "blockIdx.x * 1024 + (turn % 2 * 8 + j) * 64); } }\nif (threadIdx.x >= 288) __nanosleep(1000);\n__syncwarp();\n",
+    "if (threadIdx.x == 256) {\n#pragma unroll\nfor (int j = 0; j < 8; ++j) wait(at(s + 98304 + 8 * j), turn & 1); }\n",
+)
+
+
+def beside_load(main: tuple[str, str, str, int], side: tuple[str, str, str] | None, drawn: bool, boxes: bool) -> str:
+    """Return a kernel whose first 256 threads take n turns of `main`, the others turns of `side` until these end."""
+    declared, turn, stored, _ = main
+    tiles = TILES.replace(ZEROS, DRAWN if drawn else ZEROS)
+    work, again, end = side or ("", "__nanosleep(500);", "")
+    return kernel(f"""{tiles}
+volatile int* stop = (volatile int*)(s + 98304 + 512);
+if (threadIdx.x == 0) *stop = 0;
+__syncthreads();
+if (threadIdx.x < 256) {{
+  {declared}
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+  u64 g0 = nanoseconds(), t0 = now();
+  #pragma unroll 1
+  for (int i = 0; i < n; ++i) {{
+    {turn}
+  }}
+  u64 t1 = now(), g1 = nanoseconds();
+  if (threadIdx.x % 128 == 0) *stop = *stop + 1;
+  if (threadIdx.x == 0) {{ u64* to = out + blockIdx.x * 4; to[0] = t1 - t0; to[1] = g1 - g0; to[2] = n; to[3] = 0; }}
+  {stored}
+}} else {{
+  {work}
+  int turn = 0;
+  #pragma unroll 1
+  for (; !*stop; ++turn) {{
+    {again}
+  }}
+  {end}
+  if (threadIdx.x == 256) out[4 * gridDim.x + blockIdx.x] = turn;
+}}""", threads=384, tensor_map=boxes)  # fmt: skip
+
+
+def clocks() -> Iterator[Bench]:
+    wide, quarter = products(256), products(64)
+    softmax = (
+        operands("ex2", 8),
+        repeated("ex2", 8) + "__syncwarp();",
+        total("ex2", 8).replace("sink", "sink + 65536"),
+    )
+    fma = (operands("fma", 8), repeated("fma", 64), total("fma", 8).replace("sink", "sink + 65536"))
+    slow_fma = (fma[0], repeated("fma", 16) + "pause(96);", fma[2])
+    cases: list[tuple[str, Any, Any, bool]] = [
+        ("n256 ss of zeros", wide, None, False),
+        ("n256 ss", wide, None, True),
+        ("n128 rs", products(128, "rs"), None, True),
+        ("n64 ss", quarter, None, True),
+        *((f"n128 ss with pauses of {p} clocks", products(128, pause=p), None, True) for p in (200, 500, 1000, 3000)),
+        ("n256 ss beside TMA at full rate", wide, BOXES, True),
+        ("n256 ss beside loads at full rate", wide, LOADS, True),
+        ("n128 ss with pauses of 500 clocks beside TMA", products(128, pause=500), BOXES, True),
+        ("n256 ss beside MUFU", wide, softmax, True),
+        ("n128 ss with pauses of 500 clocks beside MUFU", products(128, pause=500), softmax, True),
+        ("n256 ss beside FFMA", wide, fma, True),
+        ("n256 ss beside a little FFMA", wide, slow_fma, True),
+        ("n128 ss with pauses of 500 clocks beside FFMA", products(128, pause=500), fma, True),
+        ("mma.sync", mma_turn(), None, True),
+        ("mma.sync of zeros", mma_turn(), None, False),
+        ("mma.sync beside loads", mma_turn(), LOADS, True),
+        ("mma.sync beside FFMA", mma_turn(), fma, True),
+        ("FFMA", plain_turn("fma"), None, True),
+        ("MUFU", plain_turn("ex2"), None, True),
+        ("LOP3", plain_turn("lop3"), None, True),
+        ("FFMA beside loads", plain_turn("fma"), LOADS, True),
+        ("DFMA", plain_turn("dfma"), None, True),
+        ("pauses alone", ("", "pause(2000);", "", 0), None, True),
+        ("pauses beside TMA", ("", "pause(2000);", "", 0), BOXES, True),
+        ("pauses beside loads", ("", "pause(2000);", "", 0), LOADS, True),
+    ]
+    for name, main, side, drawn in cases:
+        boxes = side is BOXES
+        # a turn's clocks are a guess here, for a launch of about a third of a millisecond
+        guess = {"DFMA": 1200, "MUFU": 2100, "LOP3": 520}.get(name, 2100 if "pauses" in name else max(2 * main[3], 300))
+        yield Bench(
+            "clocks", name, beside_load(main, side, drawn, boxes), kind="clock", grid=SMS, threads=384,
+            shared=TILES_BYTES + 1024 + 65536, unit="MHz", constant="boost_ghz, boost_tensor_ghz, boost_full_ghz",
+            n=(600_000 // guess,) * 2, steps=(main[3] if name.startswith("mma") else 2 * main[3],),
+            data=SMS * 262144, box=64 if boxes else 0, predict=False,
+        )  # fmt: skip
+
+
+# ── stores and atomics ──────────────────────────────────────────────────────────────────────────────────────────────
+
+ROW = 512
+STORES = {2: ("u16", "h", "(unsigned short)i"), 4: ("u32", "r", "i"), 8: ("v2.u32", "r", ""), 16: ("v4.u32", "r", "")}
+ORDERS = ("side by side", "halves apart", "every second piece alone")
+
+
+def pieces() -> Iterator[Bench]:
+    """Stores of which each piece of `piece` bytes lies in another row of 512 bytes, in three orders of the pieces."""
+    for each, piece in (
+        (2, 2), (2, 16), (4, 4), (4, 8), (4, 16), (4, 32), (4, 64), (4, 128), (8, 8), (8, 32), (16, 16),
+        (16, 32), (16, 512),
+    ):  # fmt: skip
+        kind, letter, value = STORES[each]
+        words = max(1, each // 4)
+        given = ", ".join(f'"{letter}"({value or "i"})' for _ in range(words))
+        place = ", ".join(f"%{j + 1}" for j in range(words))
+        place = f"{{{place}}}" if words > 1 else place
+        lanes = piece // each
+        text = loop(
+            f"char* row = mine + i % {lanes} * {ROW * (32 // lanes)};\n"
+            f"#pragma unroll 8\nfor (int j = 0; j < all; ++j) {{\n"
+            f"int number = q == 0 ? j : q == 1 ? j % half * 2 + j / half : 2 * j;\n"
+            f'asm volatile("st.global.{kind} [%0], {place};" :: "l"(row + number * {piece}), {given} : "memory");\n}}',
+            f"int half = {max(1, ROW // piece // 2)}, all = q == 2 ? half : {ROW // piece};\n"
+            f"char* mine = data + ((size_t)blockIdx.x * 8 + threadIdx.x / 32) * {32 * ROW} + "
+            f"threadIdx.x % 32 / {lanes} * {ROW} + threadIdx.x % {lanes} * {each};",
+        )
+        for order, name in enumerate(ORDERS[: 3 if piece < 32 else 1]):
+            count = max(1, ROW // piece // (2 if order == 2 else 1))
+            for grid in (1, 16, SMS):
+                if grid == 16 and (piece, each) not in ((4, 4), (16, 4), (32, 4), (128, 4)):
+                    continue
+                yield Bench(
+                    "stores", f"stores of {each} bytes, {piece} in a row, {name}, {grid} SMs: clocks of an SM each",
+                    text, grid=grid, threads=256, shared=SHARED, n=(4, 16) if count > 8 else (32, 128), ops=8 * count,
+                    q=order, constant="l2_partial_clocks", data=SMS << 17, writes=True, predict=grid == 1,
+                    expect={"STG": 1},
+                )  # fmt: skip
+
+
+# Where a lane's word lies, from block b, warp w, lane l and the number of the instruction j.
+PLACES = {
+    "its own line, 4 bytes a lane": "b * 65536 + w * 8192 + j % 16 * 512 + l * 4",
+    "its own line, 16 bytes a lane": "b * 65536 + w * 8192 + j % 16 * 512 + l * 16",
+    "a sector a lane": "b * 65536 + w * 8192 + j % 8 * 1024 + l * 32",
+    "one word a warp": "b * 65536 + w * 8192 + j % 16 * 512",
+    "one line, 4 bytes a lane, of all warps": "l * 4",
+    "one word of all": "0",
+    "a word anywhere in 256 bytes": "(h >> 8) % 64 * 4",
+    "a word anywhere in 4 KB": "(h >> 8) % 1024 * 4",
+    "a word anywhere in 1 MB": "(h >> 8) % 262144 * 4",
+    "a word anywhere in 16 MB": "(h >> 8) % 4194304 * 4",
+    "the same 16 KB in all blocks": "(w * 2048 + j % 16 * 128 + l * 4) % 16384",
+    "the same 1 MB in all blocks": "(w * 131072 + j * 128 % 131072 + l * 4) % 1048576",
+}
+CHANGES = {
+    "red.u32": 'asm volatile("red.global.add.u32 [%0], %1;" :: "l"(p), "r"(1) : "memory");',
+    "red.f32": 'asm volatile("red.global.add.f32 [%0], %1;" :: "l"(p), "f"(1.f) : "memory");',
+    "red.f16x2": 'asm volatile("red.global.add.noftz.f16x2 [%0], %1;" :: "l"(p), "r"(0x3c003c00) : "memory");',
+    "red.v4.f32": 'asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" :: "l"(p), "f"(1.f) : "memory");',
+    "atom.u32": 'asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(1) : "memory"); x ^= old;',
+    "atom.f32": 'asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(f) : "l"(p), "f"(1.f) : "memory"); '
+    "x ^= (int)f;",
+}
+
+
+def atomics() -> Iterator[Bench]:
+    for change, code in CHANGES.items():
+        for place, formula in PLACES.items():
+            if ("16 bytes" in place) != (change == "red.v4.f32"):
+                continue
+            if change in ("red.f16x2", "atom.u32", "atom.f32") and place not in (
+                "its own line, 4 bytes a lane", "a sector a lane", "one word of all", "a word anywhere in 16 MB",
+                "the same 16 KB in all blocks",
+            ):  # fmt: skip
+                continue
+            for lanes in (32, 1):
+                if lanes == 1 and ("one word" not in place or change not in ("red.u32", "red.f32", "atom.u32")):
+                    continue
+                body = (
+                    f"#pragma unroll\nfor (int k = 0; k < 8; ++k) {{ unsigned j = i * 8 + k; "
+                    f"unsigned h = (j * 8192 + me) * "
+                    f"2654435761u; h ^= h >> 15; h *= 2246822519u; char* p = data + (size_t)({formula}); {code} }}"
+                )
+                if lanes == 1:
+                    body = f"if (threadIdx.x % 32 == 0) {{\n{body} }}"
+                setup = (
+                    "unsigned b = blockIdx.x, w = threadIdx.x / 32, l = threadIdx.x % 32, me = b * 256 + threadIdx.x, "
+                    "x = 0, old = 0; float f = 0; (void)old; (void)f; (void)w; (void)l; (void)me;"
+                )
+                text = loop(body, setup, "sink[blockIdx.x * blockDim.x + threadIdx.x] = x;")
+                slow = place == "one word of all" and lanes == 32
+                for grid in (1, SMS):
+                    yield Bench(
+                        "atomics", f"{change}, {lanes} lanes, {place}, {grid} SMs: clocks of an SM each", text,
+                        grid=grid, threads=256, shared=SHARED, n=(1, 3) if slow and grid > 1 else (4, 16), ops=64,
+                        constant="l2_partial_clocks, l2_atomic_clocks", data=16 * MB, writes=True, predict=grid == 1,
+                    )  # fmt: skip
+    yield from shared_atomics()
+    yield from copies_out()
+
+
+def shared_atomics() -> Iterator[Bench]:
+    for kind, code in {
+        "u32": 'asm volatile("red.shared.add.u32 [%0], 1;" :: "r"(a + @ * 4096 % 16384) : "memory");\n',
+        "f32": 'asm volatile("red.shared.add.f32 [%0], %1;" :: "r"(a + @ * 4096 % 16384), "f"(1.f) : "memory");\n',
+    }.items():
+        for name, place in (("own words", "l * 4"), ("8 lanes a word", "l / 8 * 4"), ("one word", "0")):
+            body = "".join(code.replace("@", str(j)) for j in range(8))
+            text = loop(body, f"{FILL}unsigned l = threadIdx.x % 32; u32 a = at(s) + {place} + threadIdx.x / 32 * 512;")
+            for warps in (1, 8):
+                yield Bench(
+                    "atomics", f"atomics of shared memory, {kind}, {name}, {warps} warps: clocks of the SM each", text,
+                    threads=32 * warps, shared=64 << 10, n=(16, 48), ops=8 * warps, predict=False,
+                )  # fmt: skip
+
+
+def copies_out() -> Iterator[Bench]:
+    """Bulk stores and additions by the copy engine, of which four groups are under way."""
+    for name, form in {
+        "store": "cp.async.bulk.global.shared::cta.bulk_group",
+        "add f32": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+        "add f16": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16",
+    }.items():
+        for size in (1024, 8192):
+            text = kernel(f"""for (int i = threadIdx.x; i < 16384; i += blockDim.x) ((u32*)s)[i] = 0;
+asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+__syncthreads();
+if (threadIdx.x == 0) {{
+  char* mine = data + (size_t)blockIdx.x * q;
+  u64 t0 = now();
+  #pragma unroll 1
+  for (int i = 0; i < n; ++i) {{
+    asm volatile("{form} [%0], [%1], %2;" :: "l"(mine + i % 16 * {size}), "r"(at(s)), "r"({size}) : "memory");
+    asm volatile("cp.async.bulk.commit_group;\\ncp.async.bulk.wait_group.read 3;" ::: "memory");
+  }}
+  u64 t1 = now();
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  record(out, t0, t1);
+}}""")  # fmt: skip
+            for grid, own in ((1, True), (SMS, True), (SMS, False)):
+                yield Bench(
+                    "atomics", f"bulk {name} of {size} bytes, {grid} SMs, {'own lines' if own else 'the same 16'}",
+                    text, grid=grid, threads=32, shared=SHARED, n=(64, 256), bytes=size, q=16 * size if own else 0,
+                    unit="bytes/clock, SM", constant="l2_combine_clocks", data=SMS * 16 * 8192, writes=True,
+                    predict=grid == 1,
+                )  # fmt: skip
+
+
+# ── several kinds of instructions beside wgmmas ─────────────────────────────────────────────────────────────────────
+
+MIXES: dict[str, dict[str, int]] = {
+    "ex2 1, fma 1": {"ex2": 8, "fma": 8},
+    "ex2 1, fma 2": {"ex2": 8, "fma": 16},
+    "ex2 1, fma 4": {"ex2": 8, "fma": 32},
+    "ex2 1, lop3 2": {"ex2": 8, "lop3": 16},
+    "fma 1, lop3 1": {"fma": 16, "lop3": 16},
+    "fma 1, imad 1": {"fma": 16, "imad": 16},
+    "fma 1, f2fp 1": {"fma": 16, "f2fp": 16},
+    "lop3 1, imad 1": {"lop3": 16, "imad": 16},
+    "ex2 2, fma 2, add 2, fmnmx 2, f2fp 1": {"ex2": 8, "fma": 8, "add": 8, "fmnmx": 4, "f2fp": 4},
+    "ex2 3, fma 9, add 4, fmnmx 4, f2fp 2, imad 1": {
+        "ex2": 6, "fma": 18, "add": 8, "fmnmx": 4, "f2fp": 4, "imad": 2,
+    },
+}  # fmt: skip
+"""by how many of each in a turn; fmnmx counts for two. The last is softmax with a quarter of the exponentials on FMA"""
+
+
+def mixed(mix: dict[str, int], prefix: str = "") -> tuple[str, str, str, int]:
+    """Return declarations, a turn, the end, and how many instructions a turn has, the kinds evenly spread."""
+    declared, ends = [], []
+    for name in mix:
+        kind = ARITHMETIC[name][0]
+        declared.append(
+            f"{kind} a_{name} = ({kind})(p + 3), b_{name} = ({kind})(p * 2 + 1); "
+            + " ".join(f"{kind} {name}{j} = ({kind})(threadIdx.x + {j});" for j in range(4))
+        )
+        ends += [f"(float){name}{j}" for j in range(4)]
+    order = sorted((i / count, name, i) for name, count in mix.items() for i in range(count))
+    body = ""
+    for _, name, i in order:
+        _, ptx, given, *_ = ARITHMETIC[name]
+        named = given.replace("x{j}", f"{name}{i % 4}").replace("(a)", f"(a_{name})").replace("(b)", f"(b_{name})")
+        body += f'asm volatile("{ptx}" : {named});\n'
+    each = sum(count * (2 if name == "fmnmx" else 1) for name, count in mix.items())
+    finish = f"*(float*)(sink + 65536 + blockIdx.x * blockDim.x + threadIdx.x) = {' + '.join(ends)};"
+    return "float c = p + 2; (void)c;\n" + "\n".join(declared), body, finish, each
+
+
+def mixtures() -> Iterator[Bench]:
+    for (name, mix), (n, a) in (
+        (pair, case) for pair in MIXES.items() for case in ((128, "ss"), (128, "rs"), (64, "ss"))
+    ):
+        if n == 64 and "fmnmx" not in name:
+            continue
+        declared, stored = sums_of(n)
+        stored = stored.replace("sink +", "sink + 8192 +")
+        work, turn, end, each = mixed(mix)
+        text = kernel(f"""{TILES.replace("q + 1", "n | 1")}
+u64 t0, t1;
+if (threadIdx.x < 128) {{
+  if (!p) return;
+  {declared}
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+  t0 = now();
+  #pragma unroll 1
+  for (int i = 0; i < q; ++i) {{
+    fence();
+    {many(n, 8, a=a)}
+    commit();
+    pending<1>();
+    if (threadIdx.x == 0) out[64 + i] = now();
+  }}
+  t1 = now();
+  pending<0>();
+  {stored}
+}} else {{
+  {work}
+  if (p) asm volatile("bar.sync 1, 256;" ::: "memory");
+  if (p) pause(2000);
+  t0 = now();
+  #pragma unroll 1
+  for (int i = 0; i < n; ++i) {{
+    {turn * 2}
+  }}
+  t1 = now();
+  {end}
+}}
+record(out, t0, t1);""", threads=256)  # fmt: skip
+        yield Bench(
+            "mixtures", f"{name}: clocks each of {each} instructions beside n{n} {a}", text, kind="beside", n=(24, 96),
+            threads=256, shared=TILES_BYTES, ops=2 * each, steps=(8 * n // 2,), predict=False,
+            constant="hgmma_mufu_loss, hgmma_arithmetic_interval, hgmma_fma_turns", expect={"HGMMA": 8},
+        )  # fmt: skip
+    yield from overlapped()
+    yield from beside_shared_memory()
+
+
+def overlapped() -> Iterator[Bench]:
+    """Warpgroups that each start eight products, do softmax work while these run, and wait: the clocks of a turn."""
+    for name, groups, turns, a in (
+        ("ex2 2, fma 2, add 2, fmnmx 2, f2fp 1", 1, 2, "ss"),
+        ("ex2 2, fma 2, add 2, fmnmx 2, f2fp 1", 2, 2, "ss"),
+        ("ex2 2, fma 2, add 2, fmnmx 2, f2fp 1", 2, 4, "ss"),
+        ("ex2 2, fma 2, add 2, fmnmx 2, f2fp 1", 3, 2, "ss"),
+        ("ex2 2, fma 2, add 2, fmnmx 2, f2fp 1", 2, 4, "rs"),
+        ("ex2 3, fma 9, add 4, fmnmx 4, f2fp 2, imad 1", 2, 2, "ss"),
+        ("ex2 3, fma 9, add 4, fmnmx 4, f2fp 2, imad 1", 2, 4, "ss"),
+        ("ex2 3, fma 9, add 4, fmnmx 4, f2fp 2, imad 1", 3, 2, "ss"),
+    ):
+        declared, stored = sums_of(128)
+        work, turn, end, each = mixed(MIXES[name])
+        body = f"fence();\n{many(128, 8, a=a)}commit();\n{turn * turns}pending<0>();\n"
+        text = loop(body, declared + TILES + work, stored + "\n" + end, threads=128 * groups)
+        yield Bench(
+            "mixtures", f"{groups} warpgroups, each 8 x n128 {a} over {turns * each} instructions of {name}: a turn",
+            text, threads=128 * groups, shared=TILES_BYTES, n=(16, 64), ops=1, expect={"HGMMA": 8, "MUFU": 6 * turns},
+        )  # fmt: skip
+
+
+def beside_shared_memory() -> Iterator[Bench]:
+    """Two warpgroups multiply while a third uses shared memory until they end: the clocks of eight products of each."""
+    read = "".join(
+        f'asm volatile("ld.volatile.shared.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z), '
+        f'"=r"(y.w) : "r"(a0 + {j * 512}) : "memory");\n'
+        for j in range(8)
+    )
+    written = "".join(
+        f'asm volatile("st.volatile.shared.v4.u32 [%0], {{%1, %1, %1, %1}};" :: "r"(a0 + {j * 512}), "r"(turn) '
+        ': "memory");\n'
+        for j in range(8)
+    )
+    start = "uint4 y; u32 a0 = at(s) + 99328 + threadIdx.x % 32 * 16; (void)y;\n"
+    sides: dict[str, Any] = {
+        "nothing": None,
+        "LDS.128": (start, read, ""),
+        "STS.128": (start, written, ""),
+        "TMA": BOXES,
+    }
+    for side, work in sides.items():
+        for n, a in ((256, "ss"), (128, "ss"), (128, "rs"), (64, "ss")):
+            main = products(n, a)
+            main = (main[0], main[1].replace("pending<0>", "pending<1>"), "pending<0>();\n" + main[2], main[3])
+            yield Bench(
+                "mixtures", f"2 x 8 x n{n} {a} beside {side}", beside_load(main, work, False, side == "TMA"),
+                kind="clock_turns", grid=SMS, threads=384, shared=TILES_BYTES + 1024 + 65536, n=(200, 200),
+                steps=(2 * main[3],), box=64 if side == "TMA" else 0, data=SMS * 131072, predict=False,
+                constant="hgmma_clocks_per_column",
+            )  # fmt: skip
+
+
+# ── MOVM, other products, FFMA beside LDS, long code ────────────────────────────────────────────────────────────────
+
+
+def matrices() -> Iterator[Bench]:
+    turned = 'asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x@));\n'
+    declared = " ".join(f"u32 x{j} = threadIdx.x + {j};" for j in range(8))
+    end = "sink[threadIdx.x] = " + " ^ ".join(f"x{j}" for j in range(8)) + ";"
+    for chains, warps in ((1, 1), (8, 4), (8, 8), (8, 16)):
+        body = "".join(turned.replace("@", str(j % chains)) for j in range(32))
+        yield Bench(
+            "matrices", f"MOVM, {chains} chains, {warps} warps: clocks of a sub-core each", loop(body, declared, end),
+            threads=32 * warps, ops=32 * max(1, warps // 4), expect={"MOVM": 32},
+        )  # fmt: skip
+    declared_mma, one, stored, _ = mma_turn()
+    lines = one.strip().splitlines()
+    for each in (1, 2, 4):
+        body = "".join(
+            line + "\n" + "".join(turned.replace("@", str((each * i + k) % 8)) for k in range(each))
+            for i, line in enumerate(lines)
+        )
+        yield Bench(
+            "matrices", f"mma.sync and {each} MOVM, 8 warps: clocks of a sub-core for these",
+            loop(body, FILL + declared + declared_mma, f"{end}\n{stored.replace('sink +', 'sink + 8192 +')}"),
+            threads=256, shared=64 << 10, ops=32 * 2, expect={"MOVM": 32},
+        )  # fmt: skip
+    load = (
+        'asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x@), "=r"(y) : "r"(a + #) '
+        ': "memory");\n'
+    )
+    body = "".join(
+        turned.replace("@", str(j % 4))
+        + load.replace("@", str(4 + j % 4)).replace("#", str(512 * j))
+        + f"x{j % 4} ^= x{4 + j % 4} ^ y;\n"
+        for j in range(16)
+    )
+    yield Bench(
+        "matrices", "LDSM.x2 and MOVM, 8 warps: clocks of a sub-core for both",
+        loop(body, f"{FILL}{declared} u32 y = 0; u32 a = at(s) + threadIdx.x % 32 * 16;", end + "sink[0] = y;"),
+        threads=256, shared=64 << 10, ops=16 * 2, expect={"MOVM": 16, "LDSM": 16},
+    )  # fmt: skip
+    for kind, sums in (("fp8", "f32"), ("int8", "s32"), ("tf32", "f32"), ("bf16", "f32")):
+        d, stored = sums_of(128, sums)
+        body = f"fence();\n{many(128, 8, a='rs', kind=kind, sums=sums)}commit();\npending<1>();\n"
+        yield Bench(
+            "matrices", f"n128 rs {kind}, 2 warpgroups", loop(body, d + TILES, f"pending<0>();\n{stored}", threads=256),
+            threads=256, shared=TILES_BYTES, ops=16, constant="hgmma_clocks_per_column", predict=False,
+        )  # fmt: skip
+    for n, a, scales in (
+        (128, "ss", "1, 1, 0, 1"),
+        (128, "ss", "1, 1, 1, 0"),
+        (128, "rs", "1, 1, 1"),
+        (256, "ss", "1, 1, 0, 1"),
+    ):
+        d, stored = sums_of(n)
+        usual = "1, 1, 0, 0" if a == "ss" else "1, 1, 0"
+        body = f"fence();\n{many(n, 8, a=a).replace(usual, scales)}commit();\npending<1>();\n"
+        yield Bench(
+            "matrices", f"n{n} {a} fp16, transposed as {scales}, 2 warpgroups",
+            loop(body, d + TILES, f"pending<0>();\n{stored}", threads=256), threads=256, shared=TILES_BYTES, ops=16,
+            constant="hgmma_clocks_per_column", predict=False,
+        )  # fmt: skip
+    yield from scalar_products()
+    yield from long_code()
+    yield from first_boxes()
+
+
+def scalar_products() -> Iterator[Bench]:
+    """Outer products of registers that LDS fills, as SIMT GEMM has them: the clocks of a sub-core for an FFMA."""
+    for rows, columns, threads in ((8, 8, 128), (8, 8, 256), (4, 4, 256), (4, 4, 512), (8, 4, 256), (1, 8, 256)):
+
+        def loads(name: str, count: int, offset: str) -> str:
+            if count < 4:
+                return "".join(f"{name}[{i}] = ((volatile float*)s)[{offset} + {i}];" for i in range(count))
+            return "".join(
+                f'asm volatile("ld.shared.v4.f32 {{%0, %1, %2, %3}}, [%4];" : "=f"({name}[{4 * i}]), '
+                f'"=f"({name}[{4 * i + 1}]), "=f"({name}[{4 * i + 2}]), "=f"({name}[{4 * i + 3}]) : '
+                f'"r"(at((float*)s + {offset} + {4 * i})) : "memory");'
+                for i in range(count // 4)
+            )
+
+        body = (
+            "#pragma unroll\nfor (int k = 0; k < 8; ++k) {\n"
+            + loads("u", rows, f"k * 128 + threadIdx.x / 16 % 8 * {rows}")
+            + loads("v", columns, f"2048 + k * 128 + threadIdx.x % 16 * {columns}")
+            + f"\n#pragma unroll\nfor (int x = 0; x < {rows}; ++x)\n#pragma unroll\n"
+            f"for (int y = 0; y < {columns}; ++y) "
+            "d[x][y] = fmaf(u[x], v[y], d[x][y]);\n}"
+        )
+        setup = f"{FILL}float d[{rows}][{columns}] = {{}}, u[{rows}], v[{columns}];"
+        end = (
+            f"float sum = 0;\n#pragma unroll\nfor (int i = 0; i < {rows * columns}; ++i) "
+            f"sum += d[i / {columns}][i % {columns}];"
+            "\n*(float*)(sink + threadIdx.x) = sum;"
+        )
+        yield Bench(
+            "matrices", f"outer products of {rows} x {columns} from LDS, {threads} threads: clocks of an FFMA",
+            loop(body, setup, end, threads=threads), threads=threads, shared=64 << 10, n=(32, 128),
+            ops=8 * rows * columns * threads // 128, expect={"FFMA": 8 * rows * columns},
+        )  # fmt: skip
+
+
+def long_code() -> Iterator[Bench]:
+    for count in (1024, 3072, 6144, 12288):
+        text = loop(repeated("fma", count), operands("fma", 8), total("fma", 8))
+        for warps in (1, 4, 16):
+            yield Bench(
+                "matrices", f"a loop of {count} FFMA, {warps} warps: clocks of a sub-core each", text,
+                threads=32 * warps, n=(4, 16), ops=count * max(1, warps // 4), predict=False, expect={"FFMA": count},
+            )  # fmt: skip
+
+
+def first_boxes() -> Iterator[Bench]:
+    """The first box that a launch loads on each SM, whose tensor map nothing has fetched, and the second."""
+    text = kernel(
+        """if (threadIdx.x == 0) {
+bar_init(at(s), 1); init_fence();
+#pragma unroll 1
+for (int i = 0; i < 2; ++i) {
+  u64 t0 = now();
+  expect(at(s), 1024);
+  load_box(at(s + 1024), map, at(s), blockIdx.x * 8);
+  wait(at(s), i);
+  out[i * gridDim.x + blockIdx.x] = now() - t0;
+} }""",
+        tensor_map=True,
+    )
+    yield Bench(
+        "matrices", "first box of each SM in a launch, then the same again", text, kind="samples", n=(2, 2), grid=SMS,
+        box=8, data=SMS * 1024, shared=SHARED, constant="tma_latency", predict=False,
+    )  # fmt: skip
+
+
+# ── lines that a few SMs load, and the DRAM ─────────────────────────────────────────────────────────────────────────
+
+
+def sharers() -> Iterator[Bench]:
+    init = (
+        "if (threadIdx.x == 0) {\n#pragma unroll\nfor (int i = 0; i < 16; ++i) bar_init(at(s + 8 * i), 1);\n"
+        "init_fence(); }\n__syncthreads();\n"
+    )
+    issue = "expect(at(s + 8 * j), 8192); load_box(at(s + 1024 + j * 8192), map, at(s + 8 * j), first + box * 64); "
+    issue += "if (++box == 32) box = 0;"
+    boxes = kernel(
+        f"""{init}if (threadIdx.x == 0) {{
+int group = q ? blockIdx.x % (gridDim.x / p) : blockIdx.x / p, first = group * 2048, box = 0;
+u64 t0 = now();
+#pragma unroll
+for (int j = 0; j < 8; ++j) {{ {issue} }}
+#pragma unroll 1
+for (int i = 0; i < n; ++i) {{
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {{ wait(at(s + 8 * j), i & 1); {issue} }}
+}}
+u64 t1 = now();
+#pragma unroll
+for (int j = 0; j < 8; ++j) wait(at(s + 8 * j), n & 1);
+record(out, t0, t1); }}""",
+        tensor_map=True,
+    )
+    loads = "".join(
+        f'asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y{j}.x), "=r"(y{j}.y), '
+        f'"=r"(y{j}.z), "=r"(y{j}.w) : "l"(a + {j * 8192}) : "memory");\n'
+        for j in range(4)
+    )
+    folded = " ".join(f"x ^= y{j}.x ^ y{j}.y ^ y{j}.z ^ y{j}.w;" for j in range(4))
+    by_warps = loop(
+        f"const char* a = mine + i % 8 * 32768 + threadIdx.x * 16;\n{loads}{folded}",
+        "int group = q ? blockIdx.x % (gridDim.x / p) : blockIdx.x / p; u32 x = 0; uint4 y0, y1, y2, y3; "
+        "const char* mine = data + (size_t)group * 262144;",
+        "sink[blockIdx.x * blockDim.x + threadIdx.x] = x;", threads=512,
+    )  # fmt: skip
+    for text, name, common in (
+        (boxes, "TMA", {"threads": 32, "box": 64, "ops": 8, "bytes": 8192, "n": (24, 96)}),
+        (by_warps, "loads", {"threads": 512, "bytes": 32768, "n": (48, 192)}),
+    ):
+        for group in (1, 2, 4, 6, 12, 33, 66, 132):
+            for apart in (0, 1):
+                if apart and group in (1, 132):
+                    continue
+                yield Bench(
+                    "sharers", f"{name}, {group} SMs load the same, {'apart' if apart else 'neighbours'}", text,
+                    grid=SMS, shared=SHARED, unit="bytes/clock, SM", constant="l2_bytes_per_clock", p=group, q=apart,
+                    data=SMS * 262144, predict=False, **common,  # type: ignore[arg-type]
+                )  # fmt: skip
+
+
+def dram() -> Iterator[Bench]:
+    start = "size_t at16 = (size_t)blockIdx.x * blockDim.x + threadIdx.x, all = (size_t)n * 65536; "
+    start += (
+        "size_t step = (size_t)gridDim.x * blockDim.x; uint4 x = {}; uint4* to = (uint4*)data; (void)to; (void)step;\n"
+    )
+    turns = "#pragma unroll 4\nfor (size_t i = at16; i < all; i += step) "
+    end = "if (x.x == 77) sink[0] = x.x ^ x.y ^ x.z ^ x.w;"
+    fold = "{ uint4 y = %s; x.x ^= y.x; x.y ^= y.y; x.z ^= y.z; x.w ^= y.w; } "
+    for reads, writes in ((1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (7, 1), (1, 2), (1, 3)):
+        body = "".join(fold % f"to[i + all * {k}]" for k in range(reads))
+        body += "".join(f"to[i + all * {reads + k}] = uint4{{x.x, x.y, (u32)i, {k}}}; " for k in range(writes))
+        parts = reads + writes
+        size = 512 * MB if parts <= 2 else 256 * MB
+        persistent = kernel(start + turns + "{ " + body + "}\n" + end, threads=512)
+        once = kernel(start + "size_t i = at16; { " + body + "}\n" + end, threads=512)
+        for name, text, grid in (("persistent", persistent, SMS * 4), ("one turn a thread", once, size // 16 // 512)):
+            yield Bench(
+                "dram", f"{reads} loads and {writes} stores of 16 bytes, {parts * size >> 20} MB, {name}", text,
+                kind="events", grid=grid, threads=512, n=(size // 16 // 65536,) * 2, bytes=parts * size, unit="GB/s",
+                constant="dram_efficiency, dram_turn_cost", data=parts * size, predict=False,
+            )  # fmt: skip
+        if (reads, writes) in ((1, 0), (0, 1), (1, 1)):
+            for small in (8, 16, 32, 64, 128):
+                yield Bench(
+                    "dram", f"{reads} loads and {writes} stores of 16 bytes, {parts * small} MB again and again", once,
+                    kind="events", grid=small * MB // 16 // 512, threads=512, n=(small * MB // 16 // 65536,) * 2,
+                    bytes=parts * small * MB, unit="GB/s", constant="l2_kept_share", data=parts * small * MB,
+                    predict=False,
+                )  # fmt: skip
+    yield from scattered()
+    yield from loaded()
+
+
+def scattered() -> Iterator[Bench]:
+    """Pieces of 2^p bytes in random order, of 1 GiB: each once."""
+    place = (
+        "size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; unsigned lanes = p - 4, "
+        "piece = (unsigned)(i >> lanes), mask = (1u << (30 - p)) - 1; piece = (piece * 2654435761u + 12345u) & mask; "
+        "piece ^= piece >> 7; "
+        "piece = (piece * 2246822519u) & mask; "
+        "uint4* to = (uint4*)data + ((size_t)piece << lanes) + (i & ((1u << lanes) - 1));\n"
+    )
+    read = kernel(place + "uint4 y = *to; if (y.x == 77) sink[0] = y.y;", threads=512)
+    write = kernel(place + "*to = uint4{1, 2, 3, 4};", threads=512)
+    for name, text in (("loads", read), ("stores", write)):
+        for p in (4, 5, 6, 7, 8, 9, 10, 12):
+            yield Bench(
+                "dram", f"{name} of {1 << p} bytes in random order, 256 MB of 1 GiB", text, kind="events",
+                grid=(256 * MB >> 4) // 512, threads=512, n=(1, 1), p=p, bytes=256 * MB, unit="GB/s",
+                constant="pieces of sectors", data=1 << 30, predict=False,
+            )  # fmt: skip
+
+
+def loaded() -> Iterator[Bench]:
+    """Block 0 follows pointers through 1 GiB while the others load the same with pauses of p clocks."""
+    chase = 'asm volatile("ld.global.cg.u64 %0, [%0];" : "+l"(x) :: "memory");\n' * 8
+    text = kernel(f"""
+if (blockIdx.x == 0) {{
+  if (threadIdx.x) return;
+  u64 x = (u64)data, g0 = nanoseconds();
+  while (nanoseconds() - g0 < 20000) {{}}
+  u64 t0 = now();
+  #pragma unroll 1
+  for (int i = 0; i < n; ++i) {{ {chase} }}
+  out[0] = now() - t0;
+  sink[0] = (u32)x;
+}} else {{
+  u64 g0 = nanoseconds(), t0 = now();
+  u32 folded = 0, turn = 0;
+  size_t offset = (size_t)blockIdx.x * 8110080 + threadIdx.x * 16;
+  #pragma unroll 1
+  for (; p >= 0 && nanoseconds() - g0 < 400000; ++turn) {{
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {{
+      uint4 y; const char* a = data + (offset & ((1u << 30) - 1)); offset += 8192;
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z),
+        "=r"(y.w) : "l"(a) : "memory");
+      folded ^= y.x;
+    }}
+    if (folded == 77) sink[1] = folded;
+    if (p) pause(p);
+  }}
+  if (threadIdx.x == 0) {{ out[2 * blockIdx.x] = turn; out[2 * blockIdx.x + 1] = now() - t0; }}
+}}""", threads=512)  # fmt: skip
+    for p in (-1, 12000, 6000, 3000, 2000, 1500, 1200, 900, 600, 300, 0):
+        yield Bench(
+            "loaded", f"DRAM latency while others load, pauses of {p} clocks" if p >= 0 else "DRAM latency alone", text,
+            kind="loaded", grid=SMS, threads=512, shared=SHARED, n=(20, 20), ops=160, p=p, bytes=32768, data=1 << 30,
+            chase=16384, constant="dram_latency, dram_loaded_delay", predict=False,
+        )  # fmt: skip
+
+
+# ── clusters ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def clusters() -> Iterator[Bench]:
+    """Boxes that each block of a cluster loads a part of for all of them, without a pause; loads of the neighbour's."""
+    for blocks in (1, 2, 4):
+        rows, mask = 64 // blocks, (1 << blocks) - 1
+        load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        multicast = ".multicast::cluster" if blocks > 1 else ""
+        given = ', "h"((unsigned short)' + f"{mask})" if blocks > 1 else ""
+        issue = (
+            f'expect(at(s + 8 * j), 8192); asm volatile("{load}{multicast} [%0], [%1, {{%2, %3}}], [%4]'
+            f'{", %5" if blocks > 1 else ""};" :: "r"(at(s + 1024 + j * 8192) + part * {rows * 128}), "l"((u64)&map), '
+            f'"r"(0), "r"(first + box * 64 + part * {rows}), "r"(at(s + 8 * j)){given} : "memory"); '
+            "if (++box == 16) box = 0;"
+        )
+        # A block fills a stage again when all blocks of the cluster have said that theirs is free.
+        free = (
+            f"#pragma unroll\nfor (int b = 0; b < {blocks}; ++b) asm volatile("
+            '"{\\n.reg .b32 r;\\nmapa.shared::cluster.u32 r, %0, %1;\\n'
+            'mbarrier.arrive.shared::cluster.b64 _, [r];\\n}" :: "r"(at(s + 64 + 8 * j)), "r"(b) : "memory");'
+        )
+        text = kernel(
+            f"""if (threadIdx.x == 0) {{
+#pragma unroll
+for (int j = 0; j < 4; ++j) {{ bar_init(at(s + 8 * j), 1); bar_init(at(s + 64 + 8 * j), {blocks}); }}
+init_fence(); }}
+cluster_sync();
+if (threadIdx.x == 0) {{
+int part = blockIdx.x % {blocks}, first = blockIdx.x / {blocks} * 1024, box = 0;
+u64 t0 = now();
+#pragma unroll
+for (int j = 0; j < 4; ++j) {{ {issue} }}
+#pragma unroll 1
+for (int i = 0; i < n; ++i) {{
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {{
+    wait(at(s + 8 * j), i & 1);
+    {free}
+    wait(at(s + 64 + 8 * j), i & 1);
+    {issue}
+  }}
+}}
+u64 t1 = now();
+#pragma unroll
+for (int j = 0; j < 4; ++j) wait(at(s + 8 * j), n & 1);
+record(out, t0, t1); }}
+__syncwarp();
+cluster_sync();""",
+            tensor_map=True, cluster=blocks,
+        )  # fmt: skip
+        for grid in (blocks, SMS):
+            yield Bench(
+                "clusters", f"boxes of 8192 bytes, four under way, multicast among {blocks} blocks, {grid} SMs", text,
+                grid=grid, cluster=blocks, threads=32, shared=SHARED, box=rows, n=(24, 96), ops=4, bytes=8192,
+                unit="bytes/clock, SM", data=SMS * 131072, predict=False,
+            )  # fmt: skip
+    loads = "".join(
+        f'asm volatile("ld.shared::cluster.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y{j % 4}.x), "=r"(y{j % 4}.y), '
+        f'"=r"(y{j % 4}.z), "=r"(y{j % 4}.w) : "r"(from + {j * 512}) : "memory");\n'
+        for j in range(4)
+    )
+    setup = (
+        "u32 own = at(s) + threadIdx.x % 32 * 16, from, x = 0; uint4 y0, y1, y2, y3;\n"
+        'asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(from) : "r"(own), "r"(blockIdx.x ^ 1)); '
+        "cluster_sync();\n"
+    )
+    text = loop(
+        loads + "x ^= y0.x ^ y1.x ^ y2.x ^ y3.x;",
+        setup,
+        "sink[threadIdx.x] = x; cluster_sync();",
+        cluster=2,
+        threads=512,
+    )
+    for warps in (1, 4, 16):
+        yield Bench(
+            "clusters", f"LDS.128 of the neighbour's shared memory, {warps} warps of each of two", text, grid=2,
+            cluster=2, threads=32 * warps, shared=16384, ops=4, bytes=512 * warps, unit="bytes/clock, SM",
+            predict=False,
+        )  # fmt: skip
+
+
+GROUPS: dict[str, Callable[[], Iterator[Bench]]] = {
+    "clocks": clocks, "stores": pieces, "mixtures": mixtures, "atomics": atomics, "matrices": matrices,
+    "sharers": sharers, "dram": dram, "clusters": clusters,
+}  # fmt: skip
+"""what measures, in the order of its worth; `dram` yields the group `loaded` too"""
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prepare", type=Path, metavar="DIR", required=True)
+    parser.add_argument("--seconds", type=float, default=600, help="after which nothing more is predicted")
+    asked = parser.parse_args(given)
+    return min(1, prepare(asked.prepare, asked.seconds, GROUPS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
