@@ -75,7 +75,7 @@ OPERATIONS = {
     "its place": "torch.argmax(x, dim=0)",
     "layers": "F.layer_norm(x, x.shape[1:])",
     "convolution": "F.conv2d(x[None, None], w[None, None, :3, :5], stride=(2, 1), padding=(1, 2), dilation=(1, 2))",
-    "transposed": "F.conv_transpose2d(x[None, None], w[None, None, :3, :4], stride=2, padding=1)",
+    "transposed": "F.conv_transpose2d(x[None, None], w[None, None, :3, :1], stride=2, padding=(1, 0))",
     "pooling": "F.avg_pool2d(x[None], 3, stride=2, padding=1)",
     "the largest of a window": "F.max_pool2d(x[None], 2, stride=3)",
     "a loss": "F.smooth_l1_loss(x, x * 0.5)",
