@@ -52,7 +52,7 @@ def test_an_unknown_gpu_names_the_known_ones_and_the_nearest(refused, tmp_path):
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        ("b1,h1,s0,d64,fp16", "seq_q 0"),
+        ("b1,h1,s0,d64,fp16", "seq 0"),
         ("b1,h1,s8,d77,fp16", "32, 64, 96, 128, 192, 256"),
         ("b1,h1,s8,d64,fp32", "fp16 or bf16"),
         ("b1,h6,s8,d64,fp16,kv4", "multiple"),
