@@ -62,14 +62,14 @@ class Base(DeclarativeBase):
 
 
 class Checked:
-    """Of rows whose values can be checked when they are read; `integrity.py` computes the checksum."""
+    """Give rows a checksum, which `integrity.py` computes and checks when they are read."""
 
     checksum: Mapped[str | None] = mapped_column(sort_order=100)
     """null where a row was damaged before schema 0011"""
 
 
 class ChainRow(Base):
-    """How far the chain of a run's rows has come: `integrity.py`."""
+    """Hold how far the chain of a run's rows has come, which `integrity.py` extends."""
 
     __tablename__ = "chains"
 

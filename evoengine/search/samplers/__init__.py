@@ -32,7 +32,7 @@ class Asked:
 
 
 class Sampler(Protocol):
-    """What a search asks for configurations, and tells what became of each. Trials are numbered from 0."""
+    """Propose configurations to a search, which tells what became of each. Trials are numbered from 0."""
 
     def ask(self, config: Config | None = None) -> Asked:
         """Begin a trial of `config`, or of the sampler's own choice where it is None."""
