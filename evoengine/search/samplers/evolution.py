@@ -46,7 +46,7 @@ FIRST_ROWS = 256
 MAX_FRONT_TRIALS = 512
 """number of the best trials, and of the latest, among which Pareto fronts are sought"""
 RARITY_EXPONENT = 3
-"""power of a candidate's pair coverage by which its expected improvement is divided"""
+"""power of the coverage of a candidate's rarest pair by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
 """share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
 PRODUCT_AFTER = 32
@@ -276,11 +276,8 @@ class Evolution:
         believed: tuple[str, ...] = ()
         if (led := self._predict_led()) is not None and self._follows_prior():
             mean, deviation, believed = led.mean, led.deviation, led.sources
-        gain = (
-            expected_improvement(mean, deviation, np.nanmax(targets))
-            / self._coverage.pair_coverage() ** RARITY_EXPONENT
-        )
-        best = int(np.where(self._proposable(own=not believed), gain, -1.0).argmax())
+        gain = expected_improvement(mean, deviation, np.nanmax(targets))
+        best = self._coverage.favoured(np.where(self._proposable(own=not believed), gain, -np.inf))
         if led is not None:
             ways = (led.mean, led.deviation), plain
             forecasts = [(float(m[best]), float(d[best])) for m, d in ways]
@@ -356,6 +353,8 @@ class Evolution:
         model.surrogate.fit(rows, targets, self._pool.rows)
 
     def _breed(self) -> None:
+        if self._bred and self._pool.whole:
+            return
         expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
         self._pool.breed(self._rows[self._elites()], expected)
         self._coverage.set_pool(self._pool.rows)
@@ -510,20 +509,30 @@ class Coverage:
         for share, cells in zip(self._share, self._pool_cells, strict=True):
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
-    def pair_coverage(self) -> np.ndarray:
-        """Return for each row [n] the least coverage of its pairs of values.
+    def pair_coverage(self, some: np.ndarray) -> np.ndarray:
+        """Return for some rows of the pool [some] the least coverage of their pairs of values.
 
         A pair's coverage is the number of trials with it, divided by the number if trials were spread evenly. It is
         below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without pairs.
         """
-        even = self._tried.sum(1, keepdims=True) * self._share
-        ratio = (self._tried + PRIOR) / (even + PRIOR)
-        if not len(ratio):
-            return np.ones(self._pool_cells.shape[1])
-        least: np.ndarray = ratio[0][self._pool_cells[0]]
-        for of_pair, cells in zip(ratio[1:], self._pool_cells[1:], strict=True):
-            np.minimum(least, of_pair[cells], out=least)
+        least = np.full(len(some), np.inf if len(self._pairs) else 1.0)
+        for of_pair, cells in zip(self._ratio(), self._pool_cells, strict=True):
+            np.minimum(least, of_pair[cells[some]], out=least)
         return least
+
+    def favoured(self, gain: np.ndarray) -> int:
+        """Return the row of the pool whose gain [n], divided by its pair coverage to RARITY_EXPONENT, is largest."""
+        some, first = np.arange(len(gain)), int(gain.argmax())
+        lead = gain[first] / self.pair_coverage(some[[first]])[0] ** RARITY_EXPONENT
+        if lead > 0:  # the gain of most rows is so small that no rarity makes up for it
+            some = np.flatnonzero(gain >= 0.999 * lead * self._ratio().min(initial=1.0) ** RARITY_EXPONENT)
+        return int(some[(gain[some] / self.pair_coverage(some) ** RARITY_EXPONENT).argmax()])
+
+    def _ratio(self) -> np.ndarray:
+        """Return the coverage of each cell [pairs, cells]."""
+        even = self._tried.sum(1, keepdims=True) * self._share
+        ratio: np.ndarray = (self._tried + PRIOR) / (even + PRIOR)
+        return ratio
 
     def _cells(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row for every pair of knobs [pairs, n]."""
