@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -28,14 +28,17 @@ from scipy.special import ndtr, ndtri
 from evoengine.objectives import Direction
 from evoengine.records import LED_BY, Config
 from evoengine.search.samplers import Asked
-from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, Trust, fit_mean
+from evoengine.search.samplers.prior import MODEL, Mean, Pool, Prior, Space, Trust, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate, find_products
 from evoengine.space.definition import Knob
 
 MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
 PRIOR_FREE = 8
-"""of so many proposals one ignores the prior, first the fourth: a wrong one costs three trials at first"""
+"""of so many proposals one ignores the prior, first the third: a wrong one costs two trials at first"""
+TIED, N_TIED = 0.1, 32
+"""logarithm of the factor within which predictions say nothing of the order, as they err by as much; the largest number
+of rows compared"""
 N_ELITES = 8
 REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
@@ -250,15 +253,25 @@ class Evolution:
         return self._through - (self._through_by_prior if self._dropped else 0) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
-        """Return the open row that the prior expects to be fastest, and the sources that know it.
+        """Return an open row that the prior expects to be fastest, and the sources that know it.
 
-        The row is None if the prior knows none, or was wrong too often.
+        Of those that a model predicts to be about as fast it is the one that differs most from all trials: what one has
+        in common with a trial that disappointed, it may be slow for as well. The row is None if the prior knows none,
+        or was wrong too often.
         """
         if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
             return None, ()
-        rows: Iterable[np.ndarray] = self._prior.fastest(len(self._places) + 1)
-        row = next((row for row in rows if row.tobytes() not in self._places), None)
-        return row, () if row is None else self._prior.knowing(row)
+        fastest = self._prior.fastest(len(self._places) + N_TIED)
+        rows = fastest[[row.tobytes() not in self._places for row in fastest]]
+        if not len(rows):
+            return None, ()
+        if (knowing := self._prior.knowing(rows[0])) != (MODEL,):
+            return rows[0], knowing
+        predicted = self._prior.log_us(rows)[-1]
+        rows = rows[predicted <= predicted[0] + TIED]
+        changed = (rows[:, None] != self._tried).sum(2).min(1, initial=len(self._space.knobs))
+        row = rows[changed.argmax()]
+        return row, self._prior.knowing(row)
 
     def _most_promising_row(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
         """Return the candidate with the largest expected improvement, weighted by rarity, and the sources it follows.
@@ -307,7 +320,7 @@ class Evolution:
         return _Led(prior.pool + prior.deviation * mean, prior.deviation * deviation, sources)
 
     def _is_prior_free(self) -> bool:
-        return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 1
+        return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 2
 
     def _follows_prior(self) -> bool:
         """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
