@@ -75,8 +75,8 @@ def import_model(script: Path, name: str) -> NewFolder:
     }
     kernel, steps, why = _kernel(problem, found, named)
     problem |= {"constraints": [f"{size} >= {least}" for size, least in found["least"].items()]}
-    if "graph" in found and (flops := multiplications(found["graph"])):
-        problem["flops"] = f"2 * ({flops})"
+    if kernel.flops:
+        problem["flops"] = kernel.flops
     shapes = [item["shape"] for item in (*found["outputs"], *named.values()) if "shape" in item]
     example = _affordable(sizes, found["least"], shapes, steps)
     draws = {key: draw for key, draw in zip(inputs, found["draws"], strict=False) if draw}
@@ -160,6 +160,7 @@ def _kernel(problem: Mapping[str, Any], found: Any, named: Mapping[str, Any]) ->
     tensors = {key: key for key, item in named.items() if "shape" in item}
     try:
         text, steps = graph_kernel(found["graph"], tensors, problem["name"], parameters(problem))
+        products = multiplications(found["graph"])
     except NoKernel as reason:
         return skeleton(problem), "1", f"{reason} has no naive form here"
     except (UsageError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
@@ -168,4 +169,4 @@ def _kernel(problem: Mapping[str, Any], found: Any, named: Mapping[str, Any]) ->
     grid = (f"ceil_div({elements}, block_size_x)", "1", "1")
     knobs = {"block_size_x": [32, 64, 128, 256]}
     space = space_text(problem["name"], knobs, [], "block_size_x", grid, starts=[{"block_size_x": 128}])
-    return NaiveKernel(text, space), steps, ""
+    return NaiveKernel(text, space, f"2 * ({products})" if products else None), steps, ""
