@@ -122,6 +122,8 @@ TMA_FAULTS = [
     ("one page for a whole tile", BY_TMA, PAGES_16, "work.table[key / PAGE] : 0", "work.table[tile * TILE_N / PAGE] : 0"),
     ("a box of the page before", BY_TMA, PAGES_16, "first * Tile::SLAB_BYTES", "max(0, first - BOX) * Tile::SLAB_BYTES"),
     ("slots from the page's begin", BY_TMA, f"{ROUNDS},page256", "key = tile * TILE_N + first, slot = key % PAGE;", "key = tile * TILE_N + first, slot = 0;"),
+    ("maxima of negative scores of the lower rows", BY_TMA | {"max_by": "bits"}, ROUNDS, "min(bits[0], bits[1]) < 0", "bits[0] < 0"),
+    ("maxima of negative scores of the upper rows", BY_TMA | {"max_by": "bits"}, ROUNDS, "min(bits[0], bits[1]) < 0", "bits[1] < 0"),
     ("table read behind the sequence", BY_TMA, PAGES_16, "key < work.seq_k ? work.table[key / PAGE] : 0", "work.table[key / PAGE]"),
 ]  # fmt: skip
 
