@@ -142,7 +142,7 @@ def rebuild_study(run: int, db: str | None) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress, say_missed
     from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
-    from evoengine.ledger.runs import RUNNING
+    from evoengine.records import RUNNING
 
     with LiveProgress() as live, reading(db) as ledger:
         known = {described.id: described for described in ledger.runs()}

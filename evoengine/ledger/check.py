@@ -23,7 +23,7 @@ from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
 from evoengine.ledger.rows import BATCH, batches, unpacked
-from evoengine.ledger.runs import RUNNING, find_suspects, of_one_death, take_back
+from evoengine.ledger.runs import find_suspects, of_one_death, take_back
 from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_columns, missing_indexes
 from evoengine.ledger.tables import (
     Base,
@@ -42,7 +42,7 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.records import EXECUTOR
+from evoengine.records import EXECUTOR, RUNNING
 from evoengine.text import spans
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from evoengine.hints import hint
 from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
 from evoengine.ledger.rows import BATCH, FIGURES, Reading, batches, most_trusted, read_figure, to_run
-from evoengine.ledger.runs import Run
 from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
-from evoengine.records import PENDING, Config, Kind, Measurement, Outcome
+from evoengine.records import PENDING, Config, Kind, Measurement, Outcome, Run
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger

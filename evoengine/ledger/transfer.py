@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
@@ -32,9 +32,8 @@ from evoengine.ledger.rows import (
     to_verdict,
     verdict_values,
 )
-from evoengine.ledger.runs import Run
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
-from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
+from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -45,32 +44,26 @@ NOT_TAKEN_OVER = ("id", "device", "trials", "seconds", "conditions")
 """of a run: no search goes on with one of another ledger"""
 _WRITTEN = (CandidateRow, VerdictRow, ProfileRow, MeasurementRow)
 """tables in an order in which what a row refers to is there before it"""
-_Late = tuple[datetime, int, Measurement]
-"""when it was taken, the new trial number, the figure"""
+Taken = TypeVar("Taken", Verdict, Measurement, Profile)
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateHistory:
-    """A finished candidate with all its verdicts, figures and profiles, oldest first, each with when it was taken.
-
-    A time is None where nobody noted it.
-    """
+    """A finished candidate with all its verdicts, figures and profiles, oldest first. Times may be missing."""
 
     candidate: Candidate
-    created_at: datetime | None = None
-    finished_at: datetime | None = None
-    verdicts: Sequence[tuple[datetime | None, Verdict]] = ()
-    figures: Sequence[tuple[datetime | None, Measurement]] = ()
-    profiles: Sequence[tuple[datetime | None, Profile]] = ()
+    verdicts: Sequence[Verdict] = ()
+    figures: Sequence[Measurement] = ()
+    profiles: Sequence[Profile] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A run with its baselines, each with when it was taken, and its finished candidates in their order."""
+    """A run with its baselines and its finished candidates in their order."""
 
     run: Run
-    baselines: Sequence[tuple[datetime | None, Baseline]]
+    baselines: Sequence[Baseline]
     dossiers: Iterable[CandidateHistory]
 
 
@@ -83,7 +76,7 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
     with ledger.database.reading() as session:
         return RunHistory(
             to_run(session.get_one(RunRow, number)),
-            [(b.taken_at, to_baseline(b)) for b in session.scalars(of_run)],
+            list(map(to_baseline, session.scalars(of_run))),
             [_dossier(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 
@@ -91,11 +84,9 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
 def _dossier(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
         to_candidate(row, with_cubin=False),
-        row.created_at,
-        row.finished_at,
-        [(v.taken_at, to_verdict(v)) for v in row.verdicts],
-        [(m.taken_at, to_measurement(m)) for m in row.measurements],
-        [(p.taken_at, to_profile(p)) for p in row.profiles],
+        list(map(to_verdict, row.verdicts)),
+        list(map(to_measurement, row.measurements)),
+        list(map(to_profile, row.profiles)),
     )
 
 
@@ -123,28 +114,25 @@ def _insert_run(
     run = RunRow(device=device_row(session, whole.run.device), **plain)
     session.add(run)
     session.flush()
-    for taken, baseline in whole.baselines:
-        session.add(BaselineRow(run_id=run.id, taken_at=taken or now, **baseline_values(baseline)))
+    for baseline in whole.baselines:
+        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **baseline_values(baseline)))
     trials, late = _insert_dossiers(session, whole.dossiers, run.id, now, on_done)
-    finals = _finals(figure for _, _, figure in late)
+    finals = _finals(figure for _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
-    ordered = sorted(late, key=lambda f: (f[0], "place" in f[2].terms))
-    for some in batches(ordered):
-        restated = [
-            (taken, trial, replace(figure, terms=_renumbered(figure.terms, trials, finals)))
-            for taken, trial, figure in some
-        ]
-        _insert(session, MeasurementRow, [_figure_values(*figure) for figure in restated])
+    late.sort(key=lambda f: (f[1].taken_at or now, "place" in f[1].terms))
+    for some in batches(late):
+        restated = [(trial, replace(f, terms=_renumbered(f.terms, trials, finals))) for trial, f in some]
+        _insert(session, MeasurementRow, [_values(trial, f, measurement_values, now) for trial, f in restated])
     rebuild(session, run.id)
     return run.id, list(trials.values())
 
 
 def _insert_dossiers(
     session: Session, dossiers: Iterable[CandidateHistory], run: int, now: datetime, on_done: Callable[[int], None]
-) -> tuple[dict[int, int], list[_Late]]:
-    """Old trial number → new; the figures to be written when all trials are."""
+) -> tuple[dict[int, int], list[tuple[int, Measurement]]]:
+    """Old trial number → new; the figures to be written when all trials are, each with its new trial number."""
     numbers: dict[int, int] = {}
-    late: list[_Late] = []
+    late: list[tuple[int, Measurement]] = []
     renaming: dict[int, str] = {}
     for some in batches(dossiers):
         new = _next_trials(session, len(some))
@@ -153,17 +141,14 @@ def _insert_dossiers(
         for dossier, trial in zip(some, new, strict=True):
             if dossier.candidate.reason and _TRIAL.search(dossier.candidate.reason):
                 renaming[trial] = dossier.candidate.reason
-            rows[CandidateRow].append({"id": trial} | _candidate_values(session, dossier, run, now, numbers))
-            of_trial = {"candidate_id": trial}
-            for taken, verdict in dossier.verdicts:
-                rows[VerdictRow].append(of_trial | {"taken_at": taken or now} | verdict_values(verdict))
-            for taken, profile in dossier.profiles:
-                rows[ProfileRow].append(of_trial | {"taken_at": taken or now} | profile_values(profile))
-            for taken, figure in dossier.figures:
-                if taken or figure.terms:
-                    late.append((taken or now, trial, figure))
+            rows[CandidateRow].append({"id": trial} | _candidate_values(session, dossier.candidate, run, now, numbers))
+            rows[VerdictRow] += [_values(trial, v, verdict_values, now) for v in dossier.verdicts]
+            rows[ProfileRow] += [_values(trial, p, profile_values, now) for p in dossier.profiles]
+            for figure in dossier.figures:
+                if figure.taken_at or figure.terms:
+                    late.append((trial, figure))
                 else:  # a foreign file's, which may be 100,000
-                    rows[MeasurementRow].append(_figure_values(now, trial, figure))
+                    rows[MeasurementRow].append(_values(trial, figure, measurement_values, now))
         for row, values in rows.items():
             _insert(session, row, values)
         on_done(len(numbers))
@@ -196,10 +181,9 @@ def _next_trials(session: Session, count: int) -> Sequence[int]:
 
 
 def _candidate_values(
-    session: Session, dossier: CandidateHistory, run: int, now: datetime, numbers: Mapping[int, int]
+    session: Session, c: Candidate, run: int, now: datetime, numbers: Mapping[int, int]
 ) -> dict[str, object]:
     """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
-    c = dossier.candidate
     source = get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(OF_SOURCE)
     binary = None
     if c.source and c.binary:
@@ -212,8 +196,8 @@ def _candidate_values(
         "config_key": config_key(c.config),
         "parents": [numbers[p] for p in c.parents if p in numbers],
         "operator": c.operator,
-        "created_at": dossier.created_at or now,
-        "finished_at": dossier.finished_at or now,
+        "created_at": c.created_at or now,
+        "finished_at": c.finished_at or now,
         "outcome": str(c.outcome),
         "reason": c.reason,
         "device": c.device,
@@ -240,8 +224,10 @@ def _stated(binary: Binary) -> Binary:
     return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
 
 
-def _figure_values(taken: datetime, trial: int, figure: Measurement) -> dict[str, object]:
-    return {"candidate_id": trial, "taken_at": taken} | measurement_values(figure)
+def _values(
+    trial: int, record: Taken, values: Callable[[Taken], dict[str, object]], now: datetime
+) -> dict[str, object]:
+    return {"candidate_id": trial, "taken_at": record.taken_at or now} | values(record)
 
 
 def _finals(figures: Iterable[Measurement]) -> dict[float, float]:

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.rows import last_verdicts
-from evoengine.ledger.store import Ledger
+from evoengine.ledger.store import Ledger, NewCandidate
 from evoengine.objectives import sampler_values
-from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Plans, Rejection, Source
+from evoengine.records import Baseline, Binary, Candidate, Judged, Kind, Outcome, Plans, Rejection, Source
 from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
@@ -274,19 +274,21 @@ class Coordinator:
     ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
         """Insert a proposal into the ledger; return the arguments of `_dispatch`, or None if it has ended."""
         if isinstance(rendered, Rejection):
-            failed = Proposed(self._add(proposal, None), proposal.config)
-            self._finish(InFlight(proposal, failed), end_of(rendered))
+            trial = self.ledger.add_candidate(*self._row(proposal, None))
+            self._proposer.started(proposal, trial)
+            self._finish(InFlight(proposal, Proposed(trial, proposal.config)), end_of(rendered))
             return None
         source = rendered.source
         rejection = self._pipeline.screen_launch(rendered)
         key, plans = None, None
         if rejection or source.sha256 in self._first_with or self._identity is None:
-            trial = self._add(proposal, source)
+            trial = self.ledger.add_candidate(*self._row(proposal, source))
             claim = Claim(trial, False)
         else:
             plans = self._pipeline.plans(proposal.config)
             key = self._identity.key(source, proposal.config, plans)
-            trial, claim = self._add_claiming(proposal, source, key)
+            trial, claim = self.ledger.add_claiming(self._row(proposal, source), key, self.setting.remeasure)
+        self._proposer.started(proposal, trial)
         flight = InFlight(proposal, Rendered(trial, proposal.config, source), plans)
         first = self._first_with.setdefault(source.sha256, trial)
         if first != trial:
@@ -297,25 +299,11 @@ class Coordinator:
             return flight, key, claim
         return None
 
-    def _add(self, proposal: Proposal, source: Source | None) -> int:
-        trial = self.ledger.add_candidate(*self._row(proposal), source, self._retry_of(proposal))
-        self._proposer.started(proposal, trial)
-        return trial
-
-    def _add_claiming(self, proposal: Proposal, source: Source, key: str) -> tuple[int, Claim]:
-        trial, claim = self.ledger.add_claiming(
-            *self._row(proposal), source, self._retry_of(proposal), key, self.setting.remeasure
-        )
-        self._proposer.started(proposal, trial)
-        return trial, claim
-
-    def _row(self, proposal: Proposal) -> tuple[int, str, str, Config, tuple[int, ...], str | None]:
-        target = self.setting.target
-        return self.run, str(target.problem), target.gpu.key, proposal.config, proposal.parents, proposal.operator
-
-    def _retry_of(self, proposal: Proposal) -> int | None:
-        retry = self._retries.get(proposal.key)
-        return retry.trial if retry else None
+    def _row(self, proposal: Proposal, source: Source | None) -> NewCandidate:
+        target, p = self.setting.target, proposal
+        retry = self._retries.get(p.key)
+        of_target = self.run, str(target.problem), target.gpu.key
+        return *of_target, p.config, p.parents, p.operator, source, retry.trial if retry else None
 
     def _dispatch(self, flight: InFlight[Rendered], key: str | None, claim: Claim) -> None:
         """Compile a rendered candidate, or copy the outcome of another trial that held the claim."""

@@ -16,9 +16,19 @@ from typing import NamedTuple, Self
 from typing_extensions import TypedDict
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
-from evoengine.records import PROPOSAL, Binary, Candidate, CaseResult, Config, Outcome, Profile, Rejection, Source
+from evoengine.records import (
+    PROPOSAL,
+    Binary,
+    Candidate,
+    CaseResult,
+    Config,
+    Device,
+    Outcome,
+    Profile,
+    Rejection,
+    Source,
+)
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 from evoengine.errors import UsageError
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
-from evoengine.records import Candidate, Kind
+from evoengine.records import Candidate, Device, Kind
 from evoengine.sandbox.untrusted import read_limited
 from evoengine.search import samplers
 from evoengine.search.progress import Progress

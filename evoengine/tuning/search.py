@@ -15,13 +15,12 @@ from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
-from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
 from evoengine.paths import write_atomically
-from evoengine.records import Candidate, Config, Kind, listed
+from evoengine.records import RUNNING, Candidate, Config, Kind, Run, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.chip import Clock

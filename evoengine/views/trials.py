@@ -396,7 +396,8 @@ def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStepView]:
 
 
 def profile_json(trial: int, profile: Profile) -> ProfilePageView:
-    return cast("ProfilePageView", {"schema": SCHEMA, "trial": trial, **asdict(profile)})
+    stated = {name: value for name, value in asdict(profile).items() if name != "taken_at"}
+    return cast("ProfilePageView", {"schema": SCHEMA, "trial": trial, **stated})
 
 
 # Trials as CSV: the fields of their JSON, flat, so that a spreadsheet shows them and runs nothing of them.

@@ -12,12 +12,11 @@ from sqlalchemy import text
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import import_run, read_run
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
-from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
+from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Device, Judged, Kind, Outcome, Rejection
 from evoengine.search import compilers
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import spaces_of, stored_target
@@ -224,7 +223,7 @@ def test_an_imported_figure_is_judged_by_what_its_kernel_multiplies_with(ledger)
         figure["tflops"] = 300.0
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
     scalar = [d for d in marked.dossiers if d.candidate.binary]
-    assert scalar and all("without its tensor cores" in f.suspect for d in scalar for _, f in d.figures)
+    assert scalar and all("without its tensor cores" in f.suspect for d in scalar for f in d.figures)
 
 
 def test_figures_below_it_stay_as_they_are(ledger):

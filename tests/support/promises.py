@@ -24,12 +24,11 @@ import evoengine
 from evoengine.accuracy.page import Row
 from evoengine.cli.main import evoengine as commands
 from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
 from evoengine.publish.export import export_files
 from evoengine.publish.folder import CHECKSUMS
-from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome, Profile
+from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Device, Kind, Outcome, Profile
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
@@ -247,8 +246,7 @@ def fill(ledger: Ledger) -> None:
     third = add_ranked(ledger, measured, timed, name="timed")
     ledger.record_measurement(third, replace(timed, policy=SUSTAINED, terms={"sm_mhz": 1410.0, "watts": 690.0}))
     add_ranked(ledger, measured, replace(timed, suspect="too fast"), {"n": 0}, "suspect")
-    wrong = ledger.add_candidate(measured, PROBLEM, GPU, {"family": "wmma"}, (third,), "mutation")
-    ledger.record_source(wrong, a_source("wrong"))
+    wrong = ledger.add_candidate(measured, PROBLEM, GPU, {"family": "wmma"}, (third,), "mutation", a_source("wrong"))
     ledger.record_binary(wrong, a_source("wrong"), a_binary())
     ledger.record_verdict(wrong, a_verdict(Outcome.INCORRECT))
     ledger.finish(wrong, Outcome.INCORRECT, "off by 1", None, "emulator")

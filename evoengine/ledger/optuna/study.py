@@ -45,14 +45,13 @@ from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, require_schema, study_prefix
 from evoengine.ledger.read import Trial, read_numbered
 from evoengine.ledger.rows import Reading, batches, last_verdicts, most_trusted_kind, to_verdict
-from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.paths import default_database
-from evoengine.records import Config, Kind, Outcome, Value
+from evoengine.records import RUNNING, Config, Kind, Outcome, Run, Value
 from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
