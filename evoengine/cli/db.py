@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import CheckedGroup, db_option, reading, say_which
-from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import MachineError, NothingFound, UsageError, hint
 
 
 @click.group(cls=CheckedGroup)

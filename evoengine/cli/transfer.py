@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evoengine.cli.options import OneOf, db_option, reading
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

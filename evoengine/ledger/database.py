@@ -25,8 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, QueuePool
 
-from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
-from evoengine.hints import hint, nearest_folder
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError, hint, nearest_folder
 from evoengine.ledger.check import READ_ERRORS, check_small, find_damage
 from evoengine.ledger.integrity import Damaged
 from evoengine.ledger.optuna import schema as optuna_schema

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sqlalchemy import ColumnElement, Select, cast, func, literal, or_, select, true
 from sqlalchemy.orm import Session, aliased, joinedload
 
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, hint
 from evoengine.gpu import find_gpu
-from evoengine.hints import hint
 from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
 from evoengine.ledger.rows import BATCH, FIGURES, Reading, batches, most_trusted, read_figure, to_run

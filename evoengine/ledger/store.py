@@ -18,8 +18,7 @@ from sqlalchemy import URL, Connection, Engine, Select, func, select
 from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.ledger import rows
 from evoengine.ledger.check import delete_runs
 from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claims

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.formats.flashinfer_solution import trace_files
-from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError, hint
 from evoengine.gpu import Gpu
-from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Rejection

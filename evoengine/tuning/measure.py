@@ -11,8 +11,7 @@ from math import inf
 from pathlib import Path
 
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
-from evoengine.errors import NothingFound
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, hint
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
-from evoengine.hints import did_you_mean
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience

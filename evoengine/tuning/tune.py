@@ -14,9 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Never
 
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
-from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import PROPOSAL, Candidate, Config, Outcome, Rejection, config_key
 from evoengine.search.compilers import with_machine_code

@@ -13,7 +13,7 @@ from evoengine.gpu import Gpu, known_gpus
 from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.ray_cluster import Node
-from evoengine.views.encoding import SCHEMA, AnswerView
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.tables import Cell, Column, Styled, Table
 from evoengine.workloads import workloads
 from evoengine.workloads.base import AnyWorkload

@@ -19,8 +19,8 @@ from evoengine.records import Baseline, Candidate, Config, Kind, Outcome
 from evoengine.text import number
 from evoengine.tuning.measure import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.candidate_tables import Knobs, digits_of, kind_mark
-from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 

@@ -34,7 +34,7 @@ from evoengine.records import (
 )
 from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
-from evoengine.views.encoding import SCHEMA, AnswerView, utc
+from evoengine.views import SCHEMA, AnswerView, utc
 from evoengine.workloads import parse_problem
 
 

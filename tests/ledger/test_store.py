@@ -37,7 +37,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.views.encoding import jsonable
+from evoengine.views import jsonable
 from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import (
     CONFIG,

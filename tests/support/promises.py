@@ -39,10 +39,10 @@ from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
+from evoengine.views import jsonable
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
 from evoengine.views.boards import BoardsView, ClusterView, FindingsView, WorkloadsView, cluster_json, findings_json
 from evoengine.views.comparison import RunComparisonView
-from evoengine.views.encoding import jsonable
 from evoengine.views.foreign_kernels import CubinsAnswer, cubins_json
 from evoengine.views.results import (
     MeasuredView,

@@ -14,8 +14,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm.cases import tile_sizes
-from evoengine.workloads.gemm.problem import HALVES
-from evoengine.workloads.gemm.tiles import cluster_tiles, split_k
+from evoengine.workloads.gemm.problem import HALVES, cluster_tiles, split_k
 from evoengine.workloads.w4a16.cases import cells, gate_cases, most_sharers, stream_steps, visited
 from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, W4A16Problem, parse_problem
 
