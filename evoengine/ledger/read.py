@@ -387,19 +387,20 @@ class Targets:
         Raises NothingFound where there is none, and UsageError for an unknown GPU.
         """
         gpu = self.known_gpu(gpu)
-        matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
-        if gpu is not None:
-            matching = matching.where(RunRow.gpu == gpu)
-        if problem is not None:
-            matching = matching.where(RunRow.problem == problem)
-        with self._ledger.database.reading() as session:
-            found = session.execute(matching).one_or_none()
+        found = self._last(gpu, [] if problem is None else [RunRow.problem == problem])
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
             then = "search" if self._ledger.is_empty() else "history"
             what = "fills it" if self._ledger.is_empty() else "lists what it has"
             raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self._ledger.db)} {what}")
-        return found[0], found[1]
+        return found
+
+    def _last(self, gpu: str | None, conditions: Sequence[ColumnElement[bool]]) -> tuple[str, str] | None:
+        of_gpu = [] if gpu is None else [RunRow.gpu == gpu]
+        runs = select(RunRow.gpu, RunRow.problem).where(*of_gpu, *conditions)
+        with self._ledger.database.reading() as session:
+            found = session.execute(runs.order_by(RunRow.id.desc()).limit(1)).one_or_none()
+        return None if found is None else (found[0], found[1])
 
     def problems_of(self, workload: str, gpu: str) -> list[str]:
         """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
@@ -410,14 +411,10 @@ class Targets:
 
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
         """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
-        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
-        if gpu is not None:
-            found = found.where(RunRow.gpu == self.known_gpu(gpu))
-        with self._ledger.database.reading() as session:
-            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
-        if last is None:
+        found = self._last(self.known_gpu(gpu), [RunRow.problem.startswith(f"{workload}:", autoescape=True)])
+        if found is None:
             raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
-        return last[0], last[1]
+        return found
 
     def ranked(self) -> list[tuple[str, str]]:
         """Return every problem and GPU with a ranked candidate, latest first."""
@@ -426,11 +423,6 @@ class Targets:
         grouped = grouped.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())
         with self._ledger.database.reading() as session:
             return [(problem, gpu) for problem, gpu in session.execute(grouped)]
-
-    def definition(self, run: int) -> str | None:
-        """Return the problem.json that a run kept; None where it kept none."""
-        with self._ledger.database.reading() as session:
-            return session.scalar(select(RunRow.definition).where(RunRow.id == run))
 
     def last_definition(self, problem: str) -> str | None:
         """Return the problem.json that the last run for this problem kept; None where none kept one."""

@@ -65,18 +65,7 @@ T = TypeVar("T")
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
-OF_SOURCE = (
-    "source_sha256",
-    "entry",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "threads",
-    "block_y",
-    "block_z",
-    "shared_bytes",
-    "next_kernels",
-)
+OF_SOURCE = "source_sha256 entry grid_x grid_y grid_z threads block_y block_z shared_bytes next_kernels".split()
 """columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
 
@@ -271,8 +260,7 @@ def to_policy(values: Mapping[str, Any]) -> Policy:
 
 
 FIGURES = RowReader(
-    MeasurementRow,
-    "candidate_id kind device tflops median_us vs_baseline suspect normalised_us policy terms".split(),
+    MeasurementRow, "candidate_id kind device tflops median_us vs_baseline suspect normalised_us policy terms".split()
 )
 TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
 """those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
@@ -343,9 +331,9 @@ def to_profile(row: ProfileRow) -> Profile:
 
 
 _CANDIDATE = (
-    *("problem", "gpu", "config", "reason", "device", "occupancy", "operator", "retry_of", "taken_from", "evidence"),
-    *("gate_version", "created_at", "finished_at"),
-)
+    "problem gpu config reason device occupancy operator retry_of taken_from evidence gate_version created_at"
+    " finished_at"
+).split()
 
 
 def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:

@@ -23,7 +23,7 @@ from evoengine.ledger import rows
 from evoengine.ledger.check import delete_runs
 from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claims
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.integrity import insert_row, update_row
+from evoengine.ledger.integrity import Damaged, insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
 from evoengine.ledger.read import (
     RunSummary,
@@ -277,6 +277,13 @@ class Ledger:
         with self.database.reading() as session:
             found = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return list(map(rows.to_run, found))
+
+    def run(self, number: int) -> Run:
+        """Return the run of a candidate, or one that was named by `runs`."""
+        with self.database.reading() as session:
+            if (found := session.get(RunRow, number)) is None:
+                raise Damaged(RunRow.__tablename__, number)
+            return rows.to_run(found)
 
     def run_summaries(self) -> Iterator[RunSummary]:
         """Yield what a list of runs shows, oldest first."""

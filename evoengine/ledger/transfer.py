@@ -11,27 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
 
-from evoengine.ledger import integrity
+from evoengine.ledger import integrity, rows
 from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.rows import (
-    OF_SOURCE,
-    baseline_values,
-    batches,
-    device_row,
-    get_or_create_binary,
-    get_or_create_source,
-    load_options,
-    measurement_values,
-    profile_values,
-    to_baseline,
-    to_candidate,
-    to_measurement,
-    to_profile,
-    to_run,
-    to_verdict,
-    verdict_values,
-)
+from evoengine.ledger.rows import batches
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
 from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
 
@@ -72,21 +55,21 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
-    whole = (*load_options(with_cubin=False), selectinload(CandidateRow.profiles))
+    whole = (*rows.load_options(with_cubin=False), selectinload(CandidateRow.profiles))
     with ledger.database.reading() as session:
         return RunHistory(
-            to_run(session.get_one(RunRow, number)),
-            list(map(to_baseline, session.scalars(of_run))),
+            rows.to_run(session.get_one(RunRow, number)),
+            list(map(rows.to_baseline, session.scalars(of_run))),
             [_dossier(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 
 
 def _dossier(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
-        to_candidate(row, with_cubin=False),
-        list(map(to_verdict, row.verdicts)),
-        list(map(to_measurement, row.measurements)),
-        list(map(to_profile, row.profiles)),
+        rows.to_candidate(row, with_cubin=False),
+        list(map(rows.to_verdict, row.verdicts)),
+        list(map(rows.to_measurement, row.measurements)),
+        list(map(rows.to_profile, row.profiles)),
     )
 
 
@@ -111,18 +94,18 @@ def _insert_run(
     integrity.call_it(session.connection(), integrity.IMPORTED)
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"
-    run = RunRow(device=device_row(session, whole.run.device), **plain)
+    run = RunRow(device=rows.device_row(session, whole.run.device), **plain)
     session.add(run)
     session.flush()
     for baseline in whole.baselines:
-        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **baseline_values(baseline)))
+        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **rows.baseline_values(baseline)))
     trials, late = _insert_dossiers(session, whole.dossiers, run.id, now, on_done)
     finals = _finals(figure for _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
     late.sort(key=lambda f: (f[1].taken_at or now, "place" in f[1].terms))
     for some in batches(late):
         restated = [(trial, replace(f, terms=_renumbered(f.terms, trials, finals))) for trial, f in some]
-        _insert(session, MeasurementRow, [_values(trial, f, measurement_values, now) for trial, f in restated])
+        _insert(session, MeasurementRow, [_values(trial, f, rows.measurement_values, now) for trial, f in restated])
     rebuild(session, run.id)
     return run.id, list(trials.values())
 
@@ -137,20 +120,22 @@ def _insert_dossiers(
     for some in batches(dossiers):
         new = _next_trials(session, len(some))
         numbers |= {dossier.candidate.trial: number for dossier, number in zip(some, new, strict=True)}
-        rows: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
+        written: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
         for dossier, trial in zip(some, new, strict=True):
             if dossier.candidate.reason and _TRIAL.search(dossier.candidate.reason):
                 renaming[trial] = dossier.candidate.reason
-            rows[CandidateRow].append({"id": trial} | _candidate_values(session, dossier.candidate, run, now, numbers))
-            rows[VerdictRow] += [_values(trial, v, verdict_values, now) for v in dossier.verdicts]
-            rows[ProfileRow] += [_values(trial, p, profile_values, now) for p in dossier.profiles]
+            written[CandidateRow].append(
+                {"id": trial} | _candidate_values(session, dossier.candidate, run, now, numbers)
+            )
+            written[VerdictRow] += [_values(trial, v, rows.verdict_values, now) for v in dossier.verdicts]
+            written[ProfileRow] += [_values(trial, p, rows.profile_values, now) for p in dossier.profiles]
             for figure in dossier.figures:
                 if figure.taken_at or figure.terms:
                     late.append((trial, figure))
                 else:  # a foreign file's, which may be 100,000
-                    rows[MeasurementRow].append(_values(trial, figure, measurement_values, now))
-        for row, values in rows.items():
-            _insert(session, row, values)
+                    written[MeasurementRow].append(_values(trial, figure, rows.measurement_values, now))
+        for row, of_row in written.items():
+            _insert(session, row, of_row)
         on_done(len(numbers))
     for trial, reason in renaming.items():
         named = session.get_one(CandidateRow, trial)
@@ -184,10 +169,10 @@ def _candidate_values(
     session: Session, c: Candidate, run: int, now: datetime, numbers: Mapping[int, int]
 ) -> dict[str, object]:
     """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
-    source = get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(OF_SOURCE)
+    source = rows.get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(rows.OF_SOURCE)
     binary = None
     if c.source and c.binary:
-        binary = get_or_create_binary(session.connection(), c.source, _stated(c.binary))
+        binary = rows.get_or_create_binary(session.connection(), c.source, _stated(c.binary))
     return {
         "run_id": run,
         "problem": c.problem,

@@ -74,8 +74,7 @@ class Kernel(NamedTuple):
 def kernel_of(ledger: Ledger, trial: Candidate) -> Kernel:
     """Return the kernel of a trial as its run has it. Raises UsageError where its workload is not known here."""
     target = target_of(ledger, trial)
-    identity = next(run.kernel for run in ledger.runs() if run.id == trial.run)
-    return Kernel(target, spaces_of(ledger, [trial], target)[trial.run], identity)
+    return Kernel(target, spaces_of(ledger, [trial], target)[trial.run], ledger.run(trial.run).kernel)
 
 
 class Proposals:

@@ -151,7 +151,7 @@ class SetSearch:
             search = self._current or Search(replace(self._options, problem=problem), self._echo, self._on_stage)
             results[problem] = self._run(search, on_change, on_trial)
         with open_ledger(self._options.db, create=False) as ledger:
-            gpu = next(run.gpu for run in ledger.runs() if run.id == results[self._problems[0]].run)
+            gpu = ledger.run(results[self._problems[0]].run).gpu
             for problem, result in results.items():
                 asked = self._unknown(ledger, problem, gpu)
                 if not asked:

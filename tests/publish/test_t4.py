@@ -123,6 +123,7 @@ def whole() -> RunHistory:
             replace(c, created_at=at(n), finished_at=at(n + 0.5)),
             [replace(c.verdict, taken_at=at(n + 0.1))] if c.verdict else [],
             [replace(c.measurement, taken_at=at(n + 0.2))] if c.measurement else [],
+            [],
         )
         for n, c in enumerate(finished)
     ]

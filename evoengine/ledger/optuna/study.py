@@ -51,7 +51,7 @@ from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.paths import default_database
-from evoengine.records import RUNNING, Config, Kind, Outcome, Run, Value
+from evoengine.records import RUNNING, Config, Kind, Outcome, Value
 from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
@@ -133,7 +133,7 @@ class Projection:
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self._known_places: dict[tuple[str, type, Value], float] = {}
         self.name = study_name(ledger, run, kind) + suffix
-        self._objectives = stored_objectives(_described(ledger, run).objectives)
+        self._objectives = stored_objectives(ledger.run(run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
         self._waiting: list[int] = []
@@ -206,7 +206,7 @@ class Projection:
         Trials whose gate was not finished are added once the run has ended: until then they may still be ranked.
         """
         try:
-            self._run_ended = _described(self._ledger, self._run).status != RUNNING
+            self._run_ended = self._ledger.run(self._run).status != RUNNING
             known = self._storage.get_all_trials(self._study_id, deepcopy=False)
             finished = self._ledger.finished_trials(self._run).get(self._run, [])
         except PROJECTING as error:
@@ -350,13 +350,9 @@ def _one_line(error: Exception) -> str:
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
-    described = _described(ledger, run)
+    described = ledger.run(run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
     return plain(f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}")
-
-
-def _described(ledger: Ledger, run: int) -> Run:
-    return next(r for r in ledger.runs() if r.id == run)
 
 
 def _metric(objective: Objective, kind: Kind) -> str:
