@@ -266,8 +266,9 @@ def of_other_machines() -> dict[str, Any]:
     pair = Pair(1, PROBLEM, GPU, "NVIDIA H100", "wmma", 2.0, 2.5)
     node = Node("n1", "host", "10.0.0.1", 8, {"h100": 1}, "3.12.1", "0.1.0", "NVRTC 13.0", "no compiler")
     status = ClusterStatus(
-        [node], 8.0, 1.0, 1.0, 1.0, [BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
-        [DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
+        nodes=[node], cpus=8.0, cpus_busy=1.0, gpus=1.0, gpus_busy=1.0,
+        at_work=[BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
+        searches=[DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
     )  # fmt: skip
     kernel = SimpleNamespace(
         entry="k", arch=90, registers=32, shared_bytes=0, local_bytes=0, parameters=[(0, 8)], max_threads=None,
