@@ -93,7 +93,7 @@ class Coordinator:
             self.progress.notes += said
         left = [*(retry.config for retry in self._retries.values()), *s.first]
         known_good = neighbouring_bests(ledger, s)
-        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
+        self.proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         workers = workers or WorkerPool(s.jobs, limits)
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
@@ -116,14 +116,6 @@ class Coordinator:
             self._on_finished,
             {self.run: s.space},
         )
-
-    @property
-    def invalid_proposals(self) -> int:
-        return self._proposer.invalid
-
-    @property
-    def repeated_proposals(self) -> int:
-        return self._proposer.repeated
 
     def stop(self) -> None:
         """Stop after the current event. What is unfinished stays in the ledger for the next run."""
@@ -242,7 +234,7 @@ class Coordinator:
         """
         some: list[tuple[Proposal, Rendered | Rejection]] = []
         while len(some) < MAX_BATCH and self._may_start(len(some)) and not self._must_predict_first():
-            proposal = self._proposer.propose()
+            proposal = self.proposer.propose()
             if proposal is None:
                 self._exhausted = True
                 break
@@ -256,7 +248,7 @@ class Coordinator:
 
     def _must_predict_first(self) -> bool:
         """Return whether the first pick should wait for predictions that will be available soon. It waits only once."""
-        return self._lookahead is not None and not self._proposer.queued and self._lookahead.must_wait()
+        return self._lookahead is not None and not self.proposer.queued and self._lookahead.must_wait()
 
     def _start_lookahead(self) -> None:
         """Give idle workers likely proposals to predict."""
@@ -275,7 +267,7 @@ class Coordinator:
         """Insert a proposal into the ledger; return the arguments of `_dispatch`, or None if it has ended."""
         if isinstance(rendered, Rejection):
             trial = self.ledger.add_candidate(*self._row(proposal, None))
-            self._proposer.started(proposal, trial)
+            self.proposer.started(proposal, trial)
             self._finish(InFlight(proposal, Proposed(trial, proposal.config)), end_of(rendered))
             return None
         source = rendered.source
@@ -288,7 +280,7 @@ class Coordinator:
             plans = self._pipeline.plans(proposal.config)
             key = self._identity.key(source, proposal.config, plans)
             trial, claim = self.ledger.add_claiming(self._row(proposal, source), key, self.setting.remeasure)
-        self._proposer.started(proposal, trial)
+        self.proposer.started(proposal, trial)
         flight = InFlight(proposal, Rendered(trial, proposal.config, source), plans)
         first = self._first_with.setdefault(source.sha256, trial)
         if first != trial:
@@ -444,7 +436,7 @@ class Coordinator:
         self.ledger.finish(flight.trial, Outcome.DUPLICATE, reason, None, None)
         self._count(flight, Outcome.DUPLICATE)
         if first in self._values:
-            self._proposer.tell(flight.proposal, self._values[first])
+            self.proposer.tell(flight.proposal, self._values[first])
         else:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
@@ -457,7 +449,7 @@ class Coordinator:
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
         values = self._values[flight.trial] = sampler_values(found, self.setting.objectives)
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
-            self._proposer.tell(proposal, values)
+            self.proposer.tell(proposal, values)
         self._count(flight, outcome)
         self._failures.add(flight.trial, outcome, found.reason)
         best = self.progress.best

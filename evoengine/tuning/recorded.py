@@ -105,7 +105,7 @@ class RecordedSearch:
             excess = best[0].ranked_by.median_us / (space.optimum * 1e3)
             progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
         return SearchResult(
-            run, progress, best, replay.invalid_proposals, replay.repeated_proposals, missed | study.missed
+            run, progress, best, replay.proposer.invalid, replay.proposer.repeated, missed | study.missed
         )
 
 

@@ -372,7 +372,7 @@ class Search:
         study.complete()  # trials that were in flight, or that an unavailable database delayed
         study.summarise()
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
-        invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
+        invalid, repeated = coordinator.proposer.invalid, coordinator.proposer.repeated
         return SearchResult(run, progress, best, invalid, repeated, missed | study.missed, pareto=len(s.objectives) > 1)
 
 

@@ -278,13 +278,18 @@ def rebuild(
     kind: Kind,
     domains: Mapping[str, Sequence[Value]],
     on_done: Callable[[int], None] = lambda done: None,
+    *,
+    trials: Sequence[int] | None = None,
+    suffix: str = "",
 ) -> Projection:
-    """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes."""
-    name = study_name(ledger, run, kind)
+    """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes.
+
+    It has the finished `trials`, or all that the run has. `suffix` ends its name.
+    """
     with storage.engine.begin() as connection:
-        delete_study(connection, name)
-    projection = Projection(storage, ledger, run, kind, domains)
-    projection.fill(ledger.finished_trials(run).get(run, []), on_done)
+        delete_study(connection, study_name(ledger, run, kind) + suffix)
+    projection = Projection(storage, ledger, run, kind, domains, suffix)
+    projection.fill(ledger.finished_trials(run).get(run, []) if trials is None else trials, on_done)
     projection.summarise()
     return projection
 
