@@ -408,7 +408,10 @@ def prune(ledger: Ledger, keep: int, before: datetime | None) -> Pruned:
 
 def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     held = _packed_bytes(session)
-    kept = _sources_of_best(session, keep)
+    kept: set[str | None] = set()
+    for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
+        for batch in batches(read_order(session, problem, gpu, keep)):
+            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
     in_use = [CandidateRow.outcome.is_(None), RunRow.status == RUNNING]
     if before is not None:
         in_use.append(or_(CandidateRow.finished_at.is_(None), CandidateRow.finished_at >= before))
@@ -424,14 +427,6 @@ def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     session.execute(delete(MachineCodeRow).where(~needed.exists()))
     integrity.sign(session.connection(), integrity.LEDGER, integrity.PRUNED, f"{sources} sources, {binaries} binaries")
     return Pruned(sources, binaries, held - _packed_bytes(session))
-
-
-def _sources_of_best(session: Session, keep: int) -> set[str | None]:
-    kept: set[str | None] = set()
-    for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
-        for batch in batches(read_order(session, problem, gpu, keep)):
-            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
-    return kept
 
 
 def _packed_bytes(session: Session) -> int:

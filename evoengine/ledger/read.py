@@ -134,25 +134,13 @@ def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool, ki
     figures = _figures(session, numbers, kind)
     taken = _resources(session, numbers) if resources else {}
     configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
-    return [
-        _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
-        for row, config, of_trial in zip(rows, configs, parents, strict=True)
-    ]
-
-
-def _trial(
-    row: Sequence[Any],
-    config: Config,
-    parents: tuple[int, ...],
-    figure: Measurement | None,
-    binary: Resources | None,
-    shared_bytes: int | None,
-) -> Trial:
-    number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
-    ended = OUTCOMES[outcome]
-    return Trial(
-        number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
-    )
+    trials = []
+    for row, config, of_trial in zip(rows, configs, parents, strict=True):
+        number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
+        stated = config, tuple(of_trial), operator, OUTCOMES[outcome], reason, origin
+        binary, shared_bytes = taken.get(number, (None, None))
+        trials.append(Trial(number, run, problem, gpu, *stated, figures.get(number), binary, shared_bytes))
+    return trials
 
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:

@@ -151,7 +151,7 @@ class Projection:
                 load_if_exists=True,
                 directions=[o.direction for o in self._objectives],
             )
-            study.set_metric_names([_metric(o, kind) for o in self._objectives])
+            study.set_metric_names([f"{o.title} ({kind})" if o.timed else o.title for o in self._objectives])
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
@@ -358,10 +358,6 @@ def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = ledger.run(run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
     return plain(f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}")
-
-
-def _metric(objective: Objective, kind: Kind) -> str:
-    return f"{objective.title} ({kind})" if objective.timed else objective.title
 
 
 def study_note(found: Sequence[Effect]) -> str:
