@@ -410,8 +410,8 @@ def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     held = _packed_bytes(session)
     kept: set[str | None] = set()
     for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
-        for batch in batches(read_order(session, problem, gpu, keep)):
-            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
+        for best in batches(read_order(session, problem, gpu, keep)):
+            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(best))))
     in_use = [CandidateRow.outcome.is_(None), RunRow.status == RUNNING]
     if before is not None:
         in_use.append(or_(CandidateRow.finished_at.is_(None), CandidateRow.finished_at >= before))
