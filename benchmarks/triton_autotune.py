@@ -2,17 +2,18 @@
 
     python benchmarks/triton_autotune.py TUTORIALS --out MEASURED            on a GPU: Triton times its own lists
     evoengine run --gpu h100 --sample --map-cuda benchmarks/triton_autotune.py TUTORIALS --out PREDICTED
-    python benchmarks/triton_autotune.py --compare MEASURED PREDICTED        anywhere
+    python benchmarks/triton_autotune.py --compare MEASURED PREDICTED        anywhere; results/ has both
 
-TUTORIALS is the folder python/tutorials of a checkout of Triton. Each tutorial is imported up to its host function, which
-is called once per problem; `configs_timings` of its autotuner then has a time of each configuration, measured or
-predicted by what the driver's benchmarker answers.
+TUTORIALS is the folder python/tutorials of a checkout of Triton. Each tutorial is imported up to its host function,
+which is called once per problem; `configs_timings` of its autotuner then has a time of each configuration, measured or
+predicted by what the driver's benchmarker answers. What OUT has already is not timed again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import gzip
 import importlib.util
 import json
 import statistics
@@ -65,7 +66,13 @@ def cases(folder: Path) -> Iterator[tuple[str, str, Callable[[], Any]]]:
             lambda n=size: (products.matmul(drawn(n, n), drawn(n, n)), products.matmul_kernel)[1],
         )  # fmt: skip
     attention = tutorial(folder, "06", "attention")
-    for length, width, causal in ((1024, 64, False), (4096, 64, False), (4096, 64, True), (4096, 128, False), (4096, 128, True)):
+    for length, width, causal in (
+        (1024, 64, False),
+        (4096, 64, False),
+        (4096, 64, True),
+        (4096, 128, False),
+        (4096, 128, True),
+    ):
         yield (
             "06 _attn_fwd", f"b4 h32 s{length} d{width} {'causal' if causal else 'full'} fp16",
             lambda s=length, d=width, c=causal: (
@@ -91,7 +98,10 @@ def cases(folder: Path) -> Iterator[tuple[str, str, Callable[[], Any]]]:
         )  # fmt: skip
         yield (
             "09 matmul_kernel_tma", problem,
-            lambda k=depth: (persistent.matmul_tma(drawn(4096, k), drawn(4096, k), False), persistent.matmul_kernel_tma)[1],
+            lambda k=depth: (
+                persistent.matmul_tma(drawn(4096, k), drawn(4096, k), False),
+                persistent.matmul_kernel_tma,
+            )[1],
         )  # fmt: skip
         yield (
             "09 matmul_kernel_tma_persistent", problem,
@@ -113,9 +123,12 @@ def timings(tuner: Any) -> Timings:
 
 
 def record(folder: Path, out: Path) -> None:
-    """Write what the autotuners time to `out`, after each problem, with the reason where one fails."""
-    rows: list[dict[str, Any]] = []
+    """Add what the autotuners time to `out`, after each problem, with the reason where one fails."""
+    rows: list[dict[str, Any]] = json.loads(out.read_text("utf-8")) if out.exists() else []
+    known = {(row["kernel"], row["problem"]) for row in rows}
     for kernel, problem, call in cases(folder):
+        if (kernel, problem) in known:
+            continue
         row: dict[str, Any] = {"kernel": kernel, "problem": problem}
         try:
             tuner = call()
@@ -132,7 +145,8 @@ def compare(measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[s
     """Print, per problem, how long the predicted first takes beside the measured best, and errors over the list."""
     by_place = {(row["kernel"], row["problem"]): row.get("us", {}) for row in predicted}
     picks, errors = [], []
-    print("| kernel | problem | configurations | measured best, µs | predicted first | mean error | signed |\n|---|---|---:|---:|---:|---:|---:|")
+    print("| kernel | problem | configurations | measured best, µs | predicted first | mean error | signed |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for row in measured:
         other = by_place.get((row["kernel"], row["problem"]), {})
         both = {config: (us, other[config]) for config, us in row.get("us", {}).items() if config in other}
@@ -147,10 +161,18 @@ def compare(measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[s
             f"| {row['kernel']} | {row['problem']} | {len(both)} | {best:.1f} | {first:.2f} | "
             f"{statistics.fmean(map(abs, off)):.1%} | {statistics.fmean(off):+.1%} |"
         )
+    mean, signed = statistics.fmean(map(abs, errors)), statistics.fmean(errors)
     print(
-        f"{len(picks)} problems: predicted first {statistics.geometric_mean(picks):.3f} of the measured best, at worst {max(picks):.2f}; "
-        f"{len(errors)} configurations: error {statistics.fmean(map(abs, errors)):.1%}, signed {statistics.fmean(errors):+.1%}"
+        f"{len(picks)} problems: the predicted first takes {statistics.geometric_mean(picks):.3f} of the measured best,"
     )
+    print(f"at worst {max(picks):.2f}; {len(errors)} configurations: mean error {mean:.1%}, signed {signed:+.1%}")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that `--out` wrote, or of one that was compressed since."""
+    data = path.read_bytes()
+    rows: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return rows
 
 
 def main() -> None:
@@ -161,7 +183,7 @@ def main() -> None:
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("MEASURED", "PREDICTED"))
     given = parser.parse_args()
     if given.compare:
-        compare(*(json.loads(path.read_text("utf-8")) for path in given.compare))
+        compare(*map(read, given.compare))
     elif given.tutorials and given.out:
         record(given.tutorials, given.out)
     else:
