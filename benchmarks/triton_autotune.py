@@ -1,12 +1,12 @@
 """Compare the configuration that a predicted autotuner picks with the one that a GPU picks, over Triton's tutorials.
 
-    python benchmarks/triton_autotune.py TUTORIALS --out MEASURED            on a GPU: Triton times its own lists
-    evoengine run --gpu h100 --sample --map-cuda benchmarks/triton_autotune.py TUTORIALS --out PREDICTED
+    python benchmarks/triton_autotune.py TUTORIALS MEASURED                  on a GPU: Triton times its own lists
+    evoengine run --gpu h100 --sample --map-cuda benchmarks/triton_autotune.py TUTORIALS PREDICTED
     python benchmarks/triton_autotune.py --compare MEASURED PREDICTED        anywhere; results/ has both
 
 TUTORIALS is the folder python/tutorials of a checkout of Triton. Each tutorial is imported up to its host function,
 which is called once per problem; `configs_timings` of its autotuner then has a time of each configuration, measured or
-predicted by what the driver's benchmarker answers. What OUT has already is not timed again.
+predicted by what the driver's benchmarker answers. What the file has already is not timed again.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def compare(measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[s
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file that `--out` wrote, or of one that was compressed since."""
+    """Return the rows of a file that `record` wrote, or of one that was compressed since."""
     data = path.read_bytes()
     rows: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     return rows
@@ -179,7 +179,7 @@ def main() -> None:
     """Record or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("tutorials", type=Path, nargs="?")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("MEASURED", "PREDICTED"))
     given = parser.parse_args()
     if given.compare:
@@ -187,7 +187,7 @@ def main() -> None:
     elif given.tutorials and given.out:
         record(given.tutorials, given.out)
     else:
-        parser.error("give TUTORIALS and --out FILE, or --compare MEASURED PREDICTED")
+        parser.error("give TUTORIALS and FILE, or --compare MEASURED PREDICTED")
 
 
 if __name__ == "__main__":

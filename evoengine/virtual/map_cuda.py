@@ -79,10 +79,8 @@ class _OnCpu(TorchFunctionMode):
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
         args, kwargs = [_on_cpu(value) for value in args], {n: _on_cpu(value) for n, value in (kwargs or {}).items()}
-        if function in MULTIPLY and not kwargs:
-            result = self.products.of(function, args)
-        else:
-            result = function(*args, **kwargs)
+        multiplies = function in MULTIPLY and not kwargs
+        result = self.products.of(function, args) if multiplies else function(*args, **kwargs)
         if self._graph is not None:
             self._graph.note(function, args, kwargs, result)
         return result
