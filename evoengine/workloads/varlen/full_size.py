@@ -22,7 +22,7 @@ MOST_DRAWN = 1 << 24
 MOST_BLOCKS = 24
 LEAST_BLOCKS = 4
 ROUNDS = 3
-"""tiles of rows of a persistent block at most: there are more blocks than on a GPU, so that each can be run to its end"""
+"""tiles of rows of a persistent block at most: there are more blocks than on a GPU, and each is run to its end"""
 
 
 @dataclass(frozen=True, slots=True)
