@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from evoengine.devices.base import TensorArgument, is_passed
+from evoengine.devices.base import ConstantParameter, TensorArgument
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.problem import OUTPUT
@@ -30,9 +30,10 @@ class VarlenFullSize(FullSize[FullCase]):
     def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
         p, generator = case.problem, torch.Generator().manual_seed(seed)
         given = index_tensors(p, draw_table(p, seed))
-        passed = (a for a in self._workload.parameters(p, case.config) if is_passed(a))
         own: list[BlockArgument] = [
-            TensorArgument(a.name, given[a.name].view(np.uint32)) if a.name in given else a for a in passed
+            TensorArgument(a.name, given[a.name].view(np.uint32)) if a.name in given else a
+            for a in self._workload.parameters(p, case.config)
+            if not isinstance(a, ConstantParameter)
         ]
         values = torch.randn(POOL_PAGES, PAGE // 2, generator=generator).to(TORCH_DTYPES[p.dtype])
         limit = case.rounds * _tile_bytes(case)
