@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from evoengine.devices.base import Parameter
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch, Plan, Value
 from evoengine.workloads.attention.cases import cells, gate_cases, visited
 from evoengine.workloads.attention.full_size import FullCase, full_plan
-from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parameters, parse_problem
+from evoengine.workloads.attention.problem import EXAMPLE, LSE, AttentionProblem, parameters, parse_problem
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 
 
 class Attention(Workload[AttentionProblem]):
     name = "attention"
-    grammar = "b…,h…,s…,d…[,dv…],fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths"
+    grammar = "b…,h…,s…,d…[,dv…],fp16|bf16[,causal][,kv…][,lse]; sq…,sk… for unlike lengths"
     example = EXAMPLE
     compile_time = ("head_dim", "head_dim_v", "dtype", "causal", "element_bytes")
     is_default = True
@@ -37,10 +37,13 @@ class Attention(Workload[AttentionProblem]):
         return full / 2 if problem.causal else full
 
     def min_dram_bytes(self, problem: AttentionProblem) -> float:
-        """Return the bytes of Q, K and V read once and O written once."""
+        """Return the bytes of Q, K and V read once, and of O and LSE written once."""
         q = problem.batch * problem.heads * problem.seq_q
         kv = problem.batch * problem.kv_heads * problem.seq_k
-        return 2.0 * (q + kv) * (problem.head_dim + problem.head_dim_v)
+        return 2.0 * (q + kv) * (problem.head_dim + problem.head_dim_v) + 4.0 * q * problem.lse
+
+    def constants(self, problem: AttentionProblem) -> dict[str, Value]:
+        return {**super().constants(problem), **({LSE: True} if problem.lse else {})}
 
     def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
         return gate_cases(problem, config)

@@ -119,6 +119,7 @@ def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardPr
     """
     m, n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     stages, group, one = int(config.get("stages", 1)), problem.heads // problem.kv_heads, _single(problem)
+    split = int(config.get("split_q", 1))
     small = replace(one, heads=2 * min(group, 2), kv_heads=2)
     several = replace(one, batch=2, heads=2 * min(group, 8), kv_heads=2)
 
@@ -133,7 +134,7 @@ def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardPr
     yield case("batch and heads", 17, 33, of=several)
     yield case("heads grouped by three", m + 5, 19, of=replace(several, heads=6))
     yield case("remainders", m + own_tail(problem.seq_q, m), n + own_tail(problem.seq_k, n), of=small)
-    yield case("pipeline wraps", (2 * stages + 2) * m - 1, 2 * n - 1)
+    yield case("pipeline wraps", (2 * stages * split + 2) * m - 1, 2 * n - 1)
     yield case("many keys", 2 * m - 1, 4 * n + 1)
     yield case("large logits", m + 3, 2 * n - 1, "large logits")
     yield case("one-hot rows", 2 * m + 1, n + 3, "one-hot rows")

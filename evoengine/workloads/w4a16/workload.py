@@ -9,15 +9,24 @@ from math import prod
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, ScratchParameter, TensorParameter
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    Parameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.gemm import WORKLOAD as GEMM
 from evoengine.workloads.gemm.cases import tile_sizes
 from evoengine.workloads.gemm.problem import HALVES
-from evoengine.workloads.gemm.tiles import cluster_tiles, split_k
+from evoengine.workloads.gemm.tiles import cluster_shape, cluster_tiles, split_k
+from evoengine.workloads.gemm.workload import SWIZZLED
 from evoengine.workloads.w4a16.cases import cells, gate_cases, most_sharers, stream_steps, visited
-from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, W4A16Problem, parse_problem
+from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, PACKED, W4A16Problem, parse_problem
 
 
 class W4A16(Workload[W4A16Problem]):
@@ -41,6 +50,9 @@ class W4A16(Workload[W4A16Problem]):
         """Return the bytes of A, the weights, their scales and zero points read once and of C written once."""
         return float(sum(DTYPE_BYTES[dtype] * prod(problem.shape(name)) for name, dtype in _tensors(problem)))
 
+    def gate_launch(self, case: Case[W4A16Problem], launch: Launch) -> Launch:
+        return GEMM.gate_launch(Case(case.name, case.problem.gemm, config=case.config), launch)
+
     def cases(self, problem: W4A16Problem, config: Config) -> tuple[Case[W4A16Problem], ...]:
         return gate_cases(problem, config)
 
@@ -48,13 +60,13 @@ class W4A16(Workload[W4A16Problem]):
         return cells(problem, config)
 
     def visited(self, case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, visits)
+        return visited(case, launch, visits)
 
     def parameters(self, problem: W4A16Problem, config: Config) -> tuple[Parameter, ...]:
         p = problem
         tensors = (TensorParameter(name, p.shape(name), dtype, output=name == "c") for name, dtype in _tensors(p))
         scalars = (ScalarArgument(name, np.int32(getattr(p, name))) for name in ("m", "n", "k"))
-        return (*tensors, *_scratch(p, config), *scalars)
+        return (*tensors, *_scratch(p, config), *scalars, *_tensor_maps(p, config))
 
     def tensors(self) -> Tensors[W4A16Problem]:
         from evoengine.workloads.w4a16.tensors import W4A16Tensors
@@ -72,10 +84,22 @@ def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:
 
 def _scratch(problem: W4A16Problem, config: Config) -> tuple[ScratchParameter, ...]:
     """Return what blocks leave that share the steps of a tile: their sums, and how many of them have done so."""
-    if split_k(config) == 1 and not stream_steps(config):
+    if config.get("family") == "wgmma" or (split_k(config) == 1 and not stream_steps(config)):
         return ()
     tiles, (tile_m, tile_n, _) = cluster_tiles(problem.gemm, config), tile_sizes(config)
     return (
         ScratchParameter("partial", (tiles, most_sharers(problem, config), tile_m, tile_n), "fp32"),
         ScratchParameter("arrived", (tiles,), "int32", zeroed=True),
     )
+
+
+def _tensor_maps(problem: W4A16Problem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Return the tensor maps of A and the words for kernels that load by TMA, as the template says."""
+    if config.get("family") != "wgmma":
+        return ()
+    p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
+    box = SWIZZLED // DTYPE_BYTES[p.dtype], tile_m // cluster_shape(config)[1]
+    a = TensorMapArgument("map_a", "a", p.dtype, (p.k, p.m), (DTYPE_BYTES[p.dtype] * p.k,), box, swizzle=SWIZZLED)
+    rows, columns = p.shape("qweight")
+    box = tile_n, tile_k // PACKED
+    return a, TensorMapArgument("map_words", "qweight", "int32", (columns, rows), (4 * columns,), box, swizzle=0)
