@@ -84,7 +84,13 @@ FAULTS = [
     ("exponential without the sign", SILU, BLOCK, "exp2_approx(-gate", "exp2_approx(gate"),
     ("sigmoid by a quotient that overflows", SILU, WARP, "__fdividef(gate.element[j], 1.0f + exp2_approx(-gate.element[j] * LOG2_E))", "gate.element[j] * exp2_approx(gate.element[j] * LOG2_E) / (1.0f + exp2_approx(gate.element[j] * LOG2_E))"),
 ]  # fmt: skip
-FAST = ("no maximum", "missing meeting of the cluster", "next row over one", "label beyond the last read", "pairs of neighbours")
+FAST = (
+    "no maximum",
+    "missing meeting of the cluster",
+    "next row over one",
+    "label beyond the last read",
+    "pairs of neighbours",
+)
 """one of precision, two of synchronisation, of bounds and of what is computed"""
 
 

@@ -310,7 +310,9 @@ def _both(values: torch.Tensor, first: int, second: int) -> torch.Tensor:
 class RowwiseFullSize(RectangleFullSize[RowwiseProblem]):
     def tile(self, problem: RowwiseProblem, config: Config) -> tuple[int, int]:
         columns = problem.hidden
-        if config["family"] == "block" and config["cluster"] > 1:  # blocks have columns of a row, one behind the other
+        if (
+            config.get("family") == "block" and int(config.get("cluster", 1)) > 1
+        ):  # blocks have columns of a row, one behind the other
             run = int(config["threads_per_row"]) * int(config["vector"])
             columns = -(-columns // (run * int(config["cluster"]))) * run
         return rows_of(config)[1], columns
