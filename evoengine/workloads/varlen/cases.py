@@ -13,6 +13,8 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.attention.cases import LONG, MOST_WORK
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    GUARD,
+    MANY,
     NEAR,
     Cell,
     own_tail,
@@ -24,10 +26,6 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.varlen.problem import VarlenProblem
 
-MANY = 36
-"""sequences, more than the lanes of a warp look at together"""
-GUARD = 3
-"""rows or pages of the pool that belong to no sequence, in every case"""
 MORE_BLOCKS = "more than there are tiles of rows"
 UNLIKE_BLOCKS = "several, with unlike numbers of tiles of rows"
 OWN_LENGTHS = "as many sequences as the problem has"
@@ -97,6 +95,8 @@ def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[Varlen
         yield Case(
             "shared pages", at([2, m, 3], [2 * n + 1, 3 * n + problem.page + 2, 2 * problem.page]), "shared pages"
         )
+    if config.get("max_by") == "bits":
+        yield Case("negative rows", at([m], [m + 2 * n]), "negative rows")
 
 
 def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenProblem]]:

@@ -22,7 +22,7 @@ from evoengine.workloads.coverage import (
 from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
 from evoengine.workloads.gemm.coverage import GROUP, PERSISTENT, TOGETHER, VALUES, tile_parts, waits_of
-from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_shape, cluster_tiles, split_k
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_shape, cluster_tiles, split_k
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
 
 NO_STEP = "a block without a step, beside others of its tile"
