@@ -184,6 +184,7 @@ def clusters() -> Iterator[Bench]:
             BARRIERS + RANK + "u32 there;\n" + MAPA.format("there", "at(s)", "rank ^ 1"), "cluster_sync();", cluster=2,
         ), grid=2, cluster=2, threads=32, ops=8, shared=1024, predict=False,
     )  # fmt: skip
+    yield from fences()
     yield from exchanged()
     for blocks in (1, 2, 4, 8):
         text = kernel("if (n == -1) out[0] = 1;", cluster=blocks)
@@ -198,6 +199,32 @@ def clusters() -> Iterator[Bench]:
             "starts", f"clusters of {blocks} blocks of 256 threads that meet once: clocks of an SM a block", met,
             kind="blocks", threads=256, cluster=blocks, constant="cluster_barrier_latency", predict=False,
         )  # fmt: skip
+
+
+def fences() -> Iterator[Bench]:
+    """Fences and barriers of clusters of `each` blocks an SM of 128 threads, on all SMs: the clocks of a turn."""
+    fence_all = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");\n'
+    in_cluster = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");\n'
+    store = "*(volatile u32*)(data + ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4) = i;\n"
+    load = 'asm volatile("ld.global.u32 %0, [%1];" : "=r"(y) : "l"(data + threadIdx.x * 4 + i % 4 * 512) : "memory"); x ^= y;\n'
+    cases = {
+        "a fence of the GPU": (fence_all, 1, {"MEMBAR": 1}),
+        "a fence of the cluster": (in_cluster, 2, {}),
+        "a store and a fence of the GPU": (store + fence_all, 1, {"MEMBAR": 1}),
+        "a fence of the GPU and a load that was in the L1": (fence_all + load, 1, {"MEMBAR": 1}),
+        "a barrier of the cluster with its fences": ("cluster_sync();\n", 2, {"UCGABAR": 1}),
+        "a barrier of the cluster without fences": ("cluster_relaxed();\n", 2, {"UCGABAR": 1}),
+    }
+    for name, (body, blocks, expect) in cases.items():
+        end = "sink[blockIdx.x * blockDim.x + threadIdx.x] = x;" + (" cluster_sync();" if blocks > 1 else "")
+        text = loop(body, "u32 x = 0, y = 0; (void)y;\n", end, cluster=blocks, threads=128).replace("(128, 1)", "(128, 16)")
+        for each in (1, 2, 4, 8, 16):
+            for one in (True, False) if blocks == 1 and each == 1 else (False,):
+                yield Bench(
+                    "exchange", f"{name}, {each} blocks of 128 threads on {'an SM' if one else 'each SM'}: a turn", text,
+                    grid=1 if one else SMS * each, cluster=blocks, threads=128, n=(16, 64), data=8 * MB, writes=True,
+                    constant="membar_latency", predict=False, expect=expect,
+                )  # fmt: skip
 
 
 def exchanged() -> Iterator[Bench]:

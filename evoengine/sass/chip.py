@@ -96,6 +96,13 @@ NEEDED = {
     "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
     "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
     "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
+    # shared memory of another block of the cluster: of a load, beyond its turn, and until an arrival there is seen
+    "remote_latency": Origin(CHASE, HOPPER),
+    "remote_arrival_latency": Origin(REPEATED, HOPPER),
+    "remote_bytes_per_clock": Origin(STREAM, HOPPER),  # of an SM
+    "copy_line_clocks": Origin(REPEATED, HOPPER),  # of LDGSTS, for lines of shared memory beyond those that its bytes fill
+    "adrift": Origin(CHASE, HOPPER),
+    "copy_latency": Origin(CHASE, HOPPER),  # of LDGSTS, beyond a load's
     # of an SM, with all at work, for a sector: that a store fills, or does not, of an atomic, and of the copy engine's
     "l2_store_clocks": Origin(STREAM, HOPPER),
     "l2_partial_clocks": Origin(STREAM, HOPPER),

@@ -41,6 +41,8 @@ while, which no rate that was timed before tells"""
 WARM_UP = 0.15
 """share of the timed work after which the SM's rate is measured"""
 FEWEST_NOTES = 12
+LEAST_STORED = 0.25
+"""of the sectors that go with the timed products; where fewer were stored, they do not tell what the rest of them take"""
 BUSY = 0.6
 """share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6
@@ -224,6 +226,8 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
     )
     if tensor and values["tensor_work"]:
         totals = {"tensor_work": tensor, "stored": counts["sectors_stored"] + counts["tensor_sectors_stored"]}
+        if values["stored"] * tensor < LEAST_STORED * values["tensor_work"] * totals["stored"]:
+            totals.pop("stored")
     else:
         totals = {"issued": counts["instructions"]}
     left = {name: max(0.0, clusters * each - values[name]) for name, each in totals.items()}

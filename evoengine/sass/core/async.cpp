@@ -59,6 +59,22 @@ struct GlobalCopy {
   alignas(16) u8 data[LANES][16];
 };
 
+// Lines of 128 bytes of shared memory that lanes write: those of each half or quarter warp whose bytes fill one.
+int lines_written(const GlobalCopy& work, u32 bytes) {
+  const int together = std::min<int>(LANES, int(128 / bytes));
+  int found = 0;
+  for (int first = 0; first < LANES; first += together) {
+    u32 seen[LANES], count = 0;
+    for (int lane = first; lane < first + together; lane++) {
+      if (!(work.lanes >> lane & 1)) continue;
+      const u32 line = work.to[lane] >> 7;
+      if (std::find(seen, seen + count, line) == seen + count) seen[count++] = line;
+    }
+    found += int(count);
+  }
+  return found;
+}
+
 void order_sources(Order& order, Context& c, const Instruction& i, const Access& access, u32 bytes) {
   for (u32 rest = access.lanes; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
@@ -109,6 +125,7 @@ Step copy(Context& c, const Instruction& i) {
   landing.queue = Completion::Queue::Copy;
   landing.warp = &c.warp;
   landing.bytes = i.b * __builtin_popcount(work.from_memory);
+  access.lines_written = lines_written(work, bytes);
   landing.access = access;
   landing.land = [warp = &c.warp, work, bytes] {
     Block& block = *warp->block;

@@ -34,6 +34,12 @@ void Timing::begin(Completion&& work) {
   land(slot, std::make_shared<Completion>(std::move(work)), at);
 }
 
+void Timing::send(Warp&, std::function<void()> act) {
+  auto work = std::make_shared<Completion>();
+  work->land = std::move(act);
+  events.push({now + rates.remote_arrival_latency, order++, std::move(work), nullptr});
+}
+
 void Timing::land(Slot& slot, std::shared_ptr<Completion> work, double at) {
   double& last = slot.last_landing[int(work->queue)];
   last = at = std::max(at, last);

@@ -91,7 +91,7 @@ void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn * rates.dram_turn_cost;
+  sm.dram = std::max(sm.dram, start - std::max(sm.adrift, ahead ? 0 : sm.apart)) + clocks + turn * rates.dram_turn_cost;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
@@ -220,6 +220,10 @@ void Timing::touch_shared(Sm& sm, const Access& access, double start, double& do
   int later = access.matrix ? count - 1 : count + phases(access, of_phase) - 2;
   done = sm.lsu + rates.lds_latency + later * rates.conflict_latency;
   read = sm.lsu + 4;
+  if (!access.afar) return;
+  double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
+  sm.exchange = std::max(sm.exchange, start) + bytes / rates.remote_bytes_per_clock;
+  done = std::max(done, sm.exchange + rates.remote_latency);
 }
 
 void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
@@ -248,6 +252,8 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
   double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  // a copy to shared memory writes lines of it, more of them where rows lie across lines
+  if (access.asynchronous) takes += std::max(0.0, access.lines_written - bytes / PORT_BYTES) * rates.copy_line_clocks;
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
@@ -259,7 +265,9 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
-    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
+    if (access.asynchronous) done = rates.copy_latency;
+    else done = 0;
+    done += std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
     if (access.atomic) {
       done = std::max(done, change(sm, access, sectors, sector_count, start) + rates.l2_latency);
       settle(slot, done);
