@@ -29,6 +29,7 @@ from benchmarks.hopper_constants import (
     loop,
     many,
     prepare,
+    product,
     sums_of,
 )
 
@@ -387,6 +388,37 @@ record(out, t0, t1);""", threads=128 * (groups + 1))  # fmt: skip
             "registers", f"{name}, {groups} warps a sub-core: clocks each beside n{n} {a}", text, kind="beside", n=(24, 96),
             threads=128 * (groups + 1), shared=TILES_BYTES, ops=4 * len(names) * groups, steps=(8 * n // 2,), predict=False,
             constant="hgmma_arithmetic_interval", expect={"HGMMA": 8},
+        )  # fmt: skip
+    yield from turns()
+
+
+def turns() -> Iterator[Bench]:
+    """Warpgroups that make A in registers, start eight products of it, do softmax work and wait: the clocks of a turn.
+
+    With A in shared memory they make the same words, and do not use them.
+    """
+    names = PATTERNS["ex2, ffma, fadd, fmnmx, half a f2fp"]
+    for n, a, groups, repeats in (
+        (n, a, groups, repeats) for n in (64, 128) for a in ("ss", "rs") for groups in (1, 2, 3) for repeats in (2, 4, 8)
+    ):
+        if groups == 3 and (repeats == 2 or n == 128):
+            continue
+        declared, stored = sums_of(n)
+        work, turn, end = pattern(names, 8)
+        made = "".join(
+            f'asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made[{j}][{k}]) : "f"(f{(j + k) % 8}), "f"(f{j}));\n'
+            for j in range(8)
+            for k in range(4)
+        )
+        products = "".join(
+            product(n, a=a).replace("@", str(j)).replace('"r"(a[', f'"r"(made[{j}][') for j in range(8)
+        )  # fmt: skip
+        body = f"{made}fence();\n{products}commit();\n{turn * repeats}pending<0>();\n"
+        kept = "made[0][0] ^= made[7][3]; w0 ^= made[0][0];\n" if a == "rs" else "#pragma unroll\nfor (int j = 0; j < 32; ++j) w0 ^= made[j / 4][j % 4];\n"
+        text = loop(body, declared + TILES + work + "u32 made[8][4];\n", kept + stored + "\n" + end, threads=128 * groups)
+        yield Bench(
+            "registers", f"{groups} warpgroups: 32 f2fp, 8 x n{n} {a}, {18 * repeats} instructions of softmax: a turn", text,
+            threads=128 * groups, shared=TILES_BYTES, n=(16, 64), ops=1, expect={"HGMMA": 8, "MUFU": 4 * repeats},
         )  # fmt: skip
 
 
