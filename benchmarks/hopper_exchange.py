@@ -202,6 +202,19 @@ def clusters() -> Iterator[Bench]:
         )  # fmt: skip
 
 
+def residents() -> Iterator[Bench]:
+    """Blocks of 128 threads that wait for 100 us each, 16 for each SM: 1000 if all run at once, 500 if half of them."""
+    wait = "u64 g0 = nanoseconds(); while (nanoseconds() - g0 < 100000) {} if (n == -1) out[0] = 1;"
+    for blocks in (1, 2, 4, 8):
+        text = kernel(wait, cluster=blocks, threads=128).replace("(128, 1)", "(128, 16)")
+        for each in (4, 8, 12, 16):
+            yield Bench(
+                "residents", f"{each} blocks of 128 threads for each SM, clusters of {blocks}: 1e5 / us", text, kind="events",
+                grid=SMS * each // blocks * blocks, threads=128, cluster=blocks, n=(1, 1), bytes=100_000_000, unit="",
+                constant="cluster_blocks", predict=False,
+            )  # fmt: skip
+
+
 def fences() -> Iterator[Bench]:
     """Fences and barriers of clusters of `each` blocks an SM of 128 threads, on all SMs: the clocks of a turn."""
     fence_all = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");\n'
@@ -530,7 +543,7 @@ for (int j = 0; j < {each}; ++j) {{ y[j].x ^= x; to[j * {threads}] = y[j]; }}
 
 
 GROUPS: dict[str, Callable[[], Iterator[Bench]]] = {
-    "copies": copies, "clusters": clusters, "registers": registers, "distances": distances, "rows": rows,
+    "copies": copies, "clusters": clusters, "residents": residents, "registers": registers, "distances": distances, "rows": rows,
 }  # fmt: skip
 """what measures, in the order of its worth; `clusters` yields the groups `exchange` and `starts`"""
 

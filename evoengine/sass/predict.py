@@ -28,7 +28,7 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 
-MODEL_VERSION = 8
+MODEL_VERSION = 9
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
@@ -134,7 +134,8 @@ def _peak_flops(program: Program, chip: Chip) -> float:
 
 
 def blocks_resident(launch: Launch, chip: Chip) -> int:
-    return chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
+    fit = chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
+    return min(fit, int(chip.rates["cluster_blocks"])) if math.prod(launch.cluster) > 1 else fit
 
 
 def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold: bool) -> Context:

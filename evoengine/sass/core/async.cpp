@@ -59,18 +59,16 @@ struct GlobalCopy {
   alignas(16) u8 data[LANES][16];
 };
 
-// Lines of 128 bytes of shared memory that lanes write: those of each half or quarter warp whose bytes fill one.
-int lines_written(const GlobalCopy& work, u32 bytes) {
-  const int together = std::min<int>(LANES, int(128 / bytes));
+// Sectors whose bytes do not all land in one aligned piece of 32 bytes.
+int torn_sectors(const Access& from, const Lanes& to) {
   int found = 0;
-  for (int first = 0; first < LANES; first += together) {
-    u32 seen[LANES], count = 0;
-    for (int lane = first; lane < first + together; lane++) {
-      if (!(work.lanes >> lane & 1)) continue;
-      const u32 line = work.to[lane] >> 7;
-      if (std::find(seen, seen + count, line) == seen + count) seen[count++] = line;
-    }
-    found += int(count);
+  u64 last = ~0ull;
+  for (int lane = 1; lane < LANES; lane++) {
+    const u64 sector = from.addresses[lane] >> 5;
+    const bool both = (from.lanes >> (lane - 1) & 3) == 3 && from.addresses[lane - 1] >> 5 == sector;
+    if (!both || sector == last || to[lane] >> 5 == to[lane - 1] >> 5) continue;
+    found++;
+    last = sector;
   }
   return found;
 }
@@ -125,7 +123,7 @@ Step copy(Context& c, const Instruction& i) {
   landing.queue = Completion::Queue::Copy;
   landing.warp = &c.warp;
   landing.bytes = i.b * __builtin_popcount(work.from_memory);
-  access.lines_written = lines_written(work, bytes);
+  access.torn = torn_sectors(access, work.to);
   landing.access = access;
   landing.land = [warp = &c.warp, work, bytes] {
     Block& block = *warp->block;

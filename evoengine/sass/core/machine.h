@@ -195,7 +195,7 @@ struct Access {
   bool matrix = false;        // LDSM, STSM: each address is a row of 16 bytes
   bool cached = true;         // false: past the L1
   bool afar = false;          // Shared: of another block of the cluster
-  int lines_written = 0;      // LDGSTS: lines of shared memory that the lanes write, those of each phase for itself
+  int torn = 0;               // LDGSTS: sectors of global memory that do not land in 32 bytes of shared memory as they are
   int bytes = 4;              // per lane
   u32 lanes = 0;
   u64 addresses[LANES];

@@ -18,6 +18,7 @@ constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps li
 constexpr double READ_WINDOW = 3;            // clocks in which an arithmetic instruction reads its sources
 constexpr double PORT_BYTES = 128;           // of shared memory per clock: 32 banks of 4 bytes
 constexpr int LADDER = 7;                    // wgmmas that issue at `hgmma_issue`; those behind them more slowly,
+constexpr double TOGETHER = 32;              // clocks within which fences are one
 constexpr double LADDER_RESET = 64;          // until so many clocks have passed without one (FlashGPU-Sim, PARAMETERS.md)
 
 // A warp on an SM, with what it waits for.
@@ -74,6 +75,7 @@ struct Sm {
   double apart_in = 0;                    // as `apart`, by waiting for the L2 to take what SMs store
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
+  double fenced = -NEVER, fence = 0;      // when the fence of the GPU that is under way began, and until when it is
   double exchange = 0;                    // until when it sends or gets what lies in other blocks of a cluster
   double port = 0;                        // until when the banks of shared memory have work
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
@@ -116,7 +118,8 @@ class Timing : public Machine {
   void occupy_fma(Sm&, Part&);
   double arithmetic(const Sm&, double interval) const;
   double issue_gap(Slot&, const Instruction&);
-  double latency_of_order(const Instruction&) const;
+  double fence_latency(Sm&);
+  double latency_of_order(Sm&, const Instruction&);
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
   void end_warp(Slot&);
