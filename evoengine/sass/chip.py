@@ -107,6 +107,7 @@ NEEDED = {
     "torn_copy_sectors": Origin(STREAM, HOPPER),  # that are fetched of the L2 for such a sector beyond itself
     # clocks for which copies can have a share of the L2 later that an SM left idle
     "l2_burst": Origin(STREAM, HOPPER),
+    "block_drift": Origin(STREAM, HOPPER),  # of a block's clocks, by which SMs are apart once blocks have ended
     "copy_latency": Origin(CHASE, HOPPER),  # of LDGSTS, beyond a load's
     # of an SM, with all at work, for a sector: that a store fills, or does not, of an atomic, and of the copy engine's
     "l2_store_clocks": Origin(STREAM, HOPPER),

@@ -63,7 +63,7 @@ void Timing::end_warp(Slot& slot) {
     if (!block->done()) return;
   result.ended += own->blocks.size();
   double ended = std::max(now, settled[own]);
-  for (Sm& sm : chips) sm.adrift = std::max(sm.adrift, ended - sm.started);
+  for (Sm& sm : chips) sm.adrift = std::max(sm.adrift, rates.block_drift * (ended - sm.started));
   settled.erase(own);
   result.clocks = std::max(result.clocks, ended);
   if (next_block < request.blocks.size()) start_cluster(ended + rates.block_start);

@@ -21,7 +21,7 @@ namespace sass {
   X(hgmma_arithmetic_interval) X(hgmma_turns) X(hgmma_fma_turns) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared)  \
   X(hgmma_issue_registers) X(hgmma_mufu_delay) X(membar_latency) X(membar_busy_latency) X(cluster_barrier_latency)    \
   X(cluster_interval) X(remote_latency) X(remote_arrival_latency) X(remote_bytes_per_clock) X(copy_latency)            \
-  X(torn_copy_clocks) X(torn_copy_sectors) X(l2_burst)                                                                 \
+  X(block_drift) X(torn_copy_clocks) X(torn_copy_sectors) X(l2_burst)                                                                 \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
   X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(dram_loaded_delay) X(local_from_dram)
 

@@ -154,7 +154,7 @@ Step arrive(Context& c, const Instruction& i) {
       order_access(c, i, lane, ordered = address, Touch::Read);
       if (arrivals) order->arrive(c.warp, order->mbarrier(address));
     }
-    if (is_afar(c, address)) {
+    if (i.b) {  // through the network between SMs, also to the block itself
       c.machine.send(c.warp, [block = c.warp.block, address, arrivals, bytes, by = &i] {
         change_barrier(*block, address, arrivals, bytes, by->c ? arrivals : 0, *by);
       });
