@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 import zipfile
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -341,43 +342,21 @@ def words(values: Sequence[int], dtype: type = np.uint32) -> np.ndarray:
     return np.array([v % (1 << 8 * np.dtype(dtype).itemsize) for v in values], dtype)
 
 
+def numbers(text: str) -> list[Any]:
+    """Return the numbers of a text, as Python writes them."""
+    return [literal_eval(number) for number in text.split()]
+
+
 def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32).view(np.uint32)
 
 
 MANTISSAS = words(
-    [
-        0,
-        1,
-        2,
-        0x7FFFFF,
-        0x7FFFFE,
-        0x400000,
-        0x400001,
-        0x3FFFFF,
-        0x555555,
-        0x2AAAAA,
-        0x1000,
-        0x1001,
-        0xFFF,
-        0x3000,
-        0x2000,
-        0x8000,
-        0x8001,
-        0x7FFF,
-        0x18000,
-        0x10000,
-        0x80000,
-        0x80001,
-        0x180000,
-        0x100000,
-        0x100001,
-        0x300000,
-        0x7FF000,
-        0x7F8000,
-        0x700000,
-        0x780000,
-    ]
+    numbers(
+        "0 1 2 0x7FFFFF 0x7FFFFE 0x400000 0x400001 0x3FFFFF 0x555555 0x2AAAAA 0x1000 0x1001 0xFFF 0x3000 0x2000"
+        " 0x8000 0x8001 0x7FFF 0x18000 0x10000 0x80000 0x80001 0x180000 0x100000 0x100001 0x300000 0x7FF000 0x7F8000"
+        " 0x700000 0x780000"
+    )
 )
 
 
@@ -393,58 +372,17 @@ def every_exponent(count: int, seed: int = 1) -> np.ndarray:
 SPECIAL = np.concatenate(
     [
         floats(
-            0,
-            -0.0,
-            1,
-            -1,
-            2,
-            0.5,
-            1.5,
-            -1.5,
-            3,
-            1e30,
-            -1e30,
-            1e-30,
-            65504,
-            65519,
-            65520,
-            65536,
-            448,
-            464,
-            465,
-            57344,
-            61440,
-            1e10,
-            2147483647,
-            -2147483648,
-            4294967295,
-            2.5,
-            3.5,
-            -0.5,
+            *numbers(
+                "0 -0.0 1 -1 2 0.5 1.5 -1.5 3 1e30 -1e30 1e-30 65504 65519 65520 65536 448 464 465 57344 61440 1e10"
+                " 2147483647 -2147483648 4294967295 2.5 3.5 -0.5"
+            )
         ),
         words(
-            [
-                0x7F800000,
-                0xFF800000,
-                0x7FC00000,
-                0xFFC00000,
-                0x7F800001,
-                0x7FFFFFFF,
-                0xFFA5A5A5,
-                1,
-                0x80000001,
-                0x7FFFFF,
-                0x807FFFFF,
-                0x800000,
-                0x80800000,
-                0x7F7FFFFF,
-                0xFF7FFFFF,
-                0x3F7FFFFF,
-                0x3F800001,
-                0x33800000,
-                0x00400000,
-                0x80400000,
-            ]
+            numbers(
+                "0x7F800000 0xFF800000 0x7FC00000 0xFFC00000 0x7F800001 0x7FFFFFFF 0xFFA5A5A5 1 0x80000001 0x7FFFFF"
+                " 0x807FFFFF 0x800000 0x80800000 0x7F7FFFFF 0xFF7FFFFF 0x3F7FFFFF 0x3F800001 0x33800000 0x00400000"
+                " 0x80400000"
+            )
         ),
     ]
 )
@@ -483,38 +421,10 @@ def float_triples(count: int, seed: int = 3) -> tuple[np.ndarray, ...]:
 
 EVERY16 = np.arange(65536, dtype=np.uint16)
 SPECIAL16 = words(
-    [
-        0,
-        0x8000,
-        1,
-        0x8001,
-        0x3FF,
-        0x400,
-        0x8400,
-        0x3C00,
-        0xBC00,
-        0x3C01,
-        0x7BFF,
-        0xFBFF,
-        0x7C00,
-        0xFC00,
-        0x7C01,
-        0x7E00,
-        0xFE00,
-        0x7FFF,
-        0x3800,
-        0x5555,
-        0x7F80,
-        0xFF80,
-        0x7F81,
-        0x7FC0,
-        0x7F7F,
-        0x3F80,
-        0xBF80,
-        0x0080,
-        0x007F,
-        0x8080,
-    ],
+    numbers(
+        "0 0x8000 1 0x8001 0x3FF 0x400 0x8400 0x3C00 0xBC00 0x3C01 0x7BFF 0xFBFF 0x7C00 0xFC00 0x7C01 0x7E00 0xFE00"
+        " 0x7FFF 0x3800 0x5555 0x7F80 0xFF80 0x7F81 0x7FC0 0x7F7F 0x3F80 0xBF80 0x0080 0x007F 0x8080"
+    ),
     np.uint16,
 )
 
@@ -779,45 +689,11 @@ def conversions(store: Store) -> None:
 def int_values(count: int, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     special = words(
-        [
-            0,
-            1,
-            2,
-            3,
-            7,
-            8,
-            15,
-            16,
-            31,
-            32,
-            33,
-            63,
-            64,
-            127,
-            128,
-            255,
-            256,
-            32767,
-            32768,
-            65535,
-            65536,
-            0xFFFFFF,
-            0x1000000,
-            0x1000001,
-            0x1000003,
-            0x7FFFFFFF,
-            0x80000000,
-            0x80000001,
-            -1,
-            -2,
-            -128,
-            -129,
-            -32768,
-            -32769,
-            0x7F7F7F7F,
-            0x80808080,
-            0x12345678,
-        ]
+        numbers(
+            "0 1 2 3 7 8 15 16 31 32 33 63 64 127 128 255 256 32767 32768 65535 65536 0xFFFFFF 0x1000000 0x1000001"
+            " 0x1000003 0x7FFFFFFF 0x80000000 0x80000001 -1 -2 -128 -129 -32768 -32769 0x7F7F7F7F 0x80808080"
+            " 0x12345678"
+        )
     )
     some = random.integers(0, 1 << 32, count, dtype=np.uint32)
     return np.where(random.random(count) < 0.4, random.choice(special, count), some).astype(np.uint32)

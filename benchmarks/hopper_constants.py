@@ -724,22 +724,17 @@ def side_work(name: str, count: int) -> str:
     return "".join(operation(name, i % 8) for i in range(count // each))
 
 
-def beside() -> Iterator[Bench]:
-    """A warpgroup keeps the tensor cores full for q turns, others repeat n turns of another instruction."""
-    cases = [(name, 128, "ss", 1) for name in SIDES]
-    cases += [("ex2", n, "ss", 1) for n in (64, 176, 192, 256)] + [("ex2", n, "rs", 1) for n in (128, 176)]
-    cases += [("ex2", 128, "ss", 2), ("fma", 192, "ss", 1), ("fma", 256, "ss", 1), ("fma", 128, "rs", 1)]
-    cases += [("ex2", 192, "ss", 2), ("lop3", 256, "ss", 1), ("f2fp", 192, "ss", 1)]
-    for name, n, a, groups in cases:
-        declared, stored = sums_of(n)
-        stored = stored.replace("sink +", "sink + 8192 +")
-        # q counts the turns here, so it cannot choose whether products accumulate
-        tiles = TILES.replace("q + 1", "n | 1")
-        text = kernel(f"""{tiles}
+def beside_products(n: int, a: str, groups: int, declared: str, turn: str, end: str) -> str:
+    """Return a kernel of which one warpgroup multiplies for q turns, and `groups` others repeat n times `turn`."""
+    sums, stored = sums_of(n)
+    stored = stored.replace("sink +", "sink + 8192 +")
+    # q counts the turns here, so it cannot choose whether products accumulate
+    tiles = TILES.replace("q + 1", "n | 1")
+    return kernel(f"""{tiles}
 u64 t0, t1;
 if (threadIdx.x < 128) {{
   if (!p) return;
-  {declared}
+  {sums}
   asm volatile("bar.sync 1, {128 * (groups + 1)};" ::: "memory");
   t0 = now();
   #pragma unroll 1
@@ -754,18 +749,28 @@ if (threadIdx.x < 128) {{
   pending<0>();
   {stored}
 }} else {{
-  {operands(name, 8)}
+  {declared}
   if (p) asm volatile("bar.sync 1, {128 * (groups + 1)};" ::: "memory");
   if (p) pause(2000);
   t0 = now();
   #pragma unroll 1
   for (int i = 0; i < n; ++i) {{
-    {side_work(name, 64)}
+    {turn}
   }}
   t1 = now();
-  {total(name, 8)}
+  {end}
 }}
 record(out, t0, t1);""", threads=128 * (groups + 1))  # fmt: skip
+
+
+def beside() -> Iterator[Bench]:
+    """A warpgroup keeps the tensor cores full for q turns, others repeat n turns of another instruction."""
+    cases = [(name, 128, "ss", 1) for name in SIDES]
+    cases += [("ex2", n, "ss", 1) for n in (64, 176, 192, 256)] + [("ex2", n, "rs", 1) for n in (128, 176)]
+    cases += [("ex2", 128, "ss", 2), ("fma", 192, "ss", 1), ("fma", 256, "ss", 1), ("fma", 128, "rs", 1)]
+    cases += [("ex2", 192, "ss", 2), ("lop3", 256, "ss", 1), ("f2fp", 192, "ss", 1)]
+    for name, n, a, groups in cases:
+        text = beside_products(n, a, groups, operands(name, 8), side_work(name, 64), total(name, 8))
         yield Bench(
             "beside", f"{name} of {groups} warps a sub-core beside n{n} {a}", text, kind="beside", n=(24, 96),
             threads=128 * (groups + 1), shared=TILES_BYTES, ops=64 * groups, steps=(8 * n // 2,), predict=False,

@@ -26,6 +26,7 @@ from benchmarks.hopper_constants import (
     TILES,
     TILES_BYTES,
     Bench,
+    beside_products,
     kernel,
     loop,
     many,
@@ -376,40 +377,8 @@ def mixtures() -> Iterator[Bench]:
     ):
         if n == 64 and "fmnmx" not in name:
             continue
-        declared, stored = sums_of(n)
-        stored = stored.replace("sink +", "sink + 8192 +")
         work, turn, end, each = mixed(mix)
-        text = kernel(f"""{TILES.replace("q + 1", "n | 1")}
-u64 t0, t1;
-if (threadIdx.x < 128) {{
-  if (!p) return;
-  {declared}
-  asm volatile("bar.sync 1, 256;" ::: "memory");
-  t0 = now();
-  #pragma unroll 1
-  for (int i = 0; i < q; ++i) {{
-    fence();
-    {many(n, 8, a=a)}
-    commit();
-    pending<1>();
-    if (threadIdx.x == 0) out[64 + i] = now();
-  }}
-  t1 = now();
-  pending<0>();
-  {stored}
-}} else {{
-  {work}
-  if (p) asm volatile("bar.sync 1, 256;" ::: "memory");
-  if (p) pause(2000);
-  t0 = now();
-  #pragma unroll 1
-  for (int i = 0; i < n; ++i) {{
-    {turn * 2}
-  }}
-  t1 = now();
-  {end}
-}}
-record(out, t0, t1);""", threads=256)  # fmt: skip
+        text = beside_products(n, a, 1, work, turn * 2, end)
         yield Bench(
             "mixtures", f"{name}: clocks each of {each} instructions beside n{n} {a}", text, kind="beside", n=(24, 96),
             threads=256, shared=TILES_BYTES, ops=2 * each, steps=(8 * n // 2,), predict=False,

@@ -25,7 +25,6 @@ from typing import Any
 
 from evoengine.gpu import find_gpu
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.records import (
@@ -35,6 +34,7 @@ from evoengine.records import (
     Binary,
     CaseResult,
     Config,
+    Device,
     Judged,
     Kind,
     Measurement,

@@ -22,7 +22,7 @@ from evoengine.paths import asset
 from evoengine.records import CompiledCandidate
 from evoengine.search.evaluators import make_plans
 from evoengine.space.space import load_space
-from evoengine.stages.compile import compile_source
+from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.gate import executor, judge_whole
 from evoengine.stages.render import render
 from evoengine.workloads.base import Target
@@ -66,7 +66,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 found = judged(file, f"level1_{number}", Path(scratch))
-            except (EvoengineError, TimeoutError) as error:
+            except (CompileFailed, EvoengineError, TimeoutError) as error:
                 found = f"{type(error).__name__}: {error}"
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)

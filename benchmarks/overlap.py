@@ -27,10 +27,9 @@ from rich.table import Table
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.optuna.study import Projection, optuna_storage
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
-from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
+from evoengine.records import Baseline, Binary, Device, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.identity import Setting

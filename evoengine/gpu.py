@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 
 AUTO = "auto"
 """stands for the GPU of this machine"""

@@ -463,6 +463,7 @@ class Baseline:
     tflops: float
     samples_us: tuple[float, ...]
     policy: Policy = UNKNOWN_POLICY
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +486,7 @@ class Profile:
     figures: Mapping[str, float]
     """name with its unit → value, in display order"""
     remarks: tuple[str, ...] = ()
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
 
 
 LED_BY = " led by "
@@ -606,3 +608,59 @@ class Finals:
     """additional figures, of kernels run back to back"""
     wrong: Mapping[int, str] = field(default_factory=dict)
     """trial with a wrong output in a repetition → which, and how; it has no figure and no place"""
+
+
+RUNNING = "running"
+KILLED = "killed"
+"""the status of a run whose process no longer beats and has not stated how its search ended"""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or an emulator, which judges the candidates of a run."""
+
+    name: str
+    uuid: str | None = None
+    arch: str | None = None
+    driver: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """versions by library, and the GPU's settings that a figure depends on: its power limit, whether MIG is on"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: int
+    started_at: datetime
+    finished_at: datetime | None
+    status: str
+    """`RUNNING`, `KILLED`, or how the search said it ended"""
+    gpu: str
+    problem: str
+    device: Device
+    space_name: str
+    space_sha256: str
+    space_text: str
+    sampler: str
+    objectives: str
+    """names of objectives, comma-separated"""
+    seed: int
+    version: str
+    """of evoengine"""
+    host: str
+    pid: int
+    command: str
+    definition: str | None = None
+    """the problem.json of a user's own kernel, else None"""
+    trials: int | None = None
+    """the number that was asked for; None if the run is not a search"""
+    seconds: float | None = None
+    """time limit; None if there is none"""
+    conditions: Mapping[str, Any] | None = None
+    """values that must be the same for the run to continue, in addition to these fields"""
+    imported_from: str | None = None
+    """where an imported run came from, as text; None for a run of this ledger"""
+    gpu_definition: dict[str, str | int | float] | None = None
+    """the fields of a GPU that a file described, else None"""
+    kernel: str | None = None
+    """SHA-256 of the reference, definition and text of a user's own kernel; None for workloads that come with
+    evoengine. Runs that differ in it are ranked separately"""

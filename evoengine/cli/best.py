@@ -22,8 +22,7 @@ from evoengine.cli.options import (
     stored_problem_option,
     stored_problems_option,
 )
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 
 if TYPE_CHECKING:
     from evoengine.tuning.best import Best

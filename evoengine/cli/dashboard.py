@@ -54,7 +54,7 @@ def dashboard(db: str | None, port: int) -> None:
     from optuna_dashboard import wsgi
 
     from evoengine.cli.output import say
-    from evoengine.hints import hint
+    from evoengine.errors import hint
     from evoengine.ledger.optuna.dashboard import summarise_large_studies
     from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage
     from evoengine.text import hide_passwords

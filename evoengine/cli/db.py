@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import CheckedGroup, db_option, reading, say_which
-from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import MachineError, NothingFound, UsageError, hint
 
 
 @click.group(cls=CheckedGroup)
@@ -142,7 +141,7 @@ def rebuild_study(run: int, db: str | None) -> None:
     from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress, say_missed
     from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
-    from evoengine.ledger.runs import RUNNING
+    from evoengine.records import RUNNING
 
     with LiveProgress() as live, reading(db) as ledger:
         known = {described.id: described for described in ledger.runs()}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evoengine.cli.options import CheckedGroup, db_option, gpu_option, json_option, reading, stored_problem_option
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.records import PENDING, Outcome
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ COMMANDS = {
     "retune": "Queue a job for another GPU for each problem in the ledger.",
 }
 MODULES = {
-    "problems": "machine", "gpus": "machine", "doctor": "machine",
+    "problems": "machine", "gpus": "machine", "doctor": "machine", "cubins": "machine",
     "runs": "history", "compare": "history", "claims": "history",
     "report": "best", "profile": "show", "new": "transfer", "import": "transfer", "export": "transfer",
     "serve": "service", "token": "service", "retune": "service",

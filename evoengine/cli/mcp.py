@@ -99,7 +99,7 @@ def _answer(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, An
     from mcp.server.mcpserver.exceptions import ToolError
 
     from evoengine.errors import EvoengineError
-    from evoengine.views.encoding import jsonable
+    from evoengine.views import jsonable
 
     try:
         found: dict[str, Any] = jsonable(function(*args))

@@ -15,7 +15,7 @@ from evoengine.cli.options import (
     log_json_option,
     stored_problem_option,
 )
-from evoengine.hints import hint
+from evoengine.errors import hint
 
 if TYPE_CHECKING:
     from evoengine.records import Baseline

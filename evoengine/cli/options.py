@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import click
 from click.decorators import FC
 
-from evoengine.errors import MachineError, UsageError
+from evoengine.errors import MachineError, UsageError, did_you_mean, require_word
 from evoengine.gpu import known_gpus
-from evoengine.hints import did_you_mean, require_word
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""

@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from evoengine.text import plain, plain_lines
-from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
+from evoengine.views import SCHEMA, AnswerView, jsonable
 
 
 class Output(Console):

@@ -24,12 +24,11 @@ from rich.text import Text
 
 from evoengine.cli.output import print_json, say, stderr, stdout
 from evoengine.cli.process import INTERRUPTED, read_by_nobody, unwritten
-from evoengine.errors import EvoengineError, MachineError
-from evoengine.hints import hint
+from evoengine.errors import EvoengineError, MachineError, hint
 from evoengine.records import Candidate, Outcome
 from evoengine.text import plain, spans
+from evoengine.views import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 from evoengine.views.candidate_tables import best_line, figure, ranking
-from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, problem_option
+from evoengine.errors import hint
 from evoengine.gpu import AUTO
-from evoengine.hints import hint
 
 
 @click.command()

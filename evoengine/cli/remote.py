@@ -13,16 +13,15 @@ from evoengine.cli.options import connect
 from evoengine.cli.output import print_json, say, stdout
 from evoengine.cli.process import INTERRUPTED
 from evoengine.cli.progress import LiveProgress
-from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError, hint
 from evoengine.gpu import AUTO
-from evoengine.hints import hint
 from evoengine.publish.folder import require_writable, write_folder
+from evoengine.views import SCHEMA
 from evoengine.views.candidate_tables import sent_ranking
-from evoengine.views.encoding import SCHEMA
 
 if TYPE_CHECKING:
     from evoengine.service.client import Client, JobEvent, JobInfo
-    from evoengine.views.encoding import AnswerView
+    from evoengine.views import AnswerView
     from evoengine.views.service import WatchedJobView
 
 

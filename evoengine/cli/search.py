@@ -30,9 +30,8 @@ from evoengine.cli.options import (
     templates_option,
     triton_option,
 )
-from evoengine.errors import EvoengineError, UsageError
+from evoengine.errors import EvoengineError, UsageError, did_you_mean, hint
 from evoengine.gpu import AUTO
-from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def list_(db: str | None, as_json: bool) -> None:
     from evoengine.cli.output import print_json, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.service.access import Tokens
-    from evoengine.views.encoding import SCHEMA, utc
+    from evoengine.views import SCHEMA, utc
     from evoengine.views.tables import Column, Table
 
     with open_ledger(db, create=False) as ledger:
@@ -186,7 +186,7 @@ def retune(
     problems and boards. Problems that already have a job are skipped.
     """
     from evoengine.cli.output import print_json, say, stdout
-    from evoengine.views.encoding import SCHEMA
+    from evoengine.views import SCHEMA
     from evoengine.views.tables import Column, Table
 
     asked: dict[str, object] = {

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evoengine.cli.options import OneOf, db_option, reading
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +126,7 @@ def _own(file: Path) -> Found | None:
         ) from error
     if whole is None:
         return None
-    kind = most_trusted_kind(figure for dossier in whole.dossiers for _, figure in dossier.figures)
+    kind = most_trusted_kind(figure for dossier in whole.dossiers for figure in dossier.figures)
     configs = [dossier.candidate.config for dossier in whole.dossiers]
     return whole, kind, occurring(configs), len(configs)
 
@@ -135,9 +134,9 @@ def _own(file: Path) -> Found | None:
 def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     """Read a run that another tuner recorded."""
     from evoengine import __version__
-    from evoengine.ledger.runs import Device, Run, this_host
+    from evoengine.ledger.runs import this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
-    from evoengine.records import Kind
+    from evoengine.records import Device, Kind, Run
     from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
     from evoengine.text import command_line, printable
     from evoengine.tuning.recorded import echo_estimated_alone
@@ -163,9 +162,7 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
         pid=os.getpid(),
         command=command_line(),
     )
-    found = (
-        CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)
-    )
+    found = (CandidateHistory(c, figures=[c.measurement] if c.measurement else ()) for c in entries(space, run=0))
     return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}, len(space)
 
 

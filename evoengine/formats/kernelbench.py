@@ -13,7 +13,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, read_text, run_script, space_text
-from evoengine.formats.naive_graph import NoKernel, graph_kernel
+from evoengine.formats.naive_graph import NoKernel, graph_kernel, multiplications
 from evoengine.formats.naive_kernels import NaiveKernel, parameters, skeleton
 from evoengine.space.expression import Expression
 
@@ -21,13 +21,14 @@ _RUN = '''
 
 import torch.func as _func
 
-_weights, _places, _models = {weights!r}, {places!r}, {{}}
+_weights, _places, _follow, _models = {weights!r}, {places!r}, {follow!r}, {{}}
 
 
 def _model_for(given):
     """The model at the sizes of the inputs, which are those of the module's own names."""
     sizes = {{name: given[i].shape[axis] for name, (i, axis) in _places.items()}}
     if (key := tuple(sizes.values())) not in _models:
+        sizes |= {{name: sizes[leader] for name, leader in _follow.items()}}
         for name, value in [*globals().items()]:
             if name in sizes:
                 globals()[name] = sizes[name]
@@ -45,8 +46,10 @@ def run(*given):
 '''
 ROUNDINGS = 8192
 """spacings of float32, a thousandth of the largest value: of products in TF32, which KernelBench lets pass"""
-MOST_ELEMENTS, LEAST_SIZE = 1 << 20, 32
-"""of all tensors of the example; and what no size of it is halved below"""
+MOST_ELEMENTS, MOST_STEPS, MOST_OF_THREAD = 1 << 20, 1 << 22, 1 << 12
+"""of all tensors of the example; of all loops of the naive kernel there; and of those of one thread"""
+LEAST_SIZES = (32, 8, 2)
+"""what sizes are halved down to: further ones only where all have come to one"""
 _POSITIVE = {"type": "uniform", "low": 0.0625, "high": 1.0}
 
 
@@ -67,17 +70,21 @@ def import_model(script: Path, name: str) -> NewFolder:
         "inputs": inputs,
         "outputs": outputs,
         "reference": read_text(script, "the script").rstrip()
-        + _RUN.format(weights=tuple(weights), count=len(given), places=_places(sizes, inputs)),
+        + _RUN.format(weights=tuple(weights), count=len(given), places=_places(sizes, inputs), follow=found["follow"]),
         "tolerance": {"roundings": ROUNDINGS},
     }
-    example = _affordable(sizes, [item for item in (*named.values(), *found["outputs"]) if "shape" in item])
+    kernel, steps, why = _kernel(problem, found, named)
+    problem |= {"constraints": [f"{size} >= {least}" for size, least in found["least"].items()]}
+    if kernel.flops:
+        problem["flops"] = kernel.flops
+    shapes = [item["shape"] for item in (*found["outputs"], *named.values()) if "shape" in item]
+    example = _affordable(sizes, found["least"], shapes, steps)
     draws = {key: draw for key, draw in zip(inputs, found["draws"], strict=False) if draw}
     draws |= {key: {"type": "scalar", "value": item["value"]} for key, item in named.items() if "value" in item}
     # statistics of a normalisation, of which one is a variance
     draws |= {_unlike(key.replace(".", "_"), sizes): _POSITIVE for key in weights if "running_" in key}
     if sizes or draws:
         problem["workloads"] = [{"axes": example, "inputs": draws}]
-    kernel, why = _kernel(problem, found, named)
     remarks = (
         *((f"a kernel: {name}.cu is a skeleton to write, which the gate refuses as it is, as {why}",) * bool(why)),
         *(("sizes that can vary: no name of the module is one",) * (not sizes)),
@@ -94,18 +101,28 @@ def _problem(name: str, sizes: Mapping[str, int]) -> str:
     return f"--problem {name}:" + ",".join(f"{size}={value}" for size, value in sizes.items())
 
 
-def _affordable(sizes: Mapping[str, int], items: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the sizes with the largest halved until all tensors have few elements."""
+def _affordable(
+    sizes: Mapping[str, int], least: Mapping[str, int], shapes: Sequence[Sequence[Any]], steps: str
+) -> dict[str, int]:
+    """Return the sizes with the largest halved until tensors have few elements and loops take few steps.
+
+    The first of the shapes is the output's, of which each element takes so many steps.
+    """
     found = dict(sizes)
-    shapes = [[Expression.parse(_size(size), "the trace") for size in item["shape"]] for item in items]
+    parsed = [[Expression.parse(_size(size), "the trace") for size in shape] for shape in shapes]
+    of_thread = Expression.parse(steps, "the trace")
 
-    def elements() -> int:
-        return sum(prod(int(size.evaluate(found)) for size in shape) for shape in shapes)
+    def is_small() -> bool:
+        elements = [prod(int(size.evaluate(found)) for size in shape) for shape in parsed]
+        each = int(of_thread.evaluate(found))
+        return sum(elements) <= MOST_ELEMENTS and each <= MOST_OF_THREAD and elements[0] * each <= MOST_STEPS
 
-    while elements() > MOST_ELEMENTS and (largest := max(found, key=lambda name: found[name], default=None)):
-        if found[largest] <= LEAST_SIZE:
-            break
-        found[largest] //= 2
+    for floor in LEAST_SIZES:
+        while not is_small():
+            left = {name: size for name, size in found.items() if size // 2 >= max(floor, least.get(name, 1))}
+            if not left:
+                break
+            found[max(left, key=lambda name: left[name])] //= 2
     return found
 
 
@@ -134,21 +151,22 @@ def _places(sizes: Mapping[str, int], inputs: Mapping[str, Any]) -> dict[str, tu
     return found
 
 
-def _kernel(problem: Mapping[str, Any], found: Any, named: Mapping[str, Any]) -> tuple[NaiveKernel, str]:
-    """Return a naive kernel, or a skeleton with the reason."""
+def _kernel(problem: Mapping[str, Any], found: Any, named: Mapping[str, Any]) -> tuple[NaiveKernel, str, str]:
+    """Return a naive kernel with the steps of a thread's loops, or a skeleton with the reason."""
     if len(problem["outputs"]) > 1:
-        return skeleton(problem), "the model has several outputs"
+        return skeleton(problem), "1", "the model has several outputs"
     if "graph" not in found:
-        return skeleton(problem), "the model could not be traced"
+        return skeleton(problem), "1", "the model could not be traced"
     tensors = {key: key for key, item in named.items() if "shape" in item}
     try:
-        text = graph_kernel(found["graph"], tensors, problem["name"], parameters(problem))
+        text, steps = graph_kernel(found["graph"], tensors, problem["name"], parameters(problem))
+        products = multiplications(found["graph"])
     except NoKernel as reason:
-        return skeleton(problem), f"{reason} has no naive form here"
+        return skeleton(problem), "1", f"{reason} has no naive form here"
     except (UsageError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return skeleton(problem), "its trace cannot be read"
+        return skeleton(problem), "1", "its trace cannot be read"
     elements = " * ".join(f"({size})" for size in problem["outputs"]["out"]["shape"]) or "1"
     grid = (f"ceil_div({elements}, block_size_x)", "1", "1")
     knobs = {"block_size_x": [32, 64, 128, 256]}
     space = space_text(problem["name"], knobs, [], "block_size_x", grid, starts=[{"block_size_x": 128}])
-    return NaiveKernel(text, space), ""
+    return NaiveKernel(text, space, f"2 * ({products})" if products else None), steps, ""

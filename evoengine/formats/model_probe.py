@@ -7,6 +7,7 @@ between the traces is an expression of the sizes, one that does not is a constan
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import math
@@ -46,6 +47,8 @@ class Probe:
         forward = inspect.signature(self.names["Model"].forward)
         self.inputs = [name for name in forward.parameters if name != "self"]
         self.own = dict(_integers_of(self.names))
+        self.follow = dict(_named_in_tuples(script, self.own))
+        """integers that are another one: entries of tuples, and what a model takes only where both are equal"""
 
     def _module(self, script: str) -> dict[str, Any]:
         """Return the module's own names, of which its functions read their sizes."""
@@ -59,7 +62,9 @@ class Probe:
         """Return model and inputs for some sizes."""
         reads = self.names["get_inputs"].__globals__
         before = {name: reads[name] for name in self.names if name in reads}
-        reads.update(_module_values(self.names, self.own | sizes))
+        own = self.own | sizes
+        own |= {name: own[leader] for name, leader in self.follow.items()}
+        reads.update(_module_values(self.names, own))
         try:
             with torch.device(device):
                 return self.names["Model"](*self.init()), list(self.names["get_inputs"]())
@@ -76,19 +81,46 @@ class Probe:
     def sizes(self) -> tuple[Sizes, Sizes]:
         """Return the module's integers that are sizes, at the primes of either trace."""
         found: tuple[Sizes, Sizes] = ({}, {})
-        _, at_first = self.at({})
         for name, value in self.own.items():
-            try:
-                _, other = self.at({name: value + 1})
-                if _shapes(other) == _shapes(at_first):
-                    continue
-                primes = [of[len(kept)] for of, kept in zip(PRIMES, found, strict=True)]
+            primes = [of[len(kept)] for of, kept in zip(PRIMES, found, strict=True)]
+            equal = {other: name for other, v in self.own.items() if v == value and other not in (name, *found[0])}
+            if name not in self.follow and (
+                self._moves(name, found, primes) or self._moves(name, found, primes, equal)
+            ):
+                for kept, prime in zip(found, primes, strict=True):
+                    kept[name] = prime
+        return found
+
+    def _moves(
+        self, name: str, found: tuple[Sizes, Sizes], primes: Sequence[int], equal: dict[str, str] | None = None
+    ) -> bool:
+        """Return whether shapes depend on a size, which the model takes beside those found, with its equals."""
+        before = self.follow
+        self.follow = before | (equal or {})
+        try:
+            if _shapes(self.at({})[1]) != _shapes(self.at({name: self.own[name] + 1})[1]):
                 for kept, prime in zip(found, primes, strict=True):
                     self.shapes(kept | {name: prime})
-            except Exception:  # whatever a model raises: the size stays as it is
-                continue
-            for kept, prime in zip(found, primes, strict=True):
-                kept[name] = prime
+                return True
+        except Exception:  # whatever a model raises: the size stays as it is
+            pass
+        self.follow = before
+        return False
+
+    def least(self, sizes: Sizes) -> Sizes:
+        """Return for each size the first value that the model takes, the others as they are; not where that is 1."""
+        found = {}
+        for name in sizes:
+            for value in range(1, PROBES):
+                try:
+                    is_empty = any(0 in shape for shape in self.shapes(sizes | {name: value}))
+                except Exception:  # whatever a model raises at a size that it cannot have
+                    continue
+                if is_empty:
+                    continue
+                if value > 1:
+                    found[name] = value
+                break
         return found
 
 
@@ -101,6 +133,17 @@ def _integers_of(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, value
         elif isinstance(value, tuple) and value and all(type(v) is int for v in value):
             yield from ((f"{name}_{i}", v) for i, v in enumerate(value) if v > 1)
+
+
+def _named_in_tuples(script: str, own: Sizes) -> Iterator[tuple[str, str]]:
+    """Yield the entries of the module's tuples that are another integer of the module, and that one."""
+    with open(script, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Name):
+            for i, entry in enumerate(node.value.elts):
+                if isinstance(entry, ast.Name) and entry.id in own:
+                    yield f"{node.targets[0].id}_{i}", entry.id
 
 
 def _module_values(names: dict[str, Any], integers: Sizes) -> dict[str, Any]:
@@ -139,8 +182,15 @@ class Numbers:
                 raise Unknown(f"{a} and {b}")
             return a
         if (a, b) not in self.known:
-            raise Unknown(f"{a} and {b}")
+            self.known[a, b] = self._shifted(a, b)
         return {"size": self.known[a, b]}
+
+    def _shifted(self, a: int, b: int) -> str:
+        """Return a number as a size plus or minus a constant, as of a part without its first element."""
+        for name, size in self.first.items():
+            if a - size == b - self.second[name] and abs(a - size) <= MOST_SHIFT:
+                return _plus(name, a - size)
+        raise Unknown(f"{a} and {b}")
 
     def learn_shapes(self) -> None:
         """Find the expressions of all dimensions of inputs, weights and outputs."""
@@ -253,7 +303,8 @@ def _item(value: Any, other: Any, numbers: Numbers) -> dict[str, Any]:
 def look(script: str) -> dict[str, Any]:
     """Return the model's `sizes` (name → the module's own value), `inputs`, `weights`, `outputs`, `draws` and `graph`.
 
-    `no_graph` says why there is none. Raises whatever the model raises.
+    `least` are the first values of sizes that the model takes, `follow` the names that are another size. `no_graph`
+    says why there is none. Raises whatever the model raises.
     """
     probe = Probe(script)
     found = _looked(probe, *probe.sizes())
@@ -279,6 +330,8 @@ def _looked(probe: Probe, first: Sizes, second: Sizes) -> dict[str, Any]:
     weights = _weights(model)
     found: dict[str, Any] = {
         "sizes": {name: probe.own[name] for name in first},
+        "least": probe.least(first),
+        "follow": {name: leader for name, leader in probe.follow.items() if leader in first},
         "names": probe.inputs[: len(inputs)],
         "inputs": [_item(a, b, numbers) for a, b in zip(inputs, others, strict=True)],
         "weights": {n: _item(t, _weights(other)[n], numbers) for n, t in weights.items()},

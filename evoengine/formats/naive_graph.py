@@ -25,26 +25,63 @@ _BINARY = {
 _UNARY = {
     "neg": "-{}", "abs": "fabsf({})", "exp": "expf({})", "log": "logf({})", "log1p": "log1pf({})", "erf": "erff({})",
     "sqrt": "sqrtf({})", "rsqrt": "rsqrtf({})", "tanh": "tanhf({})", "relu": "fmaxf({}, 0.0f)", "isnan": "isnan({})",
-    "sigmoid": "1.0f / (1.0f + expf(-{}))", "clone": "{}", "alias": "{}", "detach": "{}", "_to_copy": "{}",
+    "logical_not": "!{}", "sigmoid": "1.0f / (1.0f + expf(-{}))", "clone": "{}", "alias": "{}",
+    "detach": "{}", "_to_copy": "{}",
 }  # fmt: skip # a table
-_KINDS = {"ge": "bool", "gt": "bool", "le": "bool", "lt": "bool", "eq": "bool", "ne": "bool", "isnan": "bool"}
+_KINDS = {
+    "ge": "bool",
+    "gt": "bool",
+    "le": "bool",
+    "lt": "bool",
+    "eq": "bool",
+    "ne": "bool",
+    "isnan": "bool",
+    "logical_not": "bool",
+}
 
 
 class NoKernel(Exception):
     """An operation without a naive form here."""
 
 
-def graph_kernel(graph: Any, tensors: Mapping[str, str], entry: str, parameters: str) -> str:
-    """Return the text of a kernel, for the C names of the placeholders. Raises NoKernel."""
-    return _Writer(graph, tensors).kernel(entry, parameters)
+def graph_kernel(graph: Any, tensors: Mapping[str, str], entry: str, parameters: str) -> tuple[str, str]:
+    """Return the text of a kernel, for the C names of the placeholders, and the steps of one thread's loops.
+
+    The steps are an expression of the sizes. Raises NoKernel.
+    """
+    writer = _Writer(graph, tensors)
+    text = writer.kernel(entry, parameters)
+    return text, " + ".join(writer.steps).replace("/", "//") or "1"
+
+
+def multiplications(graph: Any) -> str:
+    """Return how many multiplications the model's products and convolutions take, as an expression of the sizes.
+
+    The text is empty where it has none.
+    """
+    writer, found = _Writer(graph, {}), list[str]()
+    for name, node in writer.nodes.items():
+        base = str(node["op"]).removeprefix("aten.").split(".")[0]
+        if base in ("mm", "bmm", "addmm"):
+            shapes = [writer.shape(name), writer.shape(node["args"][-2]["node"])[-1:]]
+        elif base == "convolution":
+            source, weight, transposed = node["args"][0]["node"], node["args"][1]["node"], node["args"][6]
+            shapes = [writer.shape(source if transposed else name), writer.shape(weight)[1:]]
+        else:
+            continue
+        found.append(" * ".join(size for shape in shapes for size in shape))
+    return " + ".join(found).replace("/", "//")
 
 
 class _Writer:
     def __init__(self, graph: Any, tensors: Mapping[str, str]) -> None:
         self.nodes: dict[str, Mapping[str, Any]] = {str(node["name"]): node for node in graph}
         placeholders = [name for name, node in self.nodes.items() if node["op"] == "placeholder"]
-        self.pointers = dict(zip(placeholders, tensors.values(), strict=True))
+        self.pointers = dict(zip(placeholders, tensors.values(), strict=False))
         self.scopes: list[list[str]] = [[]]
+        self.repeats: list[str] = ["1"]
+        """how often the statements of each scope are executed more than those around it"""
+        self.steps: list[str] = []
         self.depth: dict[str, int] = {}
         self.known: dict[tuple[str, Index], str] = {}
         self.count = 0
@@ -73,10 +110,10 @@ class _Writer:
             return str(bool(value)).lower()
         if isinstance(value, int):
             return str(value) if value >= 0 else f"({value})"
+        if str(value) in ("inf", "-inf", "nan"):
+            return {"inf": "INFINITY", "-inf": "(-INFINITY)", "nan": "NAN"}[str(value)]
         if isinstance(value, float):
             return f"({value!r}f)"
-        if value in ("inf", "-inf", "nan"):
-            return {"inf": "INFINITY", "-inf": "(-INFINITY)", "nan": "NAN"}[value]
         raise NoKernel(f"the argument {str(value)[:40]!r}")
 
     def shape(self, name: str) -> list[str]:
@@ -100,30 +137,35 @@ class _Writer:
 
     def loop(
         self, outer: Sequence[str], extents: Sequence[str], starts: Sequence[tuple[str, str]],
-        body: Callable[[Index, list[str]], list[str]],
+        body: Callable[[Index, list[str]], list[str]], most: Sequence[str] | None = None,
     ) -> list[str]:  # fmt: skip # the body last
         """Return variables after a loop over all extents, where `starts` are their types and first values.
 
         `body` gets the loops' variables and these, and returns statements. The loop stands where `outer` is known.
+        `most` are the extents as sizes, where they are none.
         """
         depth = self.depth_of(*outer, *(first for _, first in starts))
-        saved = self.scopes[depth + 1 :]
-        del self.scopes[depth + 1 :]
+        saved, repeated = self.scopes[depth + 1 :], self.repeats[depth + 1 :]
+        del self.scopes[depth + 1 :], self.repeats[depth + 1 :]
         held = []
         for kind, first in starts:
             held.append(self.fresh("s", depth))
             self.scopes[depth].append(f"{kind} {held[-1]} = {first};")
         variables = []
-        for _ in extents:
+        for extent in most or extents:
             self.scopes.append([])
+            self.repeats.append(extent)
             variables.append(self.fresh("k", len(self.scopes) - 1))
+        self.steps.append(" * ".join(self.repeats))
         statements = body(tuple(variables), held)
         self.scopes[-1] += statements
         for variable, extent in zip(reversed(variables), reversed(extents), strict=True):
             inside = self.scopes.pop()
+            self.repeats.pop()
             lines = [f"for (int {variable} = 0; {variable} < {extent}; ++{variable}) {{", *(f"    {x}" for x in inside)]
             self.scopes[-1] += [*lines, "}"]
         self.scopes += saved
+        self.repeats += repeated
         return held
 
     def split(self, linear: str, shape: Sequence[str]) -> Index:
@@ -346,6 +388,12 @@ class _Writer:
     def _sum(self, node: Any, args: list[Any], index: Index) -> str:
         return self.total(args[0], *self.over(args), index)[0]
 
+    def _any(self, node: Any, args: list[Any], index: Index) -> str:
+        def found(x: str, held: list[str], _: Index) -> list[str]:
+            return [f"{held[0]} = {held[0]} || {x};"]
+
+        return self.reduced(args[0], *self.over(args), index, [("bool", "false")], found)[0][0]
+
     def _mean(self, node: Any, args: list[Any], index: Index) -> str:
         held, count = self.total(args[0], *self.over(args), index)
         return self.emit(f"{held} / {count}")
@@ -408,7 +456,8 @@ class _Writer:
         def body(variables: Index, held: list[str]) -> list[str]:
             return [f"{held[0]} {sign}= {self.value(args[0], (*index[:axis], variables[0], *index[axis + 1 :]))};"]
 
-        return self.loop(index, [f"{index[axis]} + 1"], [("float", first)], body)[0]
+        size = self.shape(args[0]["node"])[axis]
+        return self.loop(index, [f"{index[axis]} + 1"], [("float", first)], body, [size])[0]
 
     def _cumprod(self, node: Any, args: list[Any], index: Index) -> str:
         return self._cumsum(node, args, index, "*", "1.0f")

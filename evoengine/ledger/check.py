@@ -23,7 +23,7 @@ from evoengine.ledger.optuna.schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
 from evoengine.ledger.rows import BATCH, batches, unpacked
-from evoengine.ledger.runs import RUNNING, find_suspects, of_one_death, take_back
+from evoengine.ledger.runs import find_suspects, of_one_death, take_back
 from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_columns, missing_indexes
 from evoengine.ledger.tables import (
     Base,
@@ -42,7 +42,7 @@ from evoengine.ledger.tables import (
     StandingRow,
     VerdictRow,
 )
-from evoengine.records import EXECUTOR
+from evoengine.records import EXECUTOR, RUNNING
 from evoengine.text import spans
 
 if TYPE_CHECKING:
@@ -64,9 +64,17 @@ class Fault:
     """whether it can be made again from the rest of the ledger"""
 
 
-def look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
-    """Check all of the ledger's own tables; `on_stage` is told what is being checked. Nothing is written."""
-    _stand_still(session)
+def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
+    """Return what is damaged in the ledger's own tables or does not follow from the rest; the studies are left out.
+
+    `on_stage` is told what is being checked. Nothing is written.
+    """
+    with ledger.database.reading() as session:
+        _stand_still(session)
+        return _look_through(session, on_stage)
+
+
+def _look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     on_stage("checking the schema")
     faults = [Fault(what, mended=False) for what in _missing(session)]
     if faults:
@@ -277,14 +285,8 @@ def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
 
 
 CHECKED: tuple[type[Base], ...] = (
-    DeviceRow,
-    RunRow,
-    BinaryRow,
-    CandidateRow,
-    VerdictRow,
-    MeasurementRow,
-    BaselineRow,
-    ProfileRow,
+    *(DeviceRow, RunRow, BinaryRow, CandidateRow),
+    *(VerdictRow, MeasurementRow, BaselineRow, ProfileRow),
 )
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
 """what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
@@ -316,10 +318,6 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
-OF_RUN = (BaselineRow, HeartbeatRow, CandidateRow)
-
-
 def delete_runs(session: Session, runs: Sequence[int]) -> None:
     """Delete the runs and what no other run uses.
 
@@ -330,9 +328,9 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
     _require_removable(session, runs)
     candidates = select(CandidateRow.id).where(CandidateRow.run_id.in_(runs))
     trials = session.scalars(candidates).all()
-    for row in OF_CANDIDATE:
+    for row in (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow):
         session.execute(delete(row).where(row.candidate_id.in_(candidates)))
-    for owned in OF_RUN:
+    for owned in (BaselineRow, HeartbeatRow, CandidateRow):
         session.execute(delete(owned).where(owned.run_id.in_(runs)))
     session.execute(delete(RunRow).where(RunRow.id.in_(runs)))
     count_all_finals(session.connection())
@@ -397,13 +395,23 @@ class Pruned:
     packed_bytes: int
 
 
-def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
-    """Take out sources and machine code, as `prune` says.
+def prune(ledger: Ledger, keep: int, before: datetime | None) -> Pruned:
+    """Take out the sources and machine code of all but the best `keep` of each problem and GPU.
 
-    Trials of runs that go on keep theirs, and so does whatever shares a source with one that does.
+    Only of trials that ended before that time, where one is named; most of a ledger's bytes are theirs. Configurations,
+    verdicts, figures and lineage stay, and what was taken is made again where a search comes to it again. Trials of
+    runs that go on keep theirs, and so does whatever shares a source with one that does.
     """
+    with ledger.database.writing() as session:
+        return _prune(session, keep, before)
+
+
+def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     held = _packed_bytes(session)
-    kept = _sources_of_best(session, keep)
+    kept: set[str | None] = set()
+    for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
+        for best in batches(read_order(session, problem, gpu, keep)):
+            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(best))))
     in_use = [CandidateRow.outcome.is_(None), RunRow.status == RUNNING]
     if before is not None:
         in_use.append(or_(CandidateRow.finished_at.is_(None), CandidateRow.finished_at >= before))
@@ -421,26 +429,12 @@ def _prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     return Pruned(sources, binaries, held - _packed_bytes(session))
 
 
-def _sources_of_best(session: Session, keep: int) -> set[str | None]:
-    kept: set[str | None] = set()
-    for problem, gpu in session.execute(select(RunRow.problem, RunRow.gpu).distinct()).all():
-        for batch in batches(read_order(session, problem, gpu, keep)):
-            kept |= set(session.scalars(select(CandidateRow.source_sha256).where(CandidateRow.id.in_(batch))))
-    return kept
-
-
 def _packed_bytes(session: Session) -> int:
     tables = (SourceRow, MachineCodeRow)
     return sum(session.scalar(select(func.sum(func.length(row.packed)))) or 0 for row in tables)
 
 
-# ── the ledger as a whole ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
-    """Return what is damaged or does not follow from the rest; the studies are not looked at."""
-    with ledger.database.reading() as session:
-        return look_through(session, on_stage)
+# ── mended ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def require_proven(ledger: Ledger, trial: int) -> None:
@@ -466,13 +460,3 @@ def mend(ledger: Ledger, echo: Callable[[str], None]) -> None:
             rows = integrity.spelt({CandidateRow.__tablename__: {row.id}})
             integrity.sign(connection, row.run_id, integrity.REPAIRED, rows)
         rebuild(session)
-
-
-def prune(ledger: Ledger, keep: int, before: datetime | None) -> Pruned:
-    """Take out the sources and machine code of all but the best `keep` of each problem and GPU.
-
-    Only of trials that ended before that time, where one is named; most of a ledger's bytes are theirs. Configurations,
-    verdicts, figures and lineage stay, and what was taken is made again where a search comes to it again.
-    """
-    with ledger.database.writing() as session:
-        return _prune(session, keep, before)

@@ -19,10 +19,9 @@ from evoengine.ledger import integrity
 from evoengine.ledger.integrity import checked_columns, insert_new
 from evoengine.ledger.ranking import update_standing
 from evoengine.ledger.rows import OF_SOURCE, to_measurement
-from evoengine.ledger.runs import RUNNING
 from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.transactions import Database, patient
-from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
+from evoengine.records import DEATHS, EXECUTOR, RUNNING, Kind, Outcome
 
 
 @dataclass(frozen=True, slots=True)

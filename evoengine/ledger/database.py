@@ -25,8 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, QueuePool
 
-from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
-from evoengine.hints import hint, nearest_folder
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError, hint, nearest_folder
 from evoengine.ledger.check import READ_ERRORS, check_small, find_damage
 from evoengine.ledger.integrity import Damaged
 from evoengine.ledger.optuna import schema as optuna_schema
@@ -45,16 +44,9 @@ BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _SIGNS_OF_ABSENCE = (
-    "OperationalError",
-    "InterfaceError",
-    "AdminShutdown",
-    "CrashShutdown",
-    "CannotConnectNow",
-    "ConnectionTimeout",
-    "IdleInTransactionSessionTimeout",
-    "DeadlockDetected",
-    "SerializationFailure",
-)
+    "OperationalError InterfaceError AdminShutdown CrashShutdown CannotConnectNow ConnectionTimeout"
+    " IdleInTransactionSessionTimeout DeadlockDetected SerializationFailure"
+).split()
 """psycopg's errors of a connection that is lost or not to be had, and of a transaction that another one broke"""
 _RESTORE = "restore it from a copy, or name another with --db"
 

@@ -19,29 +19,7 @@ from operator import index
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Double,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    Table,
-    Text,
-    Update,
-    bindparam,
-    cast,
-    delete,
-    event,
-    insert,
-    select,
-    text,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper, Session
 
@@ -85,10 +63,10 @@ def checked_columns(row: type[Base]) -> dict[str, Callable[[Any], Stored]]:
     They come in the order of their names. A cubin and a source have a SHA-256 of their own. The functions raise
     TypeError, ValueError or AttributeError for values of another type.
     """
-    kinds = ((Double, _float), (Integer, index), (JSON, _json), (UtcDateTime, _time), (object, str))
+    kinds = ((sa.Double, _float), (sa.Integer, index), (sa.JSON, _json), (UtcDateTime, _time), (object, str))
     found: dict[str, Callable[[Any], Stored]] = {}
     for c in sorted(row.__table__.columns, key=lambda column: str(column.name)):
-        if not (c.primary_key or c.name == "checksum" or isinstance(c.type, LargeBinary)):
+        if not (c.primary_key or c.name == "checksum" or isinstance(c.type, sa.LargeBinary)):
             found[c.name] = next(to_stored for kind, to_stored in kinds if isinstance(c.type, kind))
     return found
 
@@ -137,9 +115,9 @@ class RowReader:
         self._asked = len(names)
         self._names = (*names, *(name for name in checked_columns(row) if name not in names))
         table = row.__table__
-        asked = (cast(table.c[n], Text) if isinstance(table.c[n].type, JSON) else table.c[n] for n in names)
+        asked = (sa.cast(table.c[n], sa.Text) if isinstance(table.c[n].type, sa.JSON) else table.c[n] for n in names)
         others = (_as_stored(table.c[n]) for n in self._names[self._asked :])
-        self.columns: tuple[ColumnElement[Any], ...] = (table.c.id, table.c.checksum, *asked, *others)
+        self.columns: tuple[sa.ColumnElement[Any], ...] = (table.c.id, table.c.checksum, *asked, *others)
         """what to select"""
         self.width = len(self.columns)
         self._order = [(name, self._names.index(name), to_stored) for name, to_stored in checked_columns(row).items()]
@@ -158,23 +136,23 @@ class RowReader:
         return number, *of_row[: self._asked]
 
 
-def _as_stored(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    if isinstance(column.type, JSON):
-        return cast(column, Text)
-    return type_coerce(column, Text) if isinstance(column.type, UtcDateTime) else column
+def _as_stored(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    if isinstance(column.type, sa.JSON):
+        return sa.cast(column, sa.Text)
+    return sa.type_coerce(column, sa.Text) if isinstance(column.type, UtcDateTime) else column
 
 
 # ── every row that the mapper writes or reads ───────────────────────────────────────────────────────────────────────
 
 
-@event.listens_for(Checked, "before_insert", propagate=True)
-@event.listens_for(Checked, "before_update", propagate=True)
+@sa.event.listens_for(Checked, "before_insert", propagate=True)
+@sa.event.listens_for(Checked, "before_update", propagate=True)
 def _fill(mapper: Mapper[Any], connection: object, row: Any) -> None:
     table: type[Base] = type(row)
     row.checksum = row_checksum(table, {name: getattr(row, name) for name in checked_columns(table)})
 
 
-@event.listens_for(Checked, "load", propagate=True)
+@sa.event.listens_for(Checked, "load", propagate=True)
 def _check_loaded(row: Any, context: object) -> None:
     """Check rows that are read as a whole."""
     table: type[Base] = type(row)
@@ -218,12 +196,12 @@ class _Pending:
 # ── written ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(connection: Connection) -> None:
+def begin(connection: sa.Connection) -> None:
     """Begin a transaction of the ledger: forget whatever was pending of one that failed."""
     connection.info[_PENDING] = _Pending()
 
 
-def note(connection: Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
+def note(connection: sa.Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
     """Note that a row was inserted; do nothing outside of a ledger's transaction."""
     pending: _Pending | None = connection.info.get(_PENDING)
     if pending is None:
@@ -236,24 +214,24 @@ def note(connection: Connection, row: type[Base], number: int, values: Mapping[s
         pending.rows.append((row.__tablename__, number, None, values["candidate_id"]))
 
 
-@event.listens_for(Checked, "after_insert", propagate=True)
-def _note_mapped(mapper: Mapper[Any], connection: Connection, row: Any) -> None:
+@sa.event.listens_for(Checked, "after_insert", propagate=True)
+def _note_mapped(mapper: Mapper[Any], connection: sa.Connection, row: Any) -> None:
     note(connection, type(row), row.id, row.__dict__)
 
 
-def call_it(connection: Connection, what: str) -> None:
+def call_it(connection: sa.Connection, what: str) -> None:
     """Says how the rows of this transaction came to be."""
     pending: _Pending = connection.info[_PENDING]
     pending.what = what
 
 
-def sign(connection: Connection, run: int, what: str, rows: str) -> None:
+def sign(connection: sa.Connection, run: int, what: str, rows: str) -> None:
     """Has this transaction say what evoengine did to rows that stand or stood there."""
     pending: _Pending = connection.info[_PENDING]
     pending.signed.append((run, what, rows))
 
 
-def write(connection: Connection) -> None:
+def write(connection: sa.Connection) -> None:
     """Write the links of this transaction, as its last act."""
     pending: _Pending | None = connection.info.pop(_PENDING, None)
     if pending is None:
@@ -269,26 +247,26 @@ def write(connection: Connection) -> None:
         append(connection, run, what, rows)
 
 
-def _runs_of(connection: Connection, trials: set[int]) -> dict[int, int]:
+def _runs_of(connection: sa.Connection, trials: set[int]) -> dict[int, int]:
     if not trials:
         return {}
     if len(trials) == 1:
         found = connection.execute(_RUN_OF, {"trial": next(iter(trials))}).all()
     else:
         found = connection.execute(
-            select(CandidateRow.id, CandidateRow.run_id).where(CandidateRow.id.in_(trials))
+            sa.select(CandidateRow.id, CandidateRow.run_id).where(CandidateRow.id.in_(trials))
         ).all()
     return {trial: run for trial, run in found}
 
 
-_RUN_OF = text("SELECT id, run_id FROM candidates WHERE id = :trial")
+_RUN_OF = sa.text("SELECT id, run_id FROM candidates WHERE id = :trial")
 _END = "SELECT links, sum FROM chains WHERE run_id = ?"
 _BEGIN = "INSERT INTO chains (run_id, links, sum) VALUES (?, 0, '') ON CONFLICT DO NOTHING"
 _LINK = "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (?, ?, ?, ?, ?, ?)"
 _MOVE = "UPDATE chains SET links = ?, sum = ? WHERE run_id = ?"
 
 
-def append(connection: Connection, run: int, what: str, rows: str) -> None:
+def append(connection: sa.Connection, run: int, what: str, rows: str) -> None:
     """Add a link to the chain of a run."""
     is_sqlite = connection.dialect.name == "sqlite"
     locked = _END if is_sqlite else f"{_END} FOR UPDATE"  # SQLite's transaction has the write lock from its beginning
@@ -302,7 +280,7 @@ def append(connection: Connection, run: int, what: str, rows: str) -> None:
     execute(connection, _MOVE, number, total, run)
 
 
-def execute(connection: Connection, statement: str, *values: object) -> CursorResult[Any]:
+def execute(connection: sa.Connection, statement: str, *values: object) -> sa.CursorResult[Any]:
     """Give the driver a statement as it is, with a ? for each value.
 
     It is for what every trial needs, as composing one takes longer than its execution.
@@ -320,7 +298,7 @@ def remove(session: Session, runs: Iterable[int], trials: Iterable[int]) -> None
     """Take out the chains of runs that are removed with these trials, and sign for it."""
     numbers = set(runs)
     for row in (LinkRow, ChainRow):
-        session.execute(delete(row).where(row.run_id.in_(numbers)))
+        session.execute(sa.delete(row).where(row.run_id.in_(numbers)))
     gone = spelt({RunRow.__tablename__: numbers, CandidateRow.__tablename__: set(trials)})
     sign(session.connection(), LEDGER, REMOVED, gone)
 
@@ -333,11 +311,11 @@ def removed(session: Session, table: str) -> set[int]:
     return found
 
 
-def begin_all(connection: Connection, what: str) -> None:
+def begin_all(connection: sa.Connection, what: str) -> None:
     """Chains for all that a ledger holds, as it stands; where there are chains, they go."""
     for row in (LinkRow, ChainRow):
-        connection.execute(delete(row))
-    runs = list(connection.scalars(select(RunRow.id).order_by(RunRow.id)))
+        connection.execute(sa.delete(row))
+    runs = list(connection.scalars(sa.select(RunRow.id).order_by(RunRow.id)))
     if not runs:
         return
     append(connection, LEDGER, what, spelt({RunRow.__tablename__: set(runs)}))
@@ -350,15 +328,15 @@ def begin_all(connection: Connection, what: str) -> None:
         )
 
 
-def _held(connection: Connection, run: int) -> Numbers:
+def _held(connection: sa.Connection, run: int) -> Numbers:
     """Return the rows of a run that are there, its own among them."""
     found: Numbers = {RunRow.__tablename__: {run}}
     for row in OF_RUN:
         table = row.__table__
-        found[row.__tablename__] = set(connection.scalars(select(table.c.id).where(table.c.run_id == run)))
+        found[row.__tablename__] = set(connection.scalars(sa.select(table.c.id).where(table.c.run_id == run)))
     for row in OF_CANDIDATE:
         table = row.__table__
-        of_run = select(table.c.id).join(CandidateRow, CandidateRow.id == table.c.candidate_id)
+        of_run = sa.select(table.c.id).join(CandidateRow, CandidateRow.id == table.c.candidate_id)
         found[row.__tablename__] = set(connection.scalars(of_run.where(CandidateRow.run_id == run)))
     return found
 
@@ -394,8 +372,8 @@ def broken(session: Session, run: int | None = None) -> Iterator[str]:
     connection = session.connection()
     if run is None:
         yield from _broken_links(connection, LEDGER)
-        yield from _differing(connection, LEDGER, {RunRow.__tablename__: set(connection.scalars(select(RunRow.id)))})
-    runs = [run] if run is not None else sorted(connection.scalars(select(RunRow.id)))
+        yield from _differing(connection, LEDGER, {RunRow.__tablename__: set(connection.scalars(sa.select(RunRow.id)))})
+    runs = [run] if run is not None else sorted(connection.scalars(sa.select(RunRow.id)))
     for each in runs:
         yield from _broken_links(connection, each)
         yield from _differing(connection, each, _held(connection, each))
@@ -405,15 +383,15 @@ def _name(run: int) -> str:
     return "the ledger" if run == LEDGER else f"run {run}"
 
 
-def _links(connection: Connection, run: int) -> list[Any]:
-    of_run = select(LinkRow.number, LinkRow.what, LinkRow.rows, LinkRow.at, LinkRow.sum).where(LinkRow.run_id == run)
+def _links(connection: sa.Connection, run: int) -> list[Any]:
+    of_run = sa.select(LinkRow.number, LinkRow.what, LinkRow.rows, LinkRow.at, LinkRow.sum).where(LinkRow.run_id == run)
     return list(connection.execute(of_run.order_by(LinkRow.number)))
 
 
-def _broken_links(connection: Connection, run: int) -> Iterator[str]:
-    end = connection.execute(select(ChainRow.links, ChainRow.sum).where(ChainRow.run_id == run)).one_or_none()
+def _broken_links(connection: sa.Connection, run: int) -> Iterator[str]:
+    end = connection.execute(sa.select(ChainRow.links, ChainRow.sum).where(ChainRow.run_id == run)).one_or_none()
     if end is None:
-        is_new = run == LEDGER and connection.scalar(select(RunRow.id).limit(1)) is None
+        is_new = run == LEDGER and connection.scalar(sa.select(RunRow.id).limit(1)) is None
         if not is_new or _links(connection, run):
             yield f"the chain of {_name(run)} is not there"
         return
@@ -430,7 +408,7 @@ def _broken_links(connection: Connection, run: int) -> Iterator[str]:
         yield f"{_name(run)} has {expected - 1} links, and {end[0]} were written"
 
 
-def _differing(connection: Connection, run: int, held: Numbers) -> Iterator[str]:
+def _differing(connection: sa.Connection, run: int, held: Numbers) -> Iterator[str]:
     noted: Numbers = defaultdict(set)
     for _, what, rows, *_ in _links(connection, run):
         try:
@@ -456,7 +434,7 @@ def _differing(connection: Connection, run: int, held: Numbers) -> Iterator[str]
 # What a search writes of each candidate goes this way: the mapper takes several times as long as the database.
 
 
-def insert_row(connection: Connection, row: type[Base], values: Mapping[str, Any]) -> int:
+def insert_row(connection: sa.Connection, row: type[Base], values: Mapping[str, Any]) -> int:
     """Insert a row and return its number; a missing column is null."""
     key = connection.execute(_insert(row), {**values, "checksum": row_checksum(row, values)}).inserted_primary_key
     assert key is not None  # one row was inserted
@@ -465,14 +443,14 @@ def insert_row(connection: Connection, row: type[Base], values: Mapping[str, Any
     return number
 
 
-def insert_new(connection: Connection, row: type[Base], values: Mapping[str, Any]) -> int | str | None:
+def insert_new(connection: sa.Connection, row: type[Base], values: Mapping[str, Any]) -> int | str | None:
     """Its primary key; None where it is there already: another process may be writing the same."""
     sums = {"checksum": row_checksum(row, values)} if issubclass(row, Checked) else {}
     key: int | str | None = connection.scalar(_insert_new(row, connection.dialect.name), {**values, **sums})
     return key
 
 
-def update_row(connection: Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
+def update_row(connection: sa.Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
     """Update columns of a row.
 
     Raises NoResultFound where there is no such row, Damaged where it is not what was written before.
@@ -484,34 +462,34 @@ def update_row(connection: Connection, row: type[Base], number: int, values: Map
     connection.execute(_update(row, tuple(values)), {**values, "checksum": checksum, "number": number})
 
 
-def table_of(row: type[Base]) -> Table:
+def table_of(row: type[Base]) -> sa.Table:
     """Return the table of a class of rows."""
-    assert isinstance(row.__table__, Table)
+    assert isinstance(row.__table__, sa.Table)
     return row.__table__
 
 
 @cache
-def _insert(row: type[Base]) -> Insert:
-    return insert(table_of(row))
+def _insert(row: type[Base]) -> sa.Insert:
+    return sa.insert(table_of(row))
 
 
 @cache
-def _insert_new(row: type[Base], dialect: str) -> Insert:
+def _insert_new(row: type[Base], dialect: str) -> sa.Insert:
     table = table_of(row)
     into: sqlite.Insert | postgresql.Insert = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     return into.on_conflict_do_nothing().returning(*table.primary_key)
 
 
 @cache
-def _whole(row: type[Base]) -> tuple[RowReader, tuple[Select[Any], Select[Any]]]:
+def _whole(row: type[Base]) -> tuple[RowReader, tuple[sa.Select[Any], sa.Select[Any]]]:
     """Return what reads a whole row, and what selects it: as it is, and locked against other writers."""
     reader = RowReader(row, tuple(checked_columns(row)))
-    selected = select(*reader.columns).where(table_of(row).c.id == bindparam("number"))
+    selected = sa.select(*reader.columns).where(table_of(row).c.id == sa.bindparam("number"))
     return reader, (selected, selected.with_for_update())
 
 
 @cache
-def _update(row: type[Base], names: tuple[str, ...]) -> Update:
+def _update(row: type[Base], names: tuple[str, ...]) -> sa.Update:
     table = table_of(row)
-    changed = {name: bindparam(name, type_=table.c[name].type) for name in (*names, "checksum")}
-    return update(table).where(table.c.id == bindparam("number")).values(changed)
+    changed = {name: sa.bindparam(name, type_=table.c[name].type) for name in (*names, "checksum")}
+    return sa.update(table).where(table.c.id == sa.bindparam("number")).values(changed)

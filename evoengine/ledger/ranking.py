@@ -142,18 +142,8 @@ _BEFORE = (
 )
 """number of the ranking, what stood in it of the trial, and the last figure of finals in it"""
 _COLUMNS = (
-    "candidate_id",
-    "run_id",
-    "figure_id",
-    "us",
-    "final_of_run",
-    "final_place",
-    "counted_us",
-    "place",
-    "run_counted_us",
-    "run_place",
-    "ranking_id",
-)
+    "candidate_id run_id figure_id us final_of_run final_place counted_us place run_counted_us run_place ranking_id"
+).split()
 _STAND = (
     f"INSERT INTO standings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
     f" ON CONFLICT (candidate_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[2:])}"

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sqlalchemy import ColumnElement, Select, cast, func, literal, or_, select, true
 from sqlalchemy.orm import Session, aliased, joinedload
 
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, hint
 from evoengine.gpu import find_gpu
-from evoengine.hints import hint
 from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
 from evoengine.ledger.rows import BATCH, FIGURES, Reading, batches, most_trusted, read_figure, to_run
-from evoengine.ledger.runs import Run
 from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
-from evoengine.records import PENDING, Config, Kind, Measurement, Outcome
+from evoengine.records import PENDING, Config, Kind, Measurement, Outcome, Run
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -136,25 +134,13 @@ def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool, ki
     figures = _figures(session, numbers, kind)
     taken = _resources(session, numbers) if resources else {}
     configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
-    return [
-        _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
-        for row, config, of_trial in zip(rows, configs, parents, strict=True)
-    ]
-
-
-def _trial(
-    row: Sequence[Any],
-    config: Config,
-    parents: tuple[int, ...],
-    figure: Measurement | None,
-    binary: Resources | None,
-    shared_bytes: int | None,
-) -> Trial:
-    number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
-    ended = OUTCOMES[outcome]
-    return Trial(
-        number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
-    )
+    trials = []
+    for row, config, of_trial in zip(rows, configs, parents, strict=True):
+        number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
+        stated = config, tuple(of_trial), operator, OUTCOMES[outcome], reason, origin
+        binary, shared_bytes = taken.get(number, (None, None))
+        trials.append(Trial(number, run, problem, gpu, *stated, figures.get(number), binary, shared_bytes))
+    return trials
 
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
@@ -389,19 +375,20 @@ class Targets:
         Raises NothingFound where there is none, and UsageError for an unknown GPU.
         """
         gpu = self.known_gpu(gpu)
-        matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
-        if gpu is not None:
-            matching = matching.where(RunRow.gpu == gpu)
-        if problem is not None:
-            matching = matching.where(RunRow.problem == problem)
-        with self._ledger.database.reading() as session:
-            found = session.execute(matching).one_or_none()
+        found = self._last(gpu, [] if problem is None else [RunRow.problem == problem])
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
             then = "search" if self._ledger.is_empty() else "history"
             what = "fills it" if self._ledger.is_empty() else "lists what it has"
             raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self._ledger.db)} {what}")
-        return found[0], found[1]
+        return found
+
+    def _last(self, gpu: str | None, conditions: Sequence[ColumnElement[bool]]) -> tuple[str, str] | None:
+        of_gpu = [] if gpu is None else [RunRow.gpu == gpu]
+        runs = select(RunRow.gpu, RunRow.problem).where(*of_gpu, *conditions)
+        with self._ledger.database.reading() as session:
+            found = session.execute(runs.order_by(RunRow.id.desc()).limit(1)).one_or_none()
+        return None if found is None else (found[0], found[1])
 
     def problems_of(self, workload: str, gpu: str) -> list[str]:
         """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
@@ -412,14 +399,10 @@ class Targets:
 
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
         """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
-        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
-        if gpu is not None:
-            found = found.where(RunRow.gpu == self.known_gpu(gpu))
-        with self._ledger.database.reading() as session:
-            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
-        if last is None:
+        found = self._last(self.known_gpu(gpu), [RunRow.problem.startswith(f"{workload}:", autoescape=True)])
+        if found is None:
             raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
-        return last[0], last[1]
+        return found
 
     def ranked(self) -> list[tuple[str, str]]:
         """Return every problem and GPU with a ranked candidate, latest first."""
@@ -428,11 +411,6 @@ class Targets:
         grouped = grouped.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())
         with self._ledger.database.reading() as session:
             return [(problem, gpu) for problem, gpu in session.execute(grouped)]
-
-    def definition(self, run: int) -> str | None:
-        """Return the problem.json that a run kept; None where it kept none."""
-        with self._ledger.database.reading() as session:
-            return session.scalar(select(RunRow.definition).where(RunRow.id == run))
 
     def last_definition(self, problem: str) -> str | None:
         """Return the problem.json that the last run for this problem kept; None where none kept one."""

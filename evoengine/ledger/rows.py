@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from evoengine.ledger.integrity import Damaged, RowReader, insert_new
-from evoengine.ledger.runs import Device, Run
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -42,6 +41,7 @@ from evoengine.records import (
     CaseResult,
     Clocks,
     Coverage,
+    Device,
     KernelResources,
     Kind,
     Launch,
@@ -51,6 +51,7 @@ from evoengine.records import (
     Outcome,
     Policy,
     Profile,
+    Run,
     Source,
     Verdict,
     precedence,
@@ -64,18 +65,7 @@ T = TypeVar("T")
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others", "launch"))
 """a listing is made from the cubin when it is needed"""
-OF_SOURCE = (
-    "source_sha256",
-    "entry",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "threads",
-    "block_y",
-    "block_z",
-    "shared_bytes",
-    "next_kernels",
-)
+OF_SOURCE = "source_sha256 entry grid_x grid_y grid_z threads block_y block_z shared_bytes next_kernels".split()
 """columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
 
@@ -119,7 +109,7 @@ def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | Non
 
 def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
     """Return the number of what that compiler made of that source; one that is there already is kept."""
-    values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
+    values = _named(binary, _BINARY_COLUMNS)
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
     values["other_kernels"] = [asdict(other) for other in binary.others] or None
@@ -135,7 +125,7 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     """Return the binary. Its cubin is empty where it is not asked for, was pruned or stayed in another ledger."""
     code = row.machine_code if with_cubin else None
     cubin = unpacked(code.packed, MachineCodeRow, code.sha256) if code else b""
-    plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
+    plain = _named(row, (n for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")))
     others = tuple(KernelResources(**other) for other in row.other_kernels or ())
     return Binary(cubin=cubin, warnings=tuple(row.warnings), others=others, **plain)
 
@@ -188,38 +178,34 @@ def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
     return NextKernel(stored["entry"], launch)
 
 
+def _named(record: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return what a record and its row have under the same names, and as the same values."""
+    return {name: getattr(record, name) for name in names}
+
+
+_VERDICT = ("device", "reason", "wall_ms", "gate_version")
+
+
 def verdict_values(verdict: Verdict) -> dict[str, object]:
     cases = [asdict(case) for case in verdict.cases]
     for case in cases:
         case.update({name: to_json_number(case[name]) for name in _ERRORS})
-    return {
-        "device": verdict.device,
+    return _named(verdict, _VERDICT) | {
         "outcome": str(verdict.outcome) if verdict.outcome else None,
-        "reason": verdict.reason,
         "cases": cases,
-        "wall_ms": verdict.wall_ms,
         "coverage": asdict(verdict.coverage) if verdict.coverage else None,
-        "gate_version": verdict.gate_version,
         "short_only": None if verdict.whole else 1,
     }
 
 
 def to_verdict(row: VerdictRow) -> Verdict:
     return Verdict(
-        device=row.device,
         outcome=Outcome(row.outcome) if row.outcome else None,
-        reason=row.reason,
-        cases=tuple(_to_case(case) for case in row.cases),
-        wall_ms=row.wall_ms,
-        taken_at=row.taken_at,
-        coverage=_to_coverage(row.coverage) if row.coverage else None,
-        gate_version=row.gate_version,
+        cases=tuple(map(_to_case, row.cases)),
+        coverage=Coverage(**row.coverage | {"missing": tuple(row.coverage["missing"])}) if row.coverage else None,
         whole=not row.short_only,
+        **_named(row, (*_VERDICT, "taken_at")),
     )
-
-
-def _to_coverage(stored: Mapping[str, Any]) -> Coverage:
-    return Coverage(stored["cells"], stored["visited"], tuple(stored["missing"]))
 
 
 class LastVerdicts(TypedDict):
@@ -246,9 +232,11 @@ def _to_case(case: dict[str, Any]) -> CaseResult:
     return CaseResult(**case)
 
 
+_MEASUREMENT = ("device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us")
+
+
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    values = {name: getattr(measurement, name) for name in Measurement.__slots__ if name != "taken_at"}
-    return values | {
+    return _named(measurement, _MEASUREMENT) | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
         "samples_us": numbers_to_json(measurement.samples_us),
@@ -259,16 +247,10 @@ def measurement_values(measurement: Measurement) -> dict[str, object]:
 def to_measurement(row: MeasurementRow) -> Measurement:
     return Measurement(
         kind=Kind(row.kind),
-        device=row.device,
-        tflops=row.tflops,
-        median_us=row.median_us,
         samples_us=numbers_from_json(row.samples_us),
-        vs_baseline=row.vs_baseline,
         terms={name: float(v) for name, v in row.terms.items()},
-        suspect=row.suspect,
         policy=None if row.policy is None else to_policy(row.policy),
-        normalised_us=row.normalised_us,
-        taken_at=row.taken_at,
+        **_named(row, (*_MEASUREMENT, "taken_at")),
     )
 
 
@@ -278,8 +260,7 @@ def to_policy(values: Mapping[str, Any]) -> Policy:
 
 
 FIGURES = RowReader(
-    MeasurementRow,
-    "candidate_id kind device tflops median_us vs_baseline suspect normalised_us policy terms".split(),
+    MeasurementRow, "candidate_id kind device tflops median_us vs_baseline suspect normalised_us policy terms".split()
 )
 TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
 """those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
@@ -326,14 +307,17 @@ def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
     return min((m.kind for m in figures), key=precedence, default=Kind.ESTIMATED)
 
 
+_BASELINE = ("name", "device", "median_us", "tflops")
+
+
 def baseline_values(baseline: Baseline) -> dict[str, object]:
-    values = {name: getattr(baseline, name) for name in Baseline.__slots__}
-    return values | {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
+    stated = {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
+    return _named(baseline, _BASELINE) | stated
 
 
 def to_baseline(row: BaselineRow) -> Baseline:
     samples, policy = numbers_from_json(row.samples_us), to_policy(row.policy)
-    return Baseline(row.name, row.device, row.median_us, row.tflops, samples, policy)
+    return Baseline(samples_us=samples, policy=policy, **_named(row, (*_BASELINE, "taken_at")))
 
 
 def profile_values(profile: Profile) -> dict[str, object]:
@@ -343,7 +327,13 @@ def profile_values(profile: Profile) -> dict[str, object]:
 
 def to_profile(row: ProfileRow) -> Profile:
     figures = {name: float(value) for name, value in row.figures.items()}
-    return Profile(row.tool, row.device, figures, tuple(row.remarks))
+    return Profile(row.tool, row.device, figures, tuple(row.remarks), row.taken_at)
+
+
+_CANDIDATE = (
+    "problem gpu config reason device occupancy operator retry_of taken_from evidence gate_version created_at"
+    " finished_at"
+).split()
 
 
 def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
@@ -368,27 +358,15 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
     return Candidate(
         trial=row.id,
         run=row.run_id,
-        problem=row.problem,
-        gpu=row.gpu,
-        config=row.config,
         outcome=Outcome(row.outcome) if row.outcome else None,
-        reason=row.reason,
-        device=row.device,
         source=_to_source(row),
         binary=to_binary(row.binary, with_cubin) if row.binary else None,
         **last_verdicts([to_verdict(v) for v in row.verdicts]),
         measurement=most_trusted(figures),
-        occupancy=row.occupancy,
         parents=tuple(row.parents),
-        operator=row.operator,
         sustained=last_sustained(figures),
         imported_from=row.run.imported_from,
-        retry_of=row.retry_of,
-        taken_from=row.taken_from,
-        evidence=row.evidence,
-        gate_version=row.gate_version,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
+        **_named(row, _CANDIDATE),
     )
 
 
@@ -413,12 +391,8 @@ def _to_source(row: CandidateRow) -> Source | None:
 
 
 def to_run(row: RunRow) -> Run:
-    plain = {name: getattr(row, name) for name in Run.__slots__ if name != "device"}
-    return Run(device=to_device(row.device), **plain)
-
-
-def to_device(row: DeviceRow) -> Device:
-    return Device(**{name: getattr(row, name) for name in Device.__slots__})
+    device = Device(**_named(row.device, Device.__slots__))
+    return Run(device=device, **_named(row, (name for name in Run.__slots__ if name != "device")))
 
 
 def device_row(session: Session, device: Device) -> DeviceRow:

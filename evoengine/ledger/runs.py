@@ -1,4 +1,4 @@
-"""Runs: what a search was for and where it ran, whether its process lives, and what a killed one leaves.
+"""Whether the process of a run lives, and what a killed one leaves.
 
 A running search writes the time of the database's clock to its row of `heartbeats` every few seconds, because host
 names and process numbers mean nothing in containers. A run counts as killed if its last beat is older than
@@ -8,79 +8,20 @@ has ended. The run's fence is then raised, so that a process that was only stopp
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.tables import CandidateRow, HeartbeatRow, RunRow
-from evoengine.records import DEATHS, Outcome
-
-RUNNING = "running"
-KILLED = "killed"
-"""the status of a run whose process no longer beats and has not stated how its search ended"""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A GPU or an emulator, which judges the candidates of a run."""
-
-    name: str
-    uuid: str | None = None
-    arch: str | None = None
-    driver: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """versions by library, and the GPU's settings that a figure depends on: its power limit, whether MIG is on"""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    id: int
-    started_at: datetime
-    finished_at: datetime | None
-    status: str
-    """`RUNNING`, `KILLED`, or how the search said it ended"""
-    gpu: str
-    problem: str
-    device: Device
-    space_name: str
-    space_sha256: str
-    space_text: str
-    sampler: str
-    objectives: str
-    """names of objectives, comma-separated"""
-    seed: int
-    version: str
-    """of evoengine"""
-    host: str
-    pid: int
-    command: str
-    definition: str | None = None
-    """the problem.json of a user's own kernel, else None"""
-    trials: int | None = None
-    """the number that was asked for; None if the run is not a search"""
-    seconds: float | None = None
-    """time limit; None if there is none"""
-    conditions: Mapping[str, Any] | None = None
-    """values that must be the same for the run to continue, in addition to these fields"""
-    imported_from: str | None = None
-    """where an imported run came from, as text; None for a run of this ledger"""
-    gpu_definition: dict[str, str | int | float] | None = None
-    """the fields of a GPU that a file described, else None"""
-    kernel: str | None = None
-    """SHA-256 of the reference, definition and text of a user's own kernel; None for workloads that come with
-    evoengine. Runs that differ in it are ranked separately"""
+from evoengine.records import DEATHS, KILLED, RUNNING, Outcome
+from evoengine.sandbox.machine import is_gone, this_process
 
 
 def this_host() -> str:
@@ -231,59 +172,6 @@ class Heart:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(EvoengineError):
                 self._write()
-
-
-# ── whether a process lives ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-PROC = Path("/proc")
-DEAD = ("Z", "X")
-"""states of a process that has ended and that its parent has not waited for"""
-
-
-@cache
-def _here() -> str | None:
-    """Return this boot of the machine and this namespace of process numbers; None where the system does not say."""
-    try:
-        boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
-        return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
-    except OSError:
-        return None
-
-
-def this_process() -> str | None:
-    """Return what `is_gone` takes, of the process that calls this; None where the system does not say enough."""
-    here, pid = _here(), os.getpid()
-    stated = _state_and_start(pid)
-    return f"{here} {pid} {stated[1]}" if here and stated else None
-
-
-def is_gone(process: str | None) -> bool:
-    """Return whether a process of this machine has ended; False for processes that cannot be seen from here."""
-    here = _here()
-    if process is None or here is None or not process.startswith(f"{here} "):
-        return False
-    pid, start = process.removeprefix(f"{here} ").split()
-    stated = _state_and_start(int(pid))
-    if stated is not None:
-        return stated[0] in DEAD or stated[1] != start
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # another user's, whose processes this system hides
-    return False
-
-
-def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """Return the process' state and its start in clock ticks since the boot; None where it is not to be seen."""
-    try:
-        stat = (PROC / str(pid) / "stat").read_text("utf-8")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    return fields[0], fields[19]
 
 
 # ── what was in flight in a killed search ─────────────────────────────────────────────────────────────────────────────

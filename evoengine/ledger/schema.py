@@ -16,26 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from sqlalchemy import (
-    JSON,
-    Column,
-    Connection,
-    Engine,
-    Index,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    bindparam,
-    column,
-    insert,
-    inspect,
-    select,
-    table,
-    text,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import column, table
 from sqlalchemy.orm import Session
 
 import evoengine.service.tables  # noqa: F401  # which declares tables of the same schema
@@ -57,15 +39,15 @@ LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
 
-def expected_tables(held: Set[str]) -> list[Table]:
+def expected_tables(held: Set[str]) -> list[sa.Table]:
     """Return the ledger's tables and, if the database holds any of Optuna's, the installed Optuna's."""
     expected = Base.metadata.sorted_tables
     return [*expected, *declared_tables()] if OPTUNA_TABLES & held else expected
 
 
-def missing_columns(connection: Connection) -> list[Column[Any]]:
+def missing_columns(connection: sa.Connection) -> list[sa.Column[Any]]:
     """Return the columns that expected tables of the database do not have."""
-    looked = inspect(connection)
+    looked = sa.inspect(connection)
     held = set(looked.get_table_names())
     return [
         column
@@ -76,9 +58,9 @@ def missing_columns(connection: Connection) -> list[Column[Any]]:
     ]
 
 
-def missing_indexes(connection: Connection) -> list[Index]:
+def missing_indexes(connection: sa.Connection) -> list[sa.Index]:
     """Return the indexes that expected tables, all of which are there, do not have, in the order of their names."""
-    looked = inspect(connection)
+    looked = sa.inspect(connection)
     return [
         index
         for table in expected_tables(set(looked.get_table_names()))
@@ -87,7 +69,7 @@ def missing_indexes(connection: Connection) -> list[Index]:
     ]
 
 
-def upgrade(engine: Engine) -> None:
+def upgrade(engine: sa.Engine) -> None:
     """Bring the schema to the newest revision and make again what follows from the rows, in one transaction.
 
     Of several processes that try at once, one does it.
@@ -95,8 +77,8 @@ def upgrade(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             # SQLite's transaction has the write lock from its beginning
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
-        if not inspect(connection).has_table(VERSION_TABLE):
+            connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
+        if not sa.inspect(connection).has_table(VERSION_TABLE):
             _create(connection)
             return
         drop_views(connection)
@@ -107,11 +89,11 @@ def upgrade(engine: Engine) -> None:
             session.flush()
 
 
-def _create(connection: Connection) -> None:
+def _create(connection: sa.Connection) -> None:
     """Make all tables at once, as an upgrade would leave them; tests/ledger/test_migrations.py compares."""
     name = VERSION_TABLE
-    revision = Column("version_num", String(32), nullable=False)
-    versions = Table(name, MetaData(), revision, PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
+    revision = sa.Column("version_num", sa.String(32), nullable=False)
+    versions = sa.Table(name, sa.MetaData(), revision, sa.PrimaryKeyConstraint("version_num", name=f"{name}_pkc"))
     versions.create(connection)
     connection.execute(versions.insert().values(version_num=REVISIONS[-1]))
     Base.metadata.create_all(connection, checkfirst=False)
@@ -209,7 +191,7 @@ VIEWS = {
 """in an order in which they can be made: a view may read those before it"""
 
 
-def create_views(connection: Connection) -> None:
+def create_views(connection: sa.Connection) -> None:
     for name in VIEWS:
         connection.exec_driver_sql(_creation(name, connection.dialect.name))
 
@@ -218,12 +200,12 @@ def _creation(name: str, dialect: str) -> str:
     return f"CREATE VIEW {name} AS {_of_dialect(VIEWS[name], dialect)}".rstrip()  # as SQLite keeps it
 
 
-def damaged_views(connection: Connection) -> dict[str, str]:
+def damaged_views(connection: sa.Connection) -> dict[str, str]:
     """Return the views that `create_views` has to make again → what is wrong with each.
 
     PostgreSQL does not keep the text of a view, so there only missing ones are found.
     """
-    found = {name: "is not there" for name in VIEWS.keys() - inspect(connection).get_view_names()}
+    found = {name: "is not there" for name in VIEWS.keys() - sa.inspect(connection).get_view_names()}
     if connection.dialect.name == "sqlite":
         kept = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
         changed = [name for name, sql in kept if name in VIEWS and sql != _creation(name, "sqlite")]
@@ -231,7 +213,7 @@ def damaged_views(connection: Connection) -> dict[str, str]:
     return found
 
 
-def drop_views(connection: Connection) -> None:
+def drop_views(connection: sa.Connection) -> None:
     """Drop those that are there; a table that a view reads cannot be changed."""
     for name in reversed(VIEWS):
         connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
@@ -267,7 +249,7 @@ Step = str | Callable[["Operations"], None]
 """in SQL that both databases take, or a function"""
 
 
-def migrate(connection: Connection) -> None:
+def migrate(connection: sa.Connection) -> None:
     """Bring the tables to the newest schema, with what follows from one schema to the next.
 
     Views and standings are left to the caller: they follow from the tables.
@@ -276,7 +258,7 @@ def migrate(connection: Connection) -> None:
     from alembic.autogenerate import produce_migrations
     from alembic.operations import Operations
 
-    held: str = connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")).one()
+    held: str = connection.scalars(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).one()
     context = alembic_context(connection)
     op = Operations(context)
     _take(BEFORE, held, op)
@@ -285,10 +267,10 @@ def migrate(connection: Connection) -> None:
         for part in getattr(change, "ops", [change]):
             op.invoke(part)
     _take(AFTER, held, op)
-    connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = :newest"), {"newest": REVISIONS[-1]})
+    connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = :newest"), {"newest": REVISIONS[-1]})
 
 
-def alembic_context(connection: Connection) -> MigrationContext:
+def alembic_context(connection: sa.Connection) -> MigrationContext:
     """Return what Alembic compares a database by: the ledger's tables, and none of Optuna's beside them."""
     from alembic.migration import MigrationContext
 
@@ -315,42 +297,42 @@ def _allow_figures_without_tflops(op: Operations) -> None:
 
 
 def _name_policies_of_baselines(op: Operations) -> None:
-    op.add_column("baselines", Column("policy", JSON()))
+    op.add_column("baselines", sa.Column("policy", sa.JSON()))
     op.execute(f"UPDATE baselines SET policy = '{UNKNOWN}'")
     with op.batch_alter_table("baselines") as baselines:
-        baselines.alter_column("policy", existing_type=JSON(), nullable=False)
+        baselines.alter_column("policy", existing_type=sa.JSON(), nullable=False)
 
 
 def _hash_cubins(op: Operations) -> None:
-    op.add_column("binaries", Column("cubin_sha256", String(64), nullable=False, server_default=""))
+    op.add_column("binaries", sa.Column("cubin_sha256", sa.String(64), nullable=False, server_default=""))
     connection, binaries = op.get_bind(), table("binaries", *map(column, ("id", "cubin", "cubin_sha256")))
-    for number in connection.scalars(select(binaries.c.id)).all():
+    for number in connection.scalars(sa.select(binaries.c.id)).all():
         of_this = binaries.c.id == number
-        cubin = connection.scalars(select(binaries.c.cubin).where(of_this)).one()
+        cubin = connection.scalars(sa.select(binaries.c.cubin).where(of_this)).one()
         sha256 = hashlib.sha256(cubin).hexdigest()
-        connection.execute(update(binaries).where(of_this).values(cubin_sha256=sha256))
+        connection.execute(sa.update(binaries).where(of_this).values(cubin_sha256=sha256))
 
 
 def _compress_texts_and_cubins(op: Operations) -> None:
     connection = op.get_bind()
-    op.add_column("sources", Column("packed", LargeBinary()))
-    sources = table("sources", column("sha256"), column("text"), column("packed", LargeBinary()))
-    for sha256 in connection.scalars(select(sources.c.sha256)).all():
+    op.add_column("sources", sa.Column("packed", sa.LargeBinary()))
+    sources = table("sources", column("sha256"), column("text"), column("packed", sa.LargeBinary()))
+    for sha256 in connection.scalars(sa.select(sources.c.sha256)).all():
         of_this = sources.c.sha256 == sha256
-        packed = zlib.compress(connection.scalars(select(sources.c.text).where(of_this)).one().encode())
-        connection.execute(update(sources).where(of_this).values(packed=packed))
+        packed = zlib.compress(connection.scalars(sa.select(sources.c.text).where(of_this)).one().encode())
+        connection.execute(sa.update(sources).where(of_this).values(packed=packed))
     table_of(MachineCodeRow).create(connection)
     binaries = table("binaries", column("id"), column("cubin_sha256"), column("cubin"))
     known: set[str] = set()
-    for number, sha256 in connection.execute(select(binaries.c.id, binaries.c.cubin_sha256)).all():
-        cubin = connection.scalar(select(binaries.c.cubin).where(binaries.c.id == number))
+    for number, sha256 in connection.execute(sa.select(binaries.c.id, binaries.c.cubin_sha256)).all():
+        cubin = connection.scalar(sa.select(binaries.c.cubin).where(binaries.c.id == number))
         if cubin and sha256 not in known:
             known.add(sha256)
-            connection.execute(insert(MachineCodeRow).values(sha256=sha256, packed=zlib.compress(cubin)))
+            connection.execute(sa.insert(MachineCodeRow).values(sha256=sha256, packed=zlib.compress(cubin)))
 
 
 def _rename_checksums(op: Operations) -> None:
-    if any(found["name"] == "checksums" for found in inspect(op.get_bind()).get_columns("devices")):
+    if any(found["name"] == "checksums" for found in sa.inspect(op.get_bind()).get_columns("devices")):
         for name in SUMMED:
             op.execute(f"ALTER TABLE {name} RENAME COLUMN checksums TO checksum")
 
@@ -360,17 +342,17 @@ def _rename_checksums(op: Operations) -> None:
 
 def _hide_passwords(op: Operations) -> None:
     connection, runs = op.get_bind(), table("runs", column("id"), column("command"))
-    for run, command in connection.execute(select(runs.c.id, runs.c.command)).all():
-        connection.execute(update(runs).where(runs.c.id == run).values(command=hide_passwords(command)))
+    for run, command in connection.execute(sa.select(runs.c.id, runs.c.command)).all():
+        connection.execute(sa.update(runs).where(runs.c.id == run).values(command=hide_passwords(command)))
 
 
 def _name_kernels(op: Operations) -> None:
     """Name the kernel of each run whose definition is kept by that alone: the text of its files is not known."""
     connection, runs = op.get_bind(), table("runs", *map(column, ("id", "definition", "kernel")))
-    for run, definition in connection.execute(select(runs.c.id, runs.c.definition)).all():
+    for run, definition in connection.execute(sa.select(runs.c.id, runs.c.definition)).all():
         if definition is not None:
             kernel = hashlib.sha256(json.dumps(_stated(definition), sort_keys=True).encode()).hexdigest()
-            connection.execute(update(runs).where(runs.c.id == run).values(kernel=kernel))
+            connection.execute(sa.update(runs).where(runs.c.id == run).values(kernel=kernel))
 
 
 def _stated(definition: str) -> object:
@@ -393,10 +375,10 @@ def _sum_rows_and_begin_chains(op: Operations) -> None:
     integrity.begin_all(op.get_bind(), integrity.UPGRADED)
 
 
-def _restate(connection: Connection, row: type[Base], before: list[str]) -> None:
+def _restate(connection: sa.Connection, row: type[Base], before: list[str]) -> None:
     rows, names = table_of(row), tuple(checked_columns(row))
-    selected = select(*RowReader(row, ()).columns).order_by(rows.c.id).limit(BATCH)
-    change = update(rows).where(rows.c.id == bindparam("number")).values(checksum=bindparam("new"))
+    selected = sa.select(*RowReader(row, ()).columns).order_by(rows.c.id).limit(BATCH)
+    change = sa.update(rows).where(rows.c.id == sa.bindparam("number")).values(checksum=sa.bindparam("new"))
     last = 0
     while found := connection.execute(selected.where(rows.c.id > last)).all():
         changes: list[dict[str, Any]] = []

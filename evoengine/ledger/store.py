@@ -18,12 +18,12 @@ from sqlalchemy import URL, Connection, Engine, Select, func, select
 from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
+from evoengine.ledger import rows
 from evoengine.ledger.check import delete_runs
 from evoengine.ledger.claims import Claim, Claims, claim, claim_again, end_claims
 from evoengine.ledger.database import db_of, display_url, make_engine, open_database, parse_url, schema_of
-from evoengine.ledger.integrity import insert_row, update_row
+from evoengine.ledger.integrity import Damaged, insert_row, update_row
 from evoengine.ledger.ranking import RankedApart, read_order, read_ranked_apart, update_standing
 from evoengine.ledger.read import (
     RunSummary,
@@ -36,32 +36,9 @@ from evoengine.ledger.read import (
     read_summaries,
     read_trials,
 )
-from evoengine.ledger.rows import (
-    baseline_values,
-    batches,
-    device_row,
-    find_binary_row,
-    get_or_create_binary,
-    get_or_create_source,
-    load_options,
-    measurement_values,
-    profile_values,
-    to_baseline,
-    to_binary,
-    to_candidate,
-    to_measurement,
-    to_profile,
-    to_run,
-    to_verdict,
-    unpacked,
-    verdict_values,
-)
+from evoengine.ledger.rows import batches
 from evoengine.ledger.runs import (
-    KILLED,
     POLL_SECONDS,
-    RUNNING,
-    Device,
-    Run,
     Watchman,
     begin_beating,
     end_unfinished,
@@ -87,14 +64,18 @@ from evoengine.ledger.transactions import Database, patient
 from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database
 from evoengine.records import (
+    KILLED,
     PENDING,
+    RUNNING,
     Baseline,
     Binary,
     Candidate,
     Config,
+    Device,
     Measurement,
     Outcome,
     Profile,
+    Run,
     Source,
     Verdict,
     config_key,
@@ -102,6 +83,10 @@ from evoengine.records import (
 
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
+
+
+NewCandidate = tuple[int, str, str, Config, Sequence[int], str | None, Source | None, int | None]
+"""run, problem, GPU, configuration, parents, operator, source and the trial that is tried again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +198,7 @@ class Ledger:
                 status=RUNNING,
                 gpu=gpu,
                 problem=problem,
-                device=device_row(session, device),
+                device=rows.device_row(session, device),
                 space_name=space.name,
                 space_sha256=space.sha256,
                 space_text=space.text,
@@ -290,8 +275,15 @@ class Ledger:
     def runs(self) -> list[Run]:
         """Return the runs, oldest first."""
         with self.database.reading() as session:
-            rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
-            return [to_run(row) for row in rows]
+            found = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
+            return list(map(rows.to_run, found))
+
+    def run(self, number: int) -> Run:
+        """Return the run of a candidate, or one that was named by `runs`."""
+        with self.database.reading() as session:
+            if (found := session.get(RunRow, number)) is None:
+                raise Damaged(RunRow.__tablename__, number)
+            return rows.to_run(found)
 
     def run_summaries(self) -> Iterator[RunSummary]:
         """Yield what a list of runs shows, oldest first."""
@@ -316,12 +308,12 @@ class Ledger:
     @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
         with self.database.writing() as session:
-            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **baseline_values(baseline)))
+            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.baseline_values(baseline)))
 
     def baselines(self, run: int) -> list[Baseline]:
         with self.database.reading() as session:
-            rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
-            return [to_baseline(row) for row in rows]
+            of_run = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
+            return list(map(rows.to_baseline, of_run))
 
     @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
@@ -344,7 +336,7 @@ class Ledger:
             )
         )
         with self.database.reading() as session:
-            known = [to_baseline(row) for row in session.scalars(like)]
+            known = [rows.to_baseline(row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
@@ -375,7 +367,7 @@ class Ledger:
     ) -> int:
         """Insert a candidate; return its trial number, unique across the ledger and never given twice."""
         with self.database.write_connection() as connection:
-            return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
+            return _insert_candidate(connection, (run, problem, gpu, config, parents, operator, source, retry_of))
 
     @patient
     def add_ended(self, c: Candidate) -> int:
@@ -383,30 +375,20 @@ class Ledger:
         assert c.outcome is not None  # it has ended
         end = {"outcome": str(c.outcome), "reason": c.reason, "occupancy": c.occupancy, "device": c.device}
         with self.database.write_connection() as connection:
-            trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
+            trial = _insert_candidate(
+                connection, (c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
+            )
             self._end(connection, trial, end, (), c.measurement)
         return trial
 
     @patient
-    def add_claiming(
-        self,
-        run: int,
-        problem: str,
-        gpu: str,
-        config: Config,
-        parents: Sequence[int],
-        operator: str | None,
-        source: Source,
-        retry_of: int | None,
-        key: str,
-        again: bool,
-    ) -> tuple[int, Claim]:
+    def add_claiming(self, candidate: NewCandidate, key: str, again: bool) -> tuple[int, Claim]:
         """Enter a candidate and claim its evaluation, unless the key's is known or in flight elsewhere.
 
         With `again`, claim it in any case.
         """
         with self.database.write_connection() as connection:
-            trial = _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
+            trial = _insert_candidate(connection, candidate)
             if again:
                 claim_again(connection, key, trial)
                 return trial, Claim(trial, False)
@@ -422,20 +404,15 @@ class Ledger:
             return left_over(session, run)
 
     @patient
-    def record_source(self, trial: int, source: Source) -> None:
-        with self.database.write_connection() as connection:
-            update_row(connection, CandidateRow, trial, get_or_create_source(connection, source))
-
-    @patient
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
         """Return what that compiler made of that source, in whatever run; None where its machine code was pruned."""
         key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
         with self.database.read_connection() as connection:
-            if find_binary_row(connection, key) is None:
+            if rows.find_binary_row(connection, key) is None:
                 return None
         with self.database.reading() as session:
             row = session.scalar(select(BinaryRow).filter_by(**key).options(joinedload(BinaryRow.machine_code)))
-            return to_binary(row, with_cubin=True) if row and row.machine_code else None
+            return rows.to_binary(row, with_cubin=True) if row and row.machine_code else None
 
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
@@ -444,27 +421,27 @@ class Ledger:
         Where the binary states the launch, `source` has it, and the candidate's own is replaced.
         """
         with self.database.write_connection() as connection:
-            values: dict[str, object] = {"binary_id": get_or_create_binary(connection, source, binary)}
+            values: dict[str, object] = {"binary_id": rows.get_or_create_binary(connection, source, binary)}
             if binary.launch is not None:
-                values |= get_or_create_source(connection, source)
+                values |= rows.get_or_create_source(connection, source)
             update_row(connection, CandidateRow, trial, values)
 
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, VerdictRow, trial, utc_now(), verdict_values(verdict))
+            _insert_taken(connection, VerdictRow, trial, utc_now(), rows.verdict_values(verdict))
             update_standing(connection, trial)
 
     @patient
     def record_measurement(self, trial: int, measurement: Measurement) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, MeasurementRow, trial, utc_now(), measurement_values(measurement))
+            _insert_taken(connection, MeasurementRow, trial, utc_now(), rows.measurement_values(measurement))
             update_standing(connection, trial)
 
     @patient
     def record_profile(self, trial: int, profile: Profile) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, ProfileRow, trial, utc_now(), profile_values(profile))
+            _insert_taken(connection, ProfileRow, trial, utc_now(), rows.profile_values(profile))
 
     @patient
     def finish(
@@ -493,9 +470,9 @@ class Ledger:
     ) -> None:
         now = utc_now()
         for verdict in verdicts:
-            _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
+            _insert_taken(connection, VerdictRow, trial, now, rows.verdict_values(verdict))
         if figure:
-            _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
+            _insert_taken(connection, MeasurementRow, trial, now, rows.measurement_values(figure))
         self.database.finished.append(trial)
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
@@ -600,7 +577,7 @@ class Ledger:
         """Return the text of a source; None where it was pruned."""
         with self.database.reading() as session:
             packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
-            return None if packed is None else unpacked(packed, SourceRow, sha256).decode()
+            return None if packed is None else rows.unpacked(packed, SourceRow, sha256).decode()
 
     def is_pruned(self, trial: int) -> bool:
         """Return whether the trial had a source that `evoengine db prune` deleted."""
@@ -625,55 +602,43 @@ class Ledger:
         """Return all figures of a candidate, of every kind, oldest first."""
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self.database.reading() as session:
-            return [to_measurement(row) for row in session.scalars(of_trial)]
+            return list(map(rows.to_measurement, session.scalars(of_trial)))
 
     @patient
     def verdicts(self, trial: int) -> list[Verdict]:
         """Return all verdicts on a candidate, oldest first."""
         of_trial = select(VerdictRow).where(VerdictRow.candidate_id == trial).order_by(VerdictRow.id)
         with self.database.reading() as session:
-            return [to_verdict(row) for row in session.scalars(of_trial)]
+            return list(map(rows.to_verdict, session.scalars(of_trial)))
 
     def profile(self, trial: int) -> Profile | None:
         """Return the last profile taken."""
         last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
         with self.database.reading() as session:
             row = session.scalar(last)
-            return None if row is None else to_profile(row)
+            return None if row is None else rows.to_profile(row)
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:
-            rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
-            return [to_candidate(row, with_cubin) for row in rows]
+            found = session.scalars(wanted.options(*rows.load_options(with_cubin)).order_by(CandidateRow.id))
+            return [rows.to_candidate(row, with_cubin) for row in found]
 
 
-def _insert_candidate(
-    connection: Connection,
-    run: int,
-    problem: str,
-    gpu: str,
-    config: Config,
-    parents: Sequence[int],
-    operator: str | None,
-    source: Source | None,
-    retry_of: int | None,
-) -> int:
-    rendered = get_or_create_source(connection, source) if source else {}
+def _insert_candidate(connection: Connection, candidate: NewCandidate) -> int:
+    run, problem, gpu, config, parents, operator, source, retry_of = candidate
+    values = {
+        "run_id": run,
+        "problem": problem,
+        "gpu": gpu,
+        "config": dict(config),
+        "config_key": config_key(config),
+        "parents": list(parents),
+        "operator": operator,
+        "retry_of": retry_of,
+        "created_at": utc_now(),
+    }
     return insert_row(
-        connection,
-        CandidateRow,
-        {
-            "run_id": run,
-            "problem": problem,
-            "gpu": gpu,
-            "config": dict(config),
-            "config_key": config_key(config),
-            "parents": list(parents),
-            "operator": operator,
-            "retry_of": retry_of,
-            "created_at": utc_now(),
-            **rendered,
-        },
+        connection, CandidateRow, values | (rows.get_or_create_source(connection, source) if source else {})
     )
 
 

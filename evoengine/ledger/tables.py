@@ -9,42 +9,28 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    DateTime,
-    Dialect,
-    Double,
-    ForeignKey,
-    Index,
-    MetaData,
-    String,
-    Text,
-    TypeDecorator,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, foreign, mapped_column, relationship
 
 VERSION_TABLE = "evoengine_alembic_version"
 """ours beside Optuna's `alembic_version`"""
 
 
-class UtcDateTime(TypeDecorator[datetime]):
+class UtcDateTime(sa.TypeDecorator[datetime]):
     """An aware datetime; SQLite, which has none, keeps the UTC wall clock."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         return value and value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
 
 
 class Base(DeclarativeBase):
-    metadata = MetaData(
+    metadata = sa.MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -53,11 +39,11 @@ class Base(DeclarativeBase):
         }
     )
     type_annotation_map = {
-        str: Text(),
-        float: Double(),
+        str: sa.Text(),
+        float: sa.Double(),
         datetime: UtcDateTime(),
-        dict[str, Any]: JSON(),
-        list[Any]: JSON(),
+        dict[str, Any]: sa.JSON(),
+        list[Any]: sa.JSON(),
     }
 
 
@@ -76,7 +62,7 @@ class ChainRow(Base):
     run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """0 of the ledger's own"""
     links: Mapped[int]
-    sum: Mapped[str] = mapped_column(String(8))
+    sum: Mapped[str] = mapped_column(sa.String(8))
     """of the last link"""
 
 
@@ -87,11 +73,11 @@ class LinkRow(Base):
 
     run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    what: Mapped[str] = mapped_column(String(16))
+    what: Mapped[str] = mapped_column(sa.String(16))
     rows: Mapped[str]
     """as in `candidates 1-3,7; verdicts 2`"""
     at: Mapped[datetime]
-    sum: Mapped[str] = mapped_column(String(8))
+    sum: Mapped[str] = mapped_column(sa.String(8))
     """over this link and the sum of the one before"""
 
 
@@ -119,21 +105,21 @@ class RunRow(Checked, Base):
     """running, killed, or how the search says it ended"""
     gpu: Mapped[str]
     problem: Mapped[str]
-    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    device_id: Mapped[int] = mapped_column(sa.ForeignKey("devices.id"))
     space_name: Mapped[str]
-    space_sha256: Mapped[str] = mapped_column(String(64))
+    space_sha256: Mapped[str] = mapped_column(sa.String(64))
     space_text: Mapped[str]
     definition: Mapped[str | None]
     """of a kernel that somebody brought: its problem.json; null of workloads that come with evoengine"""
     sampler: Mapped[str]
     objectives: Mapped[str] = mapped_column(server_default="tflops")
     """comma-separated names of evoengine.objectives"""
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
     version: Mapped[str]
     host: Mapped[str]
     pid: Mapped[int]
     command: Mapped[str]
-    gpu_definition: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    gpu_definition: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """of a GPU that a file described: the fields of evoengine.gpu.Gpu; null of those in gpus.toml"""
     imported_from: Mapped[str | None]
     """null of runs of this ledger's own; else where the run came from, as text that can be shown"""
@@ -141,9 +127,9 @@ class RunRow(Checked, Base):
     """how many it was asked for; null of runs that are no search"""
     seconds: Mapped[float | None]
     """how long it may take, over all its processes; null where that is open"""
-    conditions: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    conditions: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """what has to be the same for the run to go on, beside the other columns; null of runs that cannot"""
-    kernel: Mapped[str | None] = mapped_column(String(64))
+    kernel: Mapped[str | None] = mapped_column(sa.String(64))
     """sha256 of the reference, definition and text of a kernel that somebody brought; null of workloads that come with
     evoengine"""
 
@@ -155,7 +141,7 @@ class HeartbeatRow(Base):
 
     __tablename__ = "heartbeats"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[int] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     fence: Mapped[int]
     """only grows: who takes a run from its process raises it, and what that process writes later is refused"""
     beat_at: Mapped[datetime]
@@ -172,7 +158,7 @@ class CommitRow(Base):
 
     __tablename__ = "commits"
 
-    writer: Mapped[str] = mapped_column(String(32), primary_key=True)
+    writer: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     """drawn by each thread of a process"""
     number: Mapped[int]
     at: Mapped[datetime]
@@ -181,7 +167,7 @@ class CommitRow(Base):
 class SourceRow(Base):
     __tablename__ = "sources"
 
-    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     packed: Mapped[bytes | None]
     """the text, by zlib; null where it was pruned"""
 
@@ -191,7 +177,7 @@ class MachineCodeRow(Base):
 
     __tablename__ = "machine_code"
 
-    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     packed: Mapped[bytes]
     """by zlib"""
 
@@ -199,16 +185,16 @@ class MachineCodeRow(Base):
 class BinaryRow(Checked, Base):
     __tablename__ = "binaries"
     __table_args__ = (
-        UniqueConstraint("source_sha256", "options", "arch", "compiler"),
-        Index(None, "cubin_sha256"),
+        sa.UniqueConstraint("source_sha256", "options", "arch", "compiler"),
+        sa.Index(None, "cubin_sha256"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    source_sha256: Mapped[str] = mapped_column(String(64), ForeignKey("sources.sha256"))
+    source_sha256: Mapped[str] = mapped_column(sa.String(64), sa.ForeignKey("sources.sha256"))
     options: Mapped[str]
     arch: Mapped[str]
     compiler: Mapped[str]
-    cubin_sha256: Mapped[str] = mapped_column(String(64), server_default="")
+    cubin_sha256: Mapped[str] = mapped_column(sa.String(64), server_default="")
     registers: Mapped[int]
     spill_bytes: Mapped[int]
     stack_bytes: Mapped[int]
@@ -217,7 +203,7 @@ class BinaryRow(Checked, Base):
     warnings: Mapped[list[Any]]
     mix: Mapped[dict[str, Any]]
     compile_ms: Mapped[float]
-    other_kernels: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    other_kernels: Mapped[list[Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """resources of the kernels behind the first; null where there is one kernel"""
 
     machine_code: Mapped[MachineCodeRow | None] = relationship(
@@ -228,16 +214,16 @@ class BinaryRow(Checked, Base):
 class CandidateRow(Checked, Base):
     __tablename__ = "candidates"
     __table_args__ = (
-        Index(None, "run_id", "outcome"),
-        Index(None, "gpu", "problem", "id"),
-        Index(None, "source_sha256"),
-        Index(None, "binary_id"),
+        sa.Index(None, "run_id", "outcome"),
+        sa.Index(None, "gpu", "problem", "id"),
+        sa.Index(None, "source_sha256"),
+        sa.Index(None, "binary_id"),
         {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     """the public trial number; never given twice"""
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    run_id: Mapped[int] = mapped_column(sa.ForeignKey("runs.id"))
     problem: Mapped[str]
     gpu: Mapped[str]
     config: Mapped[dict[str, Any]]
@@ -246,11 +232,11 @@ class CandidateRow(Checked, Base):
     operator: Mapped[str | None]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
-    outcome: Mapped[str | None] = mapped_column(String(16))
+    outcome: Mapped[str | None] = mapped_column(sa.String(16))
     reason: Mapped[str | None]
     device: Mapped[str | None]
     occupancy: Mapped[float | None]
-    source_sha256: Mapped[str | None] = mapped_column(String(64), ForeignKey("sources.sha256"))
+    source_sha256: Mapped[str | None] = mapped_column(sa.String(64), sa.ForeignKey("sources.sha256"))
     entry: Mapped[str | None]
     grid_x: Mapped[int | None]
     grid_y: Mapped[int | None]
@@ -260,16 +246,16 @@ class CandidateRow(Checked, Base):
     block_z: Mapped[int | None]
     shared_bytes: Mapped[int | None]
     """dynamic; the static part is the binary's"""
-    binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
+    binary_id: Mapped[int | None] = mapped_column(sa.ForeignKey("binaries.id"))
     retry_of: Mapped[int | None]
     """the trial with this configuration that was in flight when the run was killed or ended"""
     taken_from: Mapped[int | None]
     """the trial that was evaluated in place of this one"""
-    evidence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    evidence: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """of an outcome that a dead process or a limit led to: the `deaths`, or the `limit`"""
     gate_version: Mapped[int | None]
     """of the gate that the outcome rests on; null of what was judged before schema 0010"""
-    next_kernels: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    next_kernels: Mapped[list[Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """entries and launches of the kernels behind the first; null where there is one kernel"""
 
     run: Mapped[RunRow] = relationship()
@@ -288,9 +274,9 @@ class ClaimRow(Base):
 
     __tablename__ = "claims"
 
-    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     """of source, compiler, device and all else that an evaluation depends on: `evoengine.search.identity`"""
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    candidate_id: Mapped[int] = mapped_column(sa.ForeignKey("candidates.id"), index=True)
     ended_at: Mapped[datetime | None]
     """when that evaluation ended; what was written of the trial later is another one's"""
 
@@ -301,15 +287,15 @@ class VerdictRow(Checked, Base):
     __tablename__ = "verdicts"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    candidate_id: Mapped[int] = mapped_column(sa.ForeignKey("candidates.id"), index=True)
     device: Mapped[str]
-    outcome: Mapped[str | None] = mapped_column(String(16))
+    outcome: Mapped[str | None] = mapped_column(sa.String(16))
     """null where the candidate passed"""
     reason: Mapped[str | None]
     cases: Mapped[list[Any]]
     wall_ms: Mapped[float]
     taken_at: Mapped[datetime]
-    coverage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    coverage: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """null of a device that keeps no count of visits"""
     gate_version: Mapped[int | None]
     """null of verdicts from before schema 0010"""
@@ -323,8 +309,8 @@ class MeasurementRow(Checked, Base):
     __tablename__ = "measurements"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
-    kind: Mapped[str] = mapped_column(String(16))
+    candidate_id: Mapped[int] = mapped_column(sa.ForeignKey("candidates.id"), index=True)
+    kind: Mapped[str] = mapped_column(sa.String(16))
     device: Mapped[str]
     tflops: Mapped[float | None]
     median_us: Mapped[float]
@@ -332,7 +318,7 @@ class MeasurementRow(Checked, Base):
     vs_baseline: Mapped[float | None]
     terms: Mapped[dict[str, Any]]
     suspect: Mapped[str | None]
-    policy: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    policy: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     """null where nothing ran here: of estimates, and of what another tuner recorded"""
     normalised_us: Mapped[float | None]
     taken_at: Mapped[datetime]
@@ -343,7 +329,7 @@ class RankingRow(Base):
 
     __tablename__ = "rankings"
     __table_args__ = (
-        UniqueConstraint(
+        sa.UniqueConstraint(
             "problem", "gpu", "kernel", "precedence", "device", "policy", "gate_version", name="uq_rankings"
         ),
     )
@@ -351,11 +337,11 @@ class RankingRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     problem: Mapped[str]
     gpu: Mapped[str]
-    kernel: Mapped[str] = mapped_column(String(64))
+    kernel: Mapped[str] = mapped_column(sa.String(64))
     """of the runs; empty of workloads that come with evoengine"""
     precedence: Mapped[int]
     """`evoengine.records.precedence`, smaller for more trusted"""
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(sa.String(16))
     device: Mapped[str]
     policy: Mapped[str]
     """as JSON with its names in their order; empty where nothing ran here"""
@@ -367,6 +353,7 @@ UNPLACED = 2**31 - 1
 """the place of a trial that is ordered by its time alone, behind those of equal time that won a place"""
 ADJUSTED = "final_of_run IS NOT NULL OR counted_us <> us OR run_counted_us <> us"
 """holds of standings that finals concern; of most rankings there are none"""
+_ADJUSTED = sa.text(ADJUSTED)
 
 
 class StandingRow(Base):
@@ -374,15 +361,15 @@ class StandingRow(Base):
 
     __tablename__ = "standings"
     __table_args__ = (
-        Index(None, "ranking_id", "counted_us", "place", "us"),
-        Index(None, "run_id", "ranking_id", "run_counted_us", "run_place", "us"),
-        Index(None, "ranking_id", "figure_id"),
-        Index("ix_standings_adjusted", "ranking_id", sqlite_where=text(ADJUSTED), postgresql_where=text(ADJUSTED)),
+        sa.Index(None, "ranking_id", "counted_us", "place", "us"),
+        sa.Index(None, "run_id", "ranking_id", "run_counted_us", "run_place", "us"),
+        sa.Index(None, "ranking_id", "figure_id"),
+        sa.Index("ix_standings_adjusted", "ranking_id", sqlite_where=_ADJUSTED, postgresql_where=_ADJUSTED),
     )
 
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), primary_key=True, autoincrement=False)
-    ranking_id: Mapped[int] = mapped_column(ForeignKey("rankings.id"))
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    candidate_id: Mapped[int] = mapped_column(sa.ForeignKey("candidates.id"), primary_key=True, autoincrement=False)
+    ranking_id: Mapped[int] = mapped_column(sa.ForeignKey("rankings.id"))
+    run_id: Mapped[int] = mapped_column(sa.ForeignKey("runs.id"))
     figure_id: Mapped[int]
     """of the measurement"""
     us: Mapped[float]
@@ -405,7 +392,7 @@ class BaselineRow(Checked, Base):
     __tablename__ = "baselines"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
+    run_id: Mapped[int] = mapped_column(sa.ForeignKey("runs.id"), index=True)
     name: Mapped[str]
     device: Mapped[str]
     median_us: Mapped[float]
@@ -421,7 +408,7 @@ class ProfileRow(Checked, Base):
     __tablename__ = "profiles"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    candidate_id: Mapped[int] = mapped_column(sa.ForeignKey("candidates.id"), index=True)
     tool: Mapped[str]
     device: Mapped[str]
     figures: Mapped[dict[str, Any]]

@@ -6,35 +6,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
 
-from evoengine.ledger import integrity
+from evoengine.ledger import integrity, rows
 from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
-from evoengine.ledger.rows import (
-    OF_SOURCE,
-    baseline_values,
-    batches,
-    device_row,
-    get_or_create_binary,
-    get_or_create_source,
-    load_options,
-    measurement_values,
-    profile_values,
-    to_baseline,
-    to_candidate,
-    to_measurement,
-    to_profile,
-    to_run,
-    to_verdict,
-    verdict_values,
-)
-from evoengine.ledger.runs import Run
+from evoengine.ledger.rows import batches
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
-from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
+from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -45,32 +27,26 @@ NOT_TAKEN_OVER = ("id", "device", "trials", "seconds", "conditions")
 """of a run: no search goes on with one of another ledger"""
 _WRITTEN = (CandidateRow, VerdictRow, ProfileRow, MeasurementRow)
 """tables in an order in which what a row refers to is there before it"""
-_Late = tuple[datetime, int, Measurement]
-"""when it was taken, the new trial number, the figure"""
+Taken = TypeVar("Taken", Verdict, Measurement, Profile)
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateHistory:
-    """A finished candidate with all its verdicts, figures and profiles, oldest first, each with when it was taken.
-
-    A time is None where nobody noted it.
-    """
+    """A finished candidate with all its verdicts, figures and profiles, oldest first. Times may be missing."""
 
     candidate: Candidate
-    created_at: datetime | None = None
-    finished_at: datetime | None = None
-    verdicts: Sequence[tuple[datetime | None, Verdict]] = ()
-    figures: Sequence[tuple[datetime | None, Measurement]] = ()
-    profiles: Sequence[tuple[datetime | None, Profile]] = ()
+    verdicts: Sequence[Verdict] = ()
+    figures: Sequence[Measurement] = ()
+    profiles: Sequence[Profile] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A run with its baselines, each with when it was taken, and its finished candidates in their order."""
+    """A run with its baselines and its finished candidates in their order."""
 
     run: Run
-    baselines: Sequence[tuple[datetime | None, Baseline]]
+    baselines: Sequence[Baseline]
     dossiers: Iterable[CandidateHistory]
 
 
@@ -79,23 +55,21 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
-    whole = (*load_options(with_cubin=False), selectinload(CandidateRow.profiles))
+    whole = (*rows.load_options(with_cubin=False), selectinload(CandidateRow.profiles))
     with ledger.database.reading() as session:
         return RunHistory(
-            to_run(session.get_one(RunRow, number)),
-            [(b.taken_at, to_baseline(b)) for b in session.scalars(of_run)],
+            rows.to_run(session.get_one(RunRow, number)),
+            list(map(rows.to_baseline, session.scalars(of_run))),
             [_dossier(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 
 
 def _dossier(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
-        to_candidate(row, with_cubin=False),
-        row.created_at,
-        row.finished_at,
-        [(v.taken_at, to_verdict(v)) for v in row.verdicts],
-        [(m.taken_at, to_measurement(m)) for m in row.measurements],
-        [(p.taken_at, to_profile(p)) for p in row.profiles],
+        rows.to_candidate(row, with_cubin=False),
+        list(map(rows.to_verdict, row.verdicts)),
+        list(map(rows.to_measurement, row.measurements)),
+        list(map(rows.to_profile, row.profiles)),
     )
 
 
@@ -120,52 +94,48 @@ def _insert_run(
     integrity.call_it(session.connection(), integrity.IMPORTED)
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"
-    run = RunRow(device=device_row(session, whole.run.device), **plain)
+    run = RunRow(device=rows.device_row(session, whole.run.device), **plain)
     session.add(run)
     session.flush()
-    for taken, baseline in whole.baselines:
-        session.add(BaselineRow(run_id=run.id, taken_at=taken or now, **baseline_values(baseline)))
+    for baseline in whole.baselines:
+        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **rows.baseline_values(baseline)))
     trials, late = _insert_dossiers(session, whole.dossiers, run.id, now, on_done)
-    finals = _finals(figure for _, _, figure in late)
+    finals = _finals(figure for _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
-    ordered = sorted(late, key=lambda f: (f[0], "place" in f[2].terms))
-    for some in batches(ordered):
-        restated = [
-            (taken, trial, replace(figure, terms=_renumbered(figure.terms, trials, finals)))
-            for taken, trial, figure in some
-        ]
-        _insert(session, MeasurementRow, [_figure_values(*figure) for figure in restated])
+    late.sort(key=lambda f: (f[1].taken_at or now, "place" in f[1].terms))
+    for some in batches(late):
+        restated = [(trial, replace(f, terms=_renumbered(f.terms, trials, finals))) for trial, f in some]
+        _insert(session, MeasurementRow, [_values(trial, f, rows.measurement_values, now) for trial, f in restated])
     rebuild(session, run.id)
     return run.id, list(trials.values())
 
 
 def _insert_dossiers(
     session: Session, dossiers: Iterable[CandidateHistory], run: int, now: datetime, on_done: Callable[[int], None]
-) -> tuple[dict[int, int], list[_Late]]:
-    """Old trial number → new; the figures to be written when all trials are."""
+) -> tuple[dict[int, int], list[tuple[int, Measurement]]]:
+    """Old trial number → new; the figures to be written when all trials are, each with its new trial number."""
     numbers: dict[int, int] = {}
-    late: list[_Late] = []
+    late: list[tuple[int, Measurement]] = []
     renaming: dict[int, str] = {}
     for some in batches(dossiers):
         new = _next_trials(session, len(some))
         numbers |= {dossier.candidate.trial: number for dossier, number in zip(some, new, strict=True)}
-        rows: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
+        written: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
         for dossier, trial in zip(some, new, strict=True):
             if dossier.candidate.reason and _TRIAL.search(dossier.candidate.reason):
                 renaming[trial] = dossier.candidate.reason
-            rows[CandidateRow].append({"id": trial} | _candidate_values(session, dossier, run, now, numbers))
-            of_trial = {"candidate_id": trial}
-            for taken, verdict in dossier.verdicts:
-                rows[VerdictRow].append(of_trial | {"taken_at": taken or now} | verdict_values(verdict))
-            for taken, profile in dossier.profiles:
-                rows[ProfileRow].append(of_trial | {"taken_at": taken or now} | profile_values(profile))
-            for taken, figure in dossier.figures:
-                if taken or figure.terms:
-                    late.append((taken or now, trial, figure))
+            written[CandidateRow].append(
+                {"id": trial} | _candidate_values(session, dossier.candidate, run, now, numbers)
+            )
+            written[VerdictRow] += [_values(trial, v, rows.verdict_values, now) for v in dossier.verdicts]
+            written[ProfileRow] += [_values(trial, p, rows.profile_values, now) for p in dossier.profiles]
+            for figure in dossier.figures:
+                if figure.taken_at or figure.terms:
+                    late.append((trial, figure))
                 else:  # a foreign file's, which may be 100,000
-                    rows[MeasurementRow].append(_figure_values(now, trial, figure))
-        for row, values in rows.items():
-            _insert(session, row, values)
+                    written[MeasurementRow].append(_values(trial, figure, rows.measurement_values, now))
+        for row, of_row in written.items():
+            _insert(session, row, of_row)
         on_done(len(numbers))
     for trial, reason in renaming.items():
         named = session.get_one(CandidateRow, trial)
@@ -196,14 +166,13 @@ def _next_trials(session: Session, count: int) -> Sequence[int]:
 
 
 def _candidate_values(
-    session: Session, dossier: CandidateHistory, run: int, now: datetime, numbers: Mapping[int, int]
+    session: Session, c: Candidate, run: int, now: datetime, numbers: Mapping[int, int]
 ) -> dict[str, object]:
     """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
-    c = dossier.candidate
-    source = get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(OF_SOURCE)
+    source = rows.get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(rows.OF_SOURCE)
     binary = None
     if c.source and c.binary:
-        binary = get_or_create_binary(session.connection(), c.source, _stated(c.binary))
+        binary = rows.get_or_create_binary(session.connection(), c.source, _stated(c.binary))
     return {
         "run_id": run,
         "problem": c.problem,
@@ -212,8 +181,8 @@ def _candidate_values(
         "config_key": config_key(c.config),
         "parents": [numbers[p] for p in c.parents if p in numbers],
         "operator": c.operator,
-        "created_at": dossier.created_at or now,
-        "finished_at": dossier.finished_at or now,
+        "created_at": c.created_at or now,
+        "finished_at": c.finished_at or now,
         "outcome": str(c.outcome),
         "reason": c.reason,
         "device": c.device,
@@ -240,8 +209,10 @@ def _stated(binary: Binary) -> Binary:
     return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
 
 
-def _figure_values(taken: datetime, trial: int, figure: Measurement) -> dict[str, object]:
-    return {"candidate_id": trial, "taken_at": taken} | measurement_values(figure)
+def _values(
+    trial: int, record: Taken, values: Callable[[Taken], dict[str, object]], now: datetime
+) -> dict[str, object]:
+    return {"candidate_id": trial, "taken_at": record.taken_at or now} | values(record)
 
 
 def _finals(figures: Iterable[Measurement]) -> dict[float, float]:

@@ -17,7 +17,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from evoengine.gpu_file import stored_fields
 from evoengine.ledger.rows import last_sustained, most_trusted
-from evoengine.ledger.runs import Run
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.objectives import OBJECTIVES
 from evoengine.records import (
@@ -32,6 +31,7 @@ from evoengine.records import (
     NextKernel,
     Outcome,
     Profile,
+    Run,
     Source,
     Verdict,
 )
@@ -117,7 +117,7 @@ def validate_run(history: RunHistory) -> None:
     _conforms(history, RunHistory)
     _require(history.run, "the run")
     _require_board(history.run)
-    for _, baseline in history.baselines:
+    for baseline in history.baselines:
         _require(baseline, f"the baseline {baseline.name!r:.60}")
     before: set[int] = set()
     records = list(history.dossiers)
@@ -145,9 +145,9 @@ def mark_suspect(history: RunHistory, target: Target) -> RunHistory:
 def _with_suspicion(record: CandidateHistory, target: Target) -> CandidateHistory:
     binary = record.candidate.binary
     mix = binary.mix if binary else {}
-    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target, mix))) for taken, f in record.figures]
-    ranked_by = most_trusted([figure for _, figure in figures])
-    c = replace(record.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))
+    figures = [replace(f, suspect=f.suspect or _suspicion(f, target, mix)) for f in record.figures]
+    ranked_by = most_trusted(figures)
+    c = replace(record.candidate, measurement=ranked_by, sustained=last_sustained(figures))
     if ranked_by and ranked_by.suspect and c.outcome and c.outcome.ranked:
         c = replace(c, outcome=Outcome.SUSPECT, reason=ranked_by.suspect)
     return replace(record, candidate=c, figures=figures)
@@ -271,10 +271,10 @@ def _require_candidate(record: CandidateHistory, run: Run) -> None:
     for _, launch in c.source.launch.kernels(c.source.entry) if c.source else ():
         if launch.threads % math.prod(launch.block_yz):
             raise ValueError(f"{where}: the launch has {launch.threads} threads, which its rows do not divide")
-    kinds = {str(figure.kind) for _, figure in record.figures}
+    kinds = {str(figure.kind) for figure in record.figures}
     if c.outcome and c.outcome.ranked and str(c.outcome) not in kinds:
         raise ValueError(f"{where} ended as {c.outcome} and has no such figure")
-    for _, figure in record.figures:
+    for figure in record.figures:
         _require_figure(figure, where)
 
 

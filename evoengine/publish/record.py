@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.ledger.runs import Run
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.t4 import from_t4, to_t4
-from evoengine.records import Candidate, CompiledCandidate, Judged
+from evoengine.records import Candidate, CompiledCandidate, Judged, Run
 from evoengine.sandbox.untrusted import LARGEST_TEXT, parse_json, read_limited_text
 
 FORMAT = 1
@@ -51,9 +50,11 @@ class Record:
 def record_json(run: Run, candidate: Candidate, judged: Judged, seed: int) -> dict[str, Any]:
     """Return the record of a candidate, whose binary has its machine code."""
     assert candidate.binary is not None
-    figures = [(None, candidate.measurement)] if candidate.measurement else []
-    plain = replace(candidate, binary=replace(candidate.binary, cubin=b""), parents=())
-    history = RunHistory(run, [], [CandidateHistory(plain, None, None, [(None, v) for v in judged.verdicts], figures)])
+    figures = [replace(candidate.measurement, taken_at=None)] if candidate.measurement else []
+    code = replace(candidate.binary, cubin=b"")
+    plain = replace(candidate, binary=code, parents=(), created_at=None, finished_at=None)
+    verdicts = [replace(v, taken_at=None) for v in judged.verdicts]
+    history = RunHistory(run, [], [CandidateHistory(plain, verdicts, figures)])
     return {
         "evoengine_record": FORMAT,
         "seed": seed,
@@ -109,7 +110,7 @@ def _record(found: Any, where: str) -> Record:
     return Record(
         replace(history.run, definition=definition),
         replace(candidate, binary=replace(candidate.binary, cubin=cubin)),
-        Judged(tuple(verdict for _, verdict in dossier.verdicts)),
+        Judged(tuple(dossier.verdicts)),
         seed,
     )
 

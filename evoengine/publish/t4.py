@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from evoengine.gpu import known_gpus
 from evoengine.ledger.rows import (
@@ -33,19 +33,26 @@ from evoengine.ledger.rows import (
     to_verdict,
     verdict_values,
 )
-from evoengine.ledger.runs import RUNNING, Device, Run, this_host
+from evoengine.ledger.runs import this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.imported import validate_run
 from evoengine.records import (
+    RUNNING,
     UNKNOWN_POLICY,
+    Baseline,
     Binary,
     Candidate,
+    Device,
     KernelResources,
     Kind,
     Launch,
+    Measurement,
     NextKernel,
     Outcome,
+    Profile,
+    Run,
     Source,
+    Verdict,
 )
 from evoengine.text import hide_passwords
 
@@ -73,13 +80,13 @@ _OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
 _OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
 """fields that verdicts lack which were stored before versions of the gate"""
 
-Dated = tuple[datetime | None, Any]
+Dated = TypeVar("Dated", Baseline, Verdict, Measurement, Profile)
 
 
 def to_t4(history: RunHistory) -> dict[str, Any]:
     """Return the run with its finished candidates, cubins included."""
     run, records = history.run, list(history.dossiers)
-    kind = most_trusted_kind(figure for record in records for _, figure in record.figures)
+    kind = most_trusted_kind(figure for record in records for figure in record.figures)
     return {
         "schema_version": SCHEMA_VERSION,
         "metadata": {
@@ -161,13 +168,12 @@ def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
     return datetime.fromisoformat(d[name]) if d.get(name) else None
 
 
-def _with_dates(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -> list[dict[str, object]]:
-    return [values(each) | {"taken_at": _text(taken)} for taken, each in found]
+def _with_dates(found: Iterable[Dated], values: Callable[[Dated], dict[str, object]]) -> list[dict[str, object]]:
+    return [values(each) | {"taken_at": _text(each.taken_at)} for each in found]
 
 
-def _from_dated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
-    dated = [d | {"taken_at": _moment(d, "taken_at")} for d in map(dict, found)]
-    return [(d["taken_at"], record(SimpleNamespace(**d))) for d in dated]
+def _from_dated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Dated]) -> list[Dated]:
+    return [record(SimpleNamespace(**{**d, "taken_at": _moment(d, "taken_at")})) for d in found]
 
 
 def _result(record: CandidateHistory, kind: Kind) -> dict[str, Any]:
@@ -210,8 +216,8 @@ def _whole(record: CandidateHistory) -> dict[str, Any]:
         "source": c.source and asdict(c.source),
         # whose source was pruned, nobody can make it again
         "binary": _binary_values(c.binary) if c.source and c.binary else None,
-        "created_at": _text(record.created_at),
-        "finished_at": _text(record.finished_at),
+        "created_at": _text(c.created_at),
+        "finished_at": _text(c.finished_at),
         "verdicts": _with_dates(record.verdicts, verdict_values),
         "measurements": _with_dates(record.figures, measurement_values),
         "profiles": _with_dates(record.profiles, profile_values),
@@ -227,7 +233,7 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
     verdicts = _from_dated([_OLD_VERDICT | v for v in verdicts], to_verdict)
-    versions = [verdict.gate_version for _, verdict in verdicts if verdict.gate_version is not None]
+    versions = [verdict.gate_version for verdict in verdicts if verdict.gate_version is not None]
     figures = _from_dated([_figure(m) for m in d["measurements"]], to_measurement)
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
@@ -236,15 +242,14 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
         parents=tuple(d["parents"]),
         source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
         binary=binary and _binary(binary),
-        **last_verdicts([verdict for _, verdict in verdicts]),
-        measurement=most_trusted([figure for _, figure in figures]),
-        sustained=last_sustained([figure for _, figure in figures]),
+        **last_verdicts(verdicts),
+        measurement=most_trusted(figures),
+        sustained=last_sustained(figures),
         gate_version=min(versions, default=None),
+        created_at=_moment(d, "created_at"),
+        finished_at=_moment(d, "finished_at"),
     )
-    created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
-    return CandidateHistory(
-        candidate, created, finished, verdicts, figures, _from_dated(d.get("profiles", ()), to_profile)
-    )
+    return CandidateHistory(candidate, verdicts, figures, _from_dated(d.get("profiles", ()), to_profile))
 
 
 def _figure(d: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Detect failures of this machine, such as a full disk, which are not a candidate's fault."""
+"""Detect failures of this machine, such as a full disk, which are not a candidate's fault, and ended processes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -154,3 +155,56 @@ def data_bytes() -> int:
     """Return what RLIMIT_DATA counts of this process (VmData in proc(5))."""
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# ── whether a process lives ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+PROC = Path("/proc")
+DEAD = ("Z", "X")
+"""states of a process that has ended and that its parent has not waited for"""
+
+
+@cache
+def _here() -> str | None:
+    """Return this boot of the machine and this namespace of process numbers; None where the system does not say."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def this_process() -> str | None:
+    """Return what `is_gone` takes, of the process that calls this; None where the system does not say enough."""
+    here, pid = _here(), os.getpid()
+    stated = _state_and_start(pid)
+    return f"{here} {pid} {stated[1]}" if here and stated else None
+
+
+def is_gone(process: str | None) -> bool:
+    """Return whether a process of this machine has ended; False for processes that cannot be seen from here."""
+    here = _here()
+    if process is None or here is None or not process.startswith(f"{here} "):
+        return False
+    pid, start = process.removeprefix(f"{here} ").split()
+    stated = _state_and_start(int(pid))
+    if stated is not None:
+        return stated[0] in DEAD or stated[1] != start
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # another user's, whose processes this system hides
+    return False
+
+
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """Return the process' state and its start in clock ticks since the boot; None where it is not to be seen."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text("utf-8")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return fields[0], fields[19]

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.rows import last_verdicts
-from evoengine.ledger.store import Ledger
+from evoengine.ledger.store import Ledger, NewCandidate
 from evoengine.objectives import sampler_values
-from evoengine.records import Baseline, Binary, Candidate, Config, Judged, Kind, Outcome, Plans, Rejection, Source
+from evoengine.records import Baseline, Binary, Candidate, Judged, Kind, Outcome, Plans, Rejection, Source
 from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
@@ -93,7 +93,7 @@ class Coordinator:
             self.progress.notes += said
         left = [*(retry.config for retry in self._retries.values()), *s.first]
         known_good = neighbouring_bests(ledger, s)
-        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
+        self.proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         workers = workers or WorkerPool(s.jobs, limits)
         self._compilers = Compilers(s, ledger, compiler, predictor, workers, limits.seconds)
@@ -116,14 +116,6 @@ class Coordinator:
             self._on_finished,
             {self.run: s.space},
         )
-
-    @property
-    def invalid_proposals(self) -> int:
-        return self._proposer.invalid
-
-    @property
-    def repeated_proposals(self) -> int:
-        return self._proposer.repeated
 
     def stop(self) -> None:
         """Stop after the current event. What is unfinished stays in the ledger for the next run."""
@@ -242,7 +234,7 @@ class Coordinator:
         """
         some: list[tuple[Proposal, Rendered | Rejection]] = []
         while len(some) < MAX_BATCH and self._may_start(len(some)) and not self._must_predict_first():
-            proposal = self._proposer.propose()
+            proposal = self.proposer.propose()
             if proposal is None:
                 self._exhausted = True
                 break
@@ -256,7 +248,7 @@ class Coordinator:
 
     def _must_predict_first(self) -> bool:
         """Return whether the first pick should wait for predictions that will be available soon. It waits only once."""
-        return self._lookahead is not None and not self._proposer.queued and self._lookahead.must_wait()
+        return self._lookahead is not None and not self.proposer.queued and self._lookahead.must_wait()
 
     def _start_lookahead(self) -> None:
         """Give idle workers likely proposals to predict."""
@@ -274,19 +266,21 @@ class Coordinator:
     ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
         """Insert a proposal into the ledger; return the arguments of `_dispatch`, or None if it has ended."""
         if isinstance(rendered, Rejection):
-            failed = Proposed(self._add(proposal, None), proposal.config)
-            self._finish(InFlight(proposal, failed), end_of(rendered))
+            trial = self.ledger.add_candidate(*self._row(proposal, None))
+            self.proposer.started(proposal, trial)
+            self._finish(InFlight(proposal, Proposed(trial, proposal.config)), end_of(rendered))
             return None
         source = rendered.source
         rejection = self._pipeline.screen_launch(rendered)
         key, plans = None, None
         if rejection or source.sha256 in self._first_with or self._identity is None:
-            trial = self._add(proposal, source)
+            trial = self.ledger.add_candidate(*self._row(proposal, source))
             claim = Claim(trial, False)
         else:
             plans = self._pipeline.plans(proposal.config)
             key = self._identity.key(source, proposal.config, plans)
-            trial, claim = self._add_claiming(proposal, source, key)
+            trial, claim = self.ledger.add_claiming(self._row(proposal, source), key, self.setting.remeasure)
+        self.proposer.started(proposal, trial)
         flight = InFlight(proposal, Rendered(trial, proposal.config, source), plans)
         first = self._first_with.setdefault(source.sha256, trial)
         if first != trial:
@@ -297,25 +291,11 @@ class Coordinator:
             return flight, key, claim
         return None
 
-    def _add(self, proposal: Proposal, source: Source | None) -> int:
-        trial = self.ledger.add_candidate(*self._row(proposal), source, self._retry_of(proposal))
-        self._proposer.started(proposal, trial)
-        return trial
-
-    def _add_claiming(self, proposal: Proposal, source: Source, key: str) -> tuple[int, Claim]:
-        trial, claim = self.ledger.add_claiming(
-            *self._row(proposal), source, self._retry_of(proposal), key, self.setting.remeasure
-        )
-        self._proposer.started(proposal, trial)
-        return trial, claim
-
-    def _row(self, proposal: Proposal) -> tuple[int, str, str, Config, tuple[int, ...], str | None]:
-        target = self.setting.target
-        return self.run, str(target.problem), target.gpu.key, proposal.config, proposal.parents, proposal.operator
-
-    def _retry_of(self, proposal: Proposal) -> int | None:
-        retry = self._retries.get(proposal.key)
-        return retry.trial if retry else None
+    def _row(self, proposal: Proposal, source: Source | None) -> NewCandidate:
+        target, p = self.setting.target, proposal
+        retry = self._retries.get(p.key)
+        of_target = self.run, str(target.problem), target.gpu.key
+        return *of_target, p.config, p.parents, p.operator, source, retry.trial if retry else None
 
     def _dispatch(self, flight: InFlight[Rendered], key: str | None, claim: Claim) -> None:
         """Compile a rendered candidate, or copy the outcome of another trial that held the claim."""
@@ -456,7 +436,7 @@ class Coordinator:
         self.ledger.finish(flight.trial, Outcome.DUPLICATE, reason, None, None)
         self._count(flight, Outcome.DUPLICATE)
         if first in self._values:
-            self._proposer.tell(flight.proposal, self._values[first])
+            self.proposer.tell(flight.proposal, self._values[first])
         else:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
@@ -469,7 +449,7 @@ class Coordinator:
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
         values = self._values[flight.trial] = sampler_values(found, self.setting.objectives)
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
-            self._proposer.tell(proposal, values)
+            self.proposer.tell(proposal, values)
         self._count(flight, outcome)
         self._failures.add(flight.trial, outcome, found.reason)
         best = self.progress.best

@@ -16,10 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evoengine.ledger.runs import Device
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.paths import package_folder
-from evoengine.records import GATE_VERSION, Config, Plans, Source
+from evoengine.records import GATE_VERSION, Config, Device, Plans, Source
 from evoengine.sass.predict import MODEL_VERSION
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options

@@ -462,16 +462,8 @@ class Replay:
         self._seconds, self._on_change, self._on_finish = seconds, on_change, on_finish
         prior, said = recorded_figures(ledger, space, problem_of(space), device_of(space), RECORDED)
         self.progress.notes += said
-        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,), prior=prior, past=past.trials)
+        self.proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,), prior=prior, past=past.trials)
         self._stop = False
-
-    @property
-    def invalid_proposals(self) -> int:
-        return self._proposer.invalid
-
-    @property
-    def repeated_proposals(self) -> int:
-        return self._proposer.repeated
 
     def stop(self) -> None:
         """Stop after the current trial."""
@@ -484,14 +476,14 @@ class Replay:
             if self._seconds is not None and self.progress.spent + self.progress.elapsed > self._seconds:
                 self.progress.ended = "time is up"
                 return self.progress
-            proposal = self._proposer.propose()
+            proposal = self.proposer.propose()
             if proposal is None:
                 self.progress.ended = "every valid configuration was tried"
                 return self.progress
             candidate = entry(self._space, proposal.config, self._run)
             trial = self._record(candidate, proposal.parents, proposal.operator)
-            self._proposer.started(proposal, trial)
-            self._proposer.tell(proposal, objective_values(candidate, (REPLAY_OBJECTIVE,)))
+            self.proposer.started(proposal, trial)
+            self.proposer.tell(proposal, objective_values(candidate, (REPLAY_OBJECTIVE,)))
             self._on_finish(trial)
             self._on_change(self.progress)
         if self._stop:

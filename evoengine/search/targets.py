@@ -22,7 +22,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
     Raises UsageError where its workload is not known here.
     """
-    workload = restored_workload(candidate.problem, ledger.targets.definition(candidate.run))
+    workload = restored_workload(candidate.problem, ledger.run(candidate.run).definition)
     at = clock(candidate.measurement.terms) if candidate.measurement else None
     gpu, predicted_at = stored_gpu(ledger, candidate.gpu), Clock.parse(at) if at else DEFAULT_CLOCK
     return Target(workload, workload.parse(candidate.problem), gpu, predicted_at)

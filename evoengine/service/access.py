@@ -25,8 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
 from evoengine.service.answers import Answers, Reports

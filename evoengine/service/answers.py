@@ -33,7 +33,7 @@ from evoengine.search.neighbours import nearest_first
 from evoengine.search.targets import stored_gpu
 from evoengine.service.limits import Lane, Threads, busy
 from evoengine.tuning.best import find_best
-from evoengine.views.encoding import jsonable
+from evoengine.views import jsonable
 from evoengine.views.results import AskedView, BestTrialsView, NearestTrialView, best_trials_json
 from evoengine.views.trials import OneTrialView, one_trial_json
 

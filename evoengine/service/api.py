@@ -43,9 +43,9 @@ from evoengine.service.tables import CacheRow
 from evoengine.tuning.exporting import bundle
 from evoengine.tuning.fused_moe import find_fused_moe, is_finished
 from evoengine.tuning.proposals import Proposals, descendant, kernel_of, require_proposable
+from evoengine.views import SCHEMA, AnswerView, jsonable
 from evoengine.views import service as views
 from evoengine.views.boards import BoardsView, WorkloadsView, boards_json, known_boards, workloads_json
-from evoengine.views.encoding import SCHEMA, AnswerView, jsonable
 from evoengine.views.results import ProposalView, proposal_json
 from evoengine.views.trials import TrialPageView, page_json
 from evoengine.workloads import stored_problem

@@ -21,8 +21,8 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.ledger.runs import database_time
 from evoengine.ledger.store import Ledger
 from evoengine.service.tables import JobEventRow, JobRow
+from evoengine.views import SCHEMA
 from evoengine.views import service as views
-from evoengine.views.encoding import SCHEMA
 from evoengine.views.service import JobPartView, JobState
 
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"

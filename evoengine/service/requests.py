@@ -16,9 +16,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.exceptions import HTTPException
 
-from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError, did_you_mean, require_word
 from evoengine.gpu import Gpu
-from evoengine.hints import did_you_mean, require_word
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import parse_objectives
 from evoengine.paths import asset

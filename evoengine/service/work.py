@@ -29,7 +29,7 @@ from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions
 from evoengine.tuning.setup import register_kernel
 from evoengine.tuning.tune import prepare
-from evoengine.views.encoding import EVENT_SCHEMA, OF_A_TRIAL, jsonable
+from evoengine.views import EVENT_SCHEMA, OF_A_TRIAL, jsonable
 from evoengine.views.trials import trial_json
 from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.records import Value
 from evoengine.space.expression import Expression, Scope
 

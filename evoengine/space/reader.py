@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.records import Value
 from evoengine.sandbox.untrusted import parse_toml, read_limited_text
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error

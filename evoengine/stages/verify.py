@@ -40,6 +40,9 @@ from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Inputs, Output
 from evoengine.workloads.coverage import COUNTED, Cell
 from evoengine.workloads.tensors import TORCH_DTYPES
 
+LEAST_ROW = 8
+"""elements of what is judged as a row: shorter ones are joined, as all few elements of one may cancel in the reference
+and leave nothing that a right kernel's roundings could be a share of"""
 MANY_ROWS = 32
 """rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
@@ -294,8 +297,11 @@ def bounds(
 
 
 def _rows(values: torch.Tensor) -> torch.Tensor:
-    """Return the largest absolute value of each row."""
-    return values.reshape(-1, values.shape[-1] if values.dim() else 1).abs().amax(-1)
+    """Return the largest absolute value of each row; of all elements, where they make up no rows of LEAST_ROW."""
+    length, axes = 1, [*values.shape]
+    while axes and length < LEAST_ROW:
+        length *= axes.pop()
+    return values.reshape(-1, max(length, 1)).abs().amax(-1)
 
 
 def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:

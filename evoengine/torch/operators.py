@@ -128,7 +128,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     return out.contiguous()
 
 
-def _attention_request(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Request:
+def _attention_request(q: Tensor, k: Tensor, v: Tensor, causal: bool, with_lse: bool = False) -> Request:
     inputs = tuple((tuple(t.shape), t.dtype) for t in (q, k, v))
     dtype = _DTYPES.get(q.dtype)
     (batch, heads, seq_q, head_dim), (kv_heads, seq_k) = q.shape, k.shape[1:3]
@@ -140,7 +140,10 @@ def _attention_request(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Request
         parts.append("causal")
     if kv_heads != heads:
         parts.append(f"kv{kv_heads}")
+    if with_lse:
+        parts.append("lse")
     sizes = {"head_dim": head_dim, "head_dim_v": v.shape[3], "dtype": dtype, "causal": causal}
+    sizes["lse"] = with_lse or None  # problems without have no such variable
     wanted = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_k": seq_k}
     return Request("attention", gpu_key(q.device), inputs, "attention:" + ",".join(parts), sizes, wanted)
 
@@ -179,6 +182,14 @@ def _compute_attention_with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, s
     if _backward_kernel(q, k, v, causal, scale) is None:
         lse = q.new_full(q.shape[:-1], math.nan, dtype=torch.float32)
         return _compute_attention(q, k, v, causal, scale), lse
+    key = ("attention with lse", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, causal, q.device)
+    try:
+        kernel = KERNELS.chosen[key]
+    except KeyError:
+        kernel = KERNELS.choose(key, _attention_request(q, k, v, causal, with_lse=True))
+    if kernel is not None:
+        computed: tuple[Tensor, Tensor] = kernel(*(t.contiguous() for t in (q, k, v)), scale=scale)
+        return computed
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.ledger.ranking import RankedApart
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives

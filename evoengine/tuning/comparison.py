@@ -19,10 +19,9 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.ranking import ComparisonKey, read_times
 from evoengine.ledger.read import Trial, read_numbered, read_trials
 from evoengine.ledger.rows import Reading, to_run
-from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, RunRow
-from evoengine.records import PENDING, Config, config_key
+from evoengine.records import PENDING, Config, Run, config_key
 
 NEAR = 0.05
 """a figure is near the best where it takes at most this much longer"""

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.search.progress import Progress
 from evoengine.tuning.fleet import FleetSearch, GpuFinder
@@ -183,17 +185,16 @@ class BusyGpu:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(TypedDict):
+    """Resources by Ray's count; `cpus_busy` and `gpus_busy` count what anybody holds."""
+
     nodes: Sequence[Node]
     cpus: float
     cpus_busy: float
-    """held by any user of the cluster, by Ray's count"""
     gpus: float
     gpus_busy: float
     at_work: Sequence[BusyGpu]
     searches: Sequence[DetachedStatus]
-    """detached searches"""
 
 
 def cluster_status(address: str) -> ClusterStatus:
@@ -202,9 +203,16 @@ def cluster_status(address: str) -> ClusterStatus:
         ray = import_ray()
         total, free = ray.cluster_resources(), ray.available_resources()
         cpus, gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
-        busy = (cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0))
         searches = [answer for _, answer in _answers(SEARCH_ACTOR, "status")]
-        return ClusterStatus(survey(), cpus, busy[0], gpus, busy[1], _busy_gpus(), searches)
+        return {
+            "nodes": survey(),
+            "cpus": cpus,
+            "cpus_busy": cpus - free.get("CPU", 0.0),
+            "gpus": gpus,
+            "gpus_busy": gpus - free.get("GPU", 0.0),
+            "at_work": _busy_gpus(),
+            "searches": searches,
+        }
 
 
 def _busy_gpus() -> list[BusyGpu]:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.ledger.store import Ledger
 from evoengine.publish.folder import VERSION
 from evoengine.records import PROPOSAL, Candidate, Config, config_key

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.formats.flashinfer_solution import trace_files
-from evoengine.hints import hint
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
@@ -191,8 +190,7 @@ def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[st
     seed = secrets.randbelow(2**31)
     judged = _judge(ledger, winner, seed)
     winner = _judged(winner, judged, echo)
-    run = next(run for run in ledger.runs() if run.id == winner.run)
-    record = record_json(replace(run, definition=ledger.targets.definition(run.id)), winner, judged, seed)
+    record = record_json(ledger.run(winner.run), winner, judged, seed)
     if target.workload.host is not None:
         on_stage("asking Triton's autotuner for its cache")
         return {**triton_files(winner, target, _autotune_entry(winner, echo)), RECORD_FILE: _json(record)}

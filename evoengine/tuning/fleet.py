@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
-from evoengine.ledger.runs import Device
+from evoengine.records import Device
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import Workers
 from evoengine.search.first_build import FirstBuild

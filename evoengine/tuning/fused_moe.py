@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError, hint
 from evoengine.gpu import Gpu
-from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Rejection
@@ -109,10 +108,9 @@ def _searched(ledger: Ledger, gpu: Gpu) -> Iterator[tuple[str, str | None, Serve
     for run in reversed(ledger.runs()):
         if run.gpu != gpu.key or run.kernel is None or run.problem in seen:
             continue
-        definition = ledger.targets.definition(run.id)
-        if definition is None or not is_definition(definition):
+        if run.definition is None or not is_definition(run.definition):
             continue
-        workload = TritonWorkload(definition)
+        workload = TritonWorkload(run.definition)
         if served := served_of(workload.host.text):
             seen.add(run.problem)
             yield run.problem, run.kernel, served, dict(workload.parse(run.problem).sizes)

@@ -11,8 +11,7 @@ from math import inf
 from pathlib import Path
 
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
-from evoengine.errors import NothingFound
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, hint
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
@@ -95,7 +94,7 @@ class MeasureRun:
         self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name} · ledger {ledger.place}")
         here = replace(target, gpu=resolve_gpu(device, named))
         spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
-        searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
+        searched = ledger.run(chosen[0].run)
         run = ledger.start_run(
             gpu=named.key,
             problem=problem,

@@ -16,9 +16,19 @@ from typing import NamedTuple, Self
 from typing_extensions import TypedDict
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
-from evoengine.records import PROPOSAL, Binary, Candidate, CaseResult, Config, Outcome, Profile, Rejection, Source
+from evoengine.records import (
+    PROPOSAL,
+    Binary,
+    Candidate,
+    CaseResult,
+    Config,
+    Device,
+    Outcome,
+    Profile,
+    Rejection,
+    Source,
+)
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
@@ -64,8 +74,7 @@ class Kernel(NamedTuple):
 def kernel_of(ledger: Ledger, trial: Candidate) -> Kernel:
     """Return the kernel of a trial as its run has it. Raises UsageError where its workload is not known here."""
     target = target_of(ledger, trial)
-    identity = next(run.kernel for run in ledger.runs() if run.id == trial.run)
-    return Kernel(target, spaces_of(ledger, [trial], target)[trial.run], identity)
+    return Kernel(target, spaces_of(ledger, [trial], target)[trial.run], ledger.run(trial.run).kernel)
 
 
 class Proposals:

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 from evoengine.errors import UsageError
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
-from evoengine.records import Candidate, Kind
+from evoengine.records import Candidate, Device, Kind
 from evoengine.sandbox.untrusted import read_limited
 from evoengine.search import samplers
 from evoengine.search.progress import Progress
@@ -106,7 +105,7 @@ class RecordedSearch:
             excess = best[0].ranked_by.median_us / (space.optimum * 1e3)
             progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
         return SearchResult(
-            run, progress, best, replay.invalid_proposals, replay.repeated_proposals, missed | study.missed
+            run, progress, best, replay.proposer.invalid, replay.proposer.repeated, missed | study.missed
         )
 
 

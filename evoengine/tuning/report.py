@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.hints import hint
+from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.report import gate_charts, knob_charts, speed_charts
 from evoengine.publish.report.overview import MOST_TRIALS, Overview, read_overview

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evoengine.errors import UsageError
-from evoengine.hints import hint
-from evoengine.ledger.runs import KILLED, Device, Run
+from evoengine.errors import UsageError, hint
 from evoengine.ledger.store import Ledger, SpaceFile
+from evoengine.records import KILLED, Device, Run
 from evoengine.text import command_line
 from evoengine.tuning.setup import Echo
 

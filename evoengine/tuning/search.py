@@ -11,17 +11,15 @@ from pathlib import Path
 
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
-from evoengine.hints import did_you_mean
 from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
-from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, asked_objectives, known_objectives, parse_objectives
 from evoengine.paths import write_atomically
-from evoengine.records import Candidate, Config, Kind, listed
+from evoengine.records import RUNNING, Candidate, Config, Kind, Run, listed
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sass.chip import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.chip import Clock
@@ -374,7 +372,7 @@ class Search:
         study.complete()  # trials that were in flight, or that an unavailable database delayed
         study.summarise()
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
-        invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
+        invalid, repeated = coordinator.proposer.invalid, coordinator.proposer.repeated
         return SearchResult(run, progress, best, invalid, repeated, missed | study.missed, pareto=len(s.objectives) > 1)
 
 

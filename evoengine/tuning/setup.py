@@ -20,9 +20,8 @@ from evoengine.devices.driver import GpuDevice, find_driver, lock_device, suppor
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import DEFAULT, Gpu, find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.paths import asset
-from evoengine.records import Config, Value
+from evoengine.records import Config, Device, Value
 from evoengine.sandbox.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.sandbox.machine import machine_error
 from evoengine.sandbox.worker_process import WorkerLimits

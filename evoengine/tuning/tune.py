@@ -14,9 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Never
 
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
-from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import PROPOSAL, Candidate, Config, Outcome, Rejection, config_key
 from evoengine.search.compilers import with_machine_code
@@ -152,7 +151,7 @@ class SetSearch:
             search = self._current or Search(replace(self._options, problem=problem), self._echo, self._on_stage)
             results[problem] = self._run(search, on_change, on_trial)
         with open_ledger(self._options.db, create=False) as ledger:
-            gpu = next(run.gpu for run in ledger.runs() if run.id == results[self._problems[0]].run)
+            gpu = ledger.run(results[self._problems[0]].run).gpu
             for problem, result in results.items():
                 asked = self._unknown(ledger, problem, gpu)
                 if not asked:

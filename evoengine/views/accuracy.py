@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evoengine.accuracy.page import Row, class_errors
 from evoengine.sass.predict import ClassError
-from evoengine.views.encoding import SCHEMA, AnswerView
+from evoengine.views import SCHEMA, AnswerView
 
 
 class AccuracyView(AnswerView):

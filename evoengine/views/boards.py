@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
-from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
+from evoengine.tuning.detached import ClusterStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.ray_cluster import Node
-from evoengine.views.encoding import SCHEMA, AnswerView
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.tables import Cell, Column, Styled, Table
 from evoengine.workloads import workloads
 from evoengine.workloads.base import AnyWorkload
@@ -201,29 +201,12 @@ def findings_table(found: Iterable[Finding]) -> Table:
     return Table([Column(""), Column(""), Column("", least=20, folds=True)], rows)
 
 
-class ClusterView(AnswerView):
-    """What `evoengine cluster status --json` prints; `cpus_busy` and `gpus_busy` count what anybody holds."""
-
-    nodes: Sequence[Node]
-    cpus: float
-    cpus_busy: float
-    gpus: float
-    gpus_busy: float
-    at_work: Sequence[BusyGpu]
-    searches: Sequence[DetachedStatus]
+class ClusterView(ClusterStatus, AnswerView):
+    """What `evoengine cluster status --json` prints."""
 
 
 def cluster_json(found: ClusterStatus) -> ClusterView:
-    return {
-        "schema": SCHEMA,
-        "nodes": found.nodes,
-        "cpus": found.cpus,
-        "cpus_busy": found.cpus_busy,
-        "gpus": found.gpus,
-        "gpus_busy": found.gpus_busy,
-        "at_work": found.at_work,
-        "searches": found.searches,
-    }
+    return {"schema": SCHEMA, **found}
 
 
 def nodes_table(found: ClusterStatus) -> Table:
@@ -239,7 +222,7 @@ def nodes_table(found: ClusterStatus) -> Table:
             node.python,
             node.compiler or "none",
         ]
-        for node in found.nodes
+        for node in found["nodes"]
     ]
     return Table(columns, rows)
 
@@ -250,12 +233,12 @@ def _gpus_text(node: Node) -> str:
 
 def cluster_remarks(found: ClusterStatus) -> list[str]:
     """Return lines on the resources in use, the task of each GPU, and the nodes that no search can use."""
-    lines = [f"{found.cpus_busy:g} of {found.cpus:g} CPUs and {found.gpus_busy:g} of {found.gpus:g} GPUs are held"]
-    for gpu in found.at_work:
+    lines = ["{cpus_busy:g} of {cpus:g} CPUs and {gpus_busy:g} of {gpus:g} GPUs are held".format_map(found)]
+    for gpu in found["at_work"]:
         doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"waits for the next, {gpu.seconds:.0f} s"
         lines.append(f"{gpu.kind} on {gpu.host} ({gpu.device}, {gpu.uuid}): {gpu.label}: {doing}")
-    for search in found.searches:
+    for search in found["searches"]:
         gpus = ", ".join(search.gpus)
         lines.append(f"{search.name} from {search.host}: {gpus} · {search.problem} · {search.done}/{search.total}")
-    lines += [f"no search can use {node.host}: it has {node.why_unfit}" for node in found.nodes if node.why_unfit]
+    lines += [f"no search can use {node.host}: it has {node.why_unfit}" for node in found["nodes"] if node.why_unfit]
     return lines

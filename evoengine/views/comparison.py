@@ -10,8 +10,8 @@ from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number
 from evoengine.tuning.comparison import Comparison, Shared, Standing
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.candidate_tables import Knobs
-from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 
 SHOWN = 20

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from evoengine.sass.cubin import Kernel
 from evoengine.sass.predict import MODEL_VERSION, Prediction
-from evoengine.views.encoding import SCHEMA
+from evoengine.views import SCHEMA
 from evoengine.views.tables import Column, Table
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing_extensions import TypedDict
 
 from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
-from evoengine.records import Baseline, Candidate, Config, Kind, Outcome
+from evoengine.records import Baseline, Candidate, Config, Kind, Outcome, Policy
 from evoengine.text import number
 from evoengine.tuning.measure import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.candidate_tables import Knobs, digits_of, kind_mark
-from evoengine.views.encoding import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
 
@@ -142,13 +142,22 @@ class ReportView(AnswerView):
     ranked_apart: Sequence[RankedApart]
 
 
+class BaselineView(TypedDict):
+    name: str
+    device: str
+    median_us: float
+    tflops: float
+    samples_us: Sequence[float]
+    policy: Policy
+
+
 class MeasuredView(AnswerView):
     """What `evoengine measure --json` prints."""
 
     run: int
     agreement: Agreement
     estimates: Sequence[Pair]
-    baselines: Sequence[Baseline]
+    baselines: Sequence[BaselineView]
     best: Sequence[TrialView]
 
 
@@ -249,13 +258,24 @@ def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: S
     }
 
 
+def _baseline(b: Baseline) -> BaselineView:
+    return {
+        "name": b.name,
+        "device": b.device,
+        "median_us": b.median_us,
+        "tflops": b.tflops,
+        "samples_us": b.samples_us,
+        "policy": b.policy,
+    }
+
+
 def measured_json(measured: MeasureResult) -> MeasuredView:
     return {
         "schema": SCHEMA,
         "run": measured.run,
         "agreement": measured.agreement,
         "estimates": measured.pairs,
-        "baselines": measured.baselines,
+        "baselines": [_baseline(b) for b in measured.baselines],
         "best": [trial_json(c) for c in measured.best],
     }
 

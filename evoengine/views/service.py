@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from evoengine.views import AnswerView
 from evoengine.views.boards import BoardsView
-from evoengine.views.encoding import AnswerView
 
 JobState = Literal["queued", "running", "waiting", "done", "cancelled", "failed"]
 

@@ -34,7 +34,7 @@ from evoengine.records import (
 )
 from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
-from evoengine.views.encoding import SCHEMA, AnswerView, utc
+from evoengine.views import SCHEMA, AnswerView, utc
 from evoengine.workloads import parse_problem
 
 
@@ -163,6 +163,15 @@ class FigureView(TypedDict):
     suspect: str | None
 
 
+class ProfileView(TypedDict):
+    """What limits a candidate; `figures` by name with their unit."""
+
+    tool: str
+    device: str
+    figures: Mapping[str, float]
+    remarks: Sequence[str]
+
+
 class TrialPageView(OneTrialView):
     """What `evoengine show --json` prints: all that is known of one trial."""
 
@@ -176,7 +185,7 @@ class TrialPageView(OneTrialView):
     figure: FigureView | None
     memory_gbs: float | None
     """the rate at which the problem's tensors, each read or written once, pass the memory; None where unknown"""
-    profile: Profile | None
+    profile: ProfileView | None
     evidence: Mapping[str, Any] | None
 
 
@@ -207,14 +216,10 @@ class LineageView(AnswerView):
     lineage: Sequence[LineageStepView]
 
 
-class ProfilePageView(AnswerView):
-    """What `evoengine profile --json` prints; `figures` by name with their unit."""
+class ProfilePageView(ProfileView, AnswerView):
+    """What `evoengine profile --json` prints."""
 
     trial: int
-    tool: str
-    device: str
-    figures: Mapping[str, float]
-    remarks: Sequence[str]
 
 
 def trial_json(candidate: Candidate) -> TrialView:
@@ -310,7 +315,7 @@ def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
         "binary_cases": c.binary_verdict.cases if c.binary_verdict else (),
         "figure": _figure(c),
         "memory_gbs": memory_gbs(c),
-        "profile": profile,
+        "profile": _profile(profile) if profile else None,
         "evidence": c.evidence,
     }
 
@@ -396,7 +401,11 @@ def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStepView]:
 
 
 def profile_json(trial: int, profile: Profile) -> ProfilePageView:
-    return cast("ProfilePageView", {"schema": SCHEMA, "trial": trial, **asdict(profile)})
+    return {"schema": SCHEMA, "trial": trial, **_profile(profile)}
+
+
+def _profile(p: Profile) -> ProfileView:
+    return {"tool": p.tool, "device": p.device, "figures": p.figures, "remarks": p.remarks}
 
 
 # Trials as CSV: the fields of their JSON, flat, so that a spreadsheet shows them and runs nothing of them.

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evoengine.cuda_files import assembler
-from evoengine.errors import MachineError, UsageError
+from evoengine.errors import MachineError, UsageError, did_you_mean
 from evoengine.gpu import Gpu
-from evoengine.hints import did_you_mean
 from evoengine.sandbox.machine import require_own_end
 from evoengine.sass.cubin import Kernel, read_kernels
 from evoengine.sass.fatbin import Kind, images

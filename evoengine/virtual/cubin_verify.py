@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from evoengine.devices.base import KernelFailure
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import Gpu
-from evoengine.hints import did_you_mean
 from evoengine.records import Profile
 from evoengine.sass.cubin import Kernel
 from evoengine.sass.launch import Memory, prepare

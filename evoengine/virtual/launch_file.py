@@ -22,8 +22,7 @@ from evoengine.devices.base import (
     StructArgument,
     TensorMapArgument,
 )
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.sass.launch import Geometry, Part
 from evoengine.virtual.arguments import MAPPED, Arguments

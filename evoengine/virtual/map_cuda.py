@@ -29,7 +29,10 @@ from evoengine.virtual.device import OWN_REFERENCES, Instant, Repeats, VirtualGp
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 WARP = 32
-MULTIPLY = (torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
+MULTIPLY = (
+    torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.__matmul__,
+    torch.nn.functional.linear, torch.addmm, torch.baddbmm,
+)  # fmt: skip
 OWN_NAMES = 3
 """of a result: an attribute, a variable, and the argument of the function that counts"""
 
@@ -76,9 +79,8 @@ class _OnCpu(TorchFunctionMode):
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
         args, kwargs = [_on_cpu(value) for value in args], {n: _on_cpu(value) for n, value in (kwargs or {}).items()}
-        if function in MULTIPLY and not kwargs and self._device.repeats is not None:
-            return self.products.of(function, args)
-        result = function(*args, **kwargs)
+        multiplies = function in MULTIPLY and not kwargs
+        result = self.products.of(function, args) if multiplies else function(*args, **kwargs)
         if self._graph is not None:
             self._graph.note(function, args, kwargs, result)
         return result
@@ -175,6 +177,17 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
+def multiply(function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> torch.Tensor:
+    """Return `function` of tensors, FP16 by way of FP32: PyTorch's own FP16 products on a CPU take minutes at 2048³.
+
+    A GPU adds up in FP32 too.
+    """
+    halves = [x.dtype == torch.float16 for x in factors if isinstance(x, torch.Tensor)]
+    if not halves or not all(halves):
+        return function(*factors)
+    return function(*(x.float() if isinstance(x, torch.Tensor) else x for x in factors)).half()
+
+
 class Products:
     """The last product of PyTorch's, which a program that repeats it gets again while nobody has it or changes it."""
 
@@ -186,13 +199,14 @@ class Products:
         self._result: torch.Tensor | None = None
 
     def of(self, function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> torch.Tensor:
-        """Return `function` of two tensors."""
-        if any(not isinstance(x, torch.Tensor) or x.requires_grad for x in factors):
-            return function(*factors)
+        """Return `function` of tensors."""
+        kept = all(isinstance(x, torch.Tensor) and not x.requires_grad for x in factors)
+        if self._device.repeats is None or not kept:
+            return multiply(function, factors)
         seen = [(x.data_ptr(), x._version, x.shape, x.stride(), x.dtype) for x in factors]  # noqa: SLF001
         key = (function, seen, self._device.now.launches)
         if key != self._key or self._is_elsewhere():
-            self._key, self._factors, self._result = key, factors, function(*factors)
+            self._key, self._factors, self._result = key, factors, multiply(function, factors)
         assert self._result is not None  # it was computed under the key
         return self._result
 

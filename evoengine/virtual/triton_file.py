@@ -18,9 +18,8 @@ from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import Gpu
-from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.virtual.device import VirtualGpu
 from evoengine.virtual.triton_driver import installed

@@ -12,8 +12,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from evoengine.errors import UsageError
-from evoengine.hints import did_you_mean
+from evoengine.errors import UsageError, did_you_mean
 from evoengine.sandbox.untrusted import read_limited_text
 from evoengine.workloads.base import AnyWorkload, Problem
 

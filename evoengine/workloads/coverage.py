@@ -19,6 +19,10 @@ COUNTED = ("steps", "votes")
 """kinds of cells whose visits a device must count"""
 NEAR = 3
 """distance from the end of a tile, in elements, within which each length may show another fault"""
+MANY = 36
+"""groups of rows or sequences, more than the lanes of a warp look at together"""
+GUARD = 3
+"""rows, or pages of a pool, that belong to no group or sequence, in every case of those"""
 
 
 class Cell(NamedTuple):

@@ -22,8 +22,7 @@ from evoengine.devices.base import (
     TensorParameter,
     viewed,
 )
-from evoengine.errors import UsageError
-from evoengine.hints import hint, nearest_folder
+from evoengine.errors import UsageError, hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.space.symbol import Symbol, int32, symbol

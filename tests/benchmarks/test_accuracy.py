@@ -260,8 +260,7 @@ def db(tmp_path):
     with open_ledger(str(path), create=True) as ledger:
         run = start_run(ledger, problem=str(PROBLEM))
         for figure, outcome in ((a_figure(60.0, Kind.MEASURED), Outcome.MEASURED), (predicted, Outcome.ESTIMATED)):
-            trial = ledger.add_candidate(run, str(PROBLEM), "h100", contender.config, (), "start")
-            ledger.record_source(trial, contender.source)
+            trial = ledger.add_candidate(run, str(PROBLEM), "h100", contender.config, (), "start", contender.source)
             ledger.record_binary(trial, contender.source, contender.binary)
             ledger.record_verdict(trial, a_verdict())
             ledger.record_measurement(trial, figure)

@@ -13,7 +13,7 @@ from benchmarks import gpu as session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Baseline, Kind
-from evoengine.views.encoding import jsonable
+from evoengine.views import jsonable
 from evoengine.views.trials import trial_json
 from tests.support.exhaustive import more
 from tests.support.ledger_examples import PROBLEM, a_figure, add_ranked, start_run

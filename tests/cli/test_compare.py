@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
-from evoengine.records import Kind, Outcome
+from evoengine.records import Device, Kind, Outcome
 from tests.support.ledger_examples import PROBLEM, SPACE, SUSTAINED, a_figure, add_ranked, start_run
 
 H200 = Device("NVIDIA H200", "GPU-1", "sm_90", "CUDA 13.0", {"torch": "2.6"})

@@ -16,7 +16,7 @@ from evoengine.cli.main import evoengine as commands
 from evoengine.cli.output import print_json
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Profile
-from evoengine.views.encoding import SCHEMA
+from evoengine.views import SCHEMA
 from tests.support.ledger_examples import a_verdict, add_step, start_run
 
 PROFILE = Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))

@@ -221,8 +221,7 @@ def binary_db(tmp_path):
     contender = made("wgmma")
     with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
         run = start_run(ledger, problem=str(PROBLEM))
-        trial = ledger.add_candidate(run, str(PROBLEM), "h100", contender.config, (), "start")
-        ledger.record_source(trial, contender.source)
+        trial = ledger.add_candidate(run, str(PROBLEM), "h100", contender.config, (), "start", contender.source)
         ledger.record_binary(trial, contender.source, contender.binary)
         ledger.record_verdict(trial, a_verdict())
         ledger.record_measurement(trial, figure(contender).figure)

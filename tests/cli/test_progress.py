@@ -20,7 +20,7 @@ from evoengine.cli.progress import EventLog, LiveProgress
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
 from evoengine.search.progress import Progress
-from evoengine.views.encoding import OF_A_TRIAL
+from evoengine.views import OF_A_TRIAL
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for
 

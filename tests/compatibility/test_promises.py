@@ -19,7 +19,7 @@ from tests.support.exhaustive import more
 from tests.support.promises import FOLDER, PROMISES, SEARCHES, lost, recorded, shape
 
 REMEDY = "where it is meant: python -m tests.support.promises, and a line in CHANGELOG.md"
-BROKEN = f"a promise is broken: SCHEMA in evoengine/views/encoding.py must go up, {REMEDY}"
+BROKEN = f"a promise is broken: SCHEMA in evoengine/views/__init__.py must go up, {REMEDY}"
 NEW = f"something new is promised; record it, {REMEDY}"
 
 

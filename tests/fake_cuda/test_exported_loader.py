@@ -6,6 +6,7 @@ It shows that loader and kernel agree on parameters, maps and grid, never how fa
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,19 @@ def test_a_kernel_tuned_for_one_problem_is_right_for_another_by_its_loader(load,
     out = on_device(torch.full_like(q, float("nan")))
     assert module.attention(q, k, v, out=out) is out
     found = compare(ATTENTION, case, drawn, {"o": out}, 3)
+    assert found.correct, found.reason
+
+
+@pytest.mark.parametrize("wanted", [PERSISTENT, *more([{"family": "mma"}, {"family": "wmma"}])], ids=str)
+def test_a_kernel_with_lse_returns_it_beside_the_output(load, monkeypatch, wanted):
+    module, met = load(wanted, f"{TUNED_FOR},lse"), replace(MET, lse=True)
+    monkeypatch.setattr(module._cuda.Torch, "empty_like", lambda like: on_device(like))
+    monkeypatch.setattr(module._cuda.Torch, "empty", lambda like, shape, dtype: on_device(torch.empty(shape)))
+    drawn = ATTENTION.tensors().draw(Case("by the loader", met), seed=3)
+    q, k, v = (on_device(drawn.inputs[name]) for name in "qkv")
+    out, lse = module.attention(q, k, v)
+    assert lse.shape == (2, 8, 100) and lse.dtype == torch.float32
+    found = compare(ATTENTION, Case("by the loader", met), drawn, {"o": out, "lse": lse}, 3)
     assert found.correct, found.reason
 
 

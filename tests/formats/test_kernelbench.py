@@ -71,6 +71,7 @@ OPERATIONS = {
     "softmax": "torch.softmax(x, dim=1)",
     "a norm": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
     "a reversed sum": "torch.cumsum(x.flip(1), dim=1).flip(1)",
+    "an exclusive sum": "torch.cat((0 * x[:, :1], x.narrow(1, 0, x.shape[1] - 1).cumsum(1)), dim=1)",
     "the largest": "torch.max(x, dim=1)[0]",
     "its place": "torch.argmax(x, dim=0)",
     "layers": "F.layer_norm(x, x.shape[1:])",
@@ -105,8 +106,55 @@ def test_operations_have_naive_kernels_that_are_right_at_all_sizes(tmp_path, ope
 
 def test_sizes_that_the_gate_cannot_afford_are_halved_in_the_example_and_named(tmp_path):
     made = imported(tmp_path, MODEL.replace("16, 40", "4096, 393216"))
-    assert made.problem["workloads"][0]["axes"] == {"rows": 1024, "columns": 768}
+    assert made.problem["workloads"][0]["axes"] == {"rows": 512, "columns": 768}  # 512 · 8 · 768 steps, 4 M at most
+    assert made.problem["flops"] == "2 * (rows * 8 * columns)"
     assert any("--problem own:rows=4096,columns=393216" in remark for remark in made.remarks)
+
+
+def test_what_each_element_repeats_counts_in_the_size_of_the_example(tmp_path):
+    whole = GENERIC.replace("n, m = 24, 21", "n, m = 4096, 4096").replace("OPERATION", "x / torch.norm(x)")
+    made = imported(tmp_path, whole)
+    assert made.problem["workloads"][0]["axes"] == {"n": 32, "m": 64}  # 2,048 elements, each from 2,048
+
+
+@pytest.mark.parametrize(
+    ("operation", "constraints"),
+    [
+        ("F.avg_pool3d(x[None, None], (1, 3, 3), 2, (0, 1, 1))", ["n >= 3", "m >= 3"]),
+        *more([("x[4:, 2:] * 2", ["n >= 5", "m >= 3"])]),  # of no elements below
+    ],
+)
+def test_a_size_that_the_model_refuses_is_none_of_the_gates(tmp_path, operation, constraints):
+    made = imported(tmp_path, GENERIC.replace("OPERATION", operation))
+    assert made.problem["constraints"] == constraints
+    verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 32})
+    assert verdict.correct, verdict.reason
+
+
+TIED = """import torch
+
+batch = 24
+shape = (24,)
+classes = 18
+width = (classes,)
+
+class Model(torch.nn.Module):
+    def forward(self, x, y, scores, of):
+        return torch.mean(torch.clamp(1 - x * y, min=0)) + torch.nn.functional.cross_entropy(scores, of)
+
+def get_inputs():
+    x, y, scores = torch.rand(batch, *shape), torch.rand(batch), torch.rand(batch, *width)
+    return [x, y, scores, torch.randint(0, classes, (batch,))]
+"""
+
+
+def test_sizes_that_must_be_equal_and_entries_of_tuples_that_are_a_size_vary_with_it(tmp_path):
+    made = imported(tmp_path, TIED)
+    assert made.problem["axes"] == {"batch": {"type": "var"}, "classes": {"type": "var"}}
+    assert made.problem["inputs"]["x"]["shape"] == ["batch", "batch"]
+    assert made.problem["workloads"][0]["inputs"]["of"] == {"type": "integers", "low": 0, "high": "classes"}
+    verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 32})
+    assert verdict.correct, verdict.reason
 
 
 def test_an_operation_without_a_naive_form_leaves_a_skeleton_and_its_name(tmp_path):
@@ -134,6 +182,7 @@ def test_a_trace_that_is_none_gives_a_skeleton(tmp_path, monkeypatch, graph):
     (tmp_path / "model.py").write_text(MODEL)
     item = {"shape": [4], "dtype": "float32"}
     found = {"sizes": {}, "names": ["x"], "inputs": [item], "weights": {}, "outputs": [item], "draws": [{}]}
+    found |= {"least": {}, "follow": {}}
     monkeypatch.setattr(kernelbench, "run_script", lambda kind, script: [found | {"graph": graph}])
     made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
     assert any("skeleton" in remark for remark in made.remarks) and "int z" not in made.kernel

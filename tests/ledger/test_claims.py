@@ -21,7 +21,7 @@ KEY = "4" * 64
 
 
 def add(ledger, run, again=False):
-    return ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), None, KEY, again)
+    return ledger.add_claiming((run, PROBLEM, GPU, CONFIG, (), None, a_source(), None), KEY, again)
 
 
 def evaluate(ledger, trial, figure=None, outcome=Outcome.ESTIMATED, reason=None):
@@ -177,11 +177,14 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
     """As evoengine up to 0.1.0 wrote it, with those that took it over."""
     _, sound = known
     other = "5" * 64
-    first, _ = ledger.add_claiming(start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False)
+
+    def claim_other():
+        new = start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None
+        return ledger.add_claiming(new, other, False)
+
+    first, _ = claim_other()
     crash(ledger, first, outcome=Outcome.UNCOMPILABLE)
-    second, claim = ledger.add_claiming(
-        start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False
-    )
+    second, claim = claim_other()
     assert claim == Claim(first, True)
     ledger.claims.take_over(other, first, second, timed=False)
     (fault,) = find_faults(ledger, lambda stage: None)
@@ -193,9 +196,7 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
     assert [ledger.candidate(t).outcome for t in (first, second)] == [Outcome.KILLED] * 2
     assert ledger.candidate(first).reason == f"{DIED}: it did not die twice with nothing beside it"
     assert ledger.candidate(sound).outcome is Outcome.ESTIMATED
-    trial, claim = ledger.add_claiming(
-        start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False
-    )
+    trial, claim = claim_other()
     assert claim == Claim(trial, False)
 
 

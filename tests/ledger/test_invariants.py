@@ -47,9 +47,9 @@ def sound(ledger: Ledger) -> Ledger:
     run = start_run(ledger)
     add_ranked(ledger, run, a_figure(10.0))
     add_ranked(ledger, run, a_figure(11.0), CONFIG | {"tile_m": 32}, "second")
-    wrong, double = (ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) for _ in range(2))
+    wrong = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+    double = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None, a_source("kernel"))
     ledger.finish(wrong, Outcome.INCORRECT, "off by 1", None, "emulator", (a_verdict(Outcome.INCORRECT),))
-    ledger.record_source(double, a_source("kernel"))
     ledger.finish(double, Outcome.DUPLICATE, "renders the same source as trial 1", None, None)
     add_ranked(ledger, run, a_figure(10.0), name="kernel")
     with ledger.database.writing() as session:

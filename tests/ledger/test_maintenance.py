@@ -18,10 +18,10 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
 from evoengine.ledger.check import prune
 from evoengine.ledger.optuna.study import Projection, optuna_storage
-from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS
+from evoengine.ledger.runs import KILLED_AFTER_SECONDS
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import Base, CandidateRow, HeartbeatRow
-from evoengine.records import Kind, Outcome
+from evoengine.records import KILLED, Kind, Outcome
 from evoengine.views.trials import trial_json
 from tests.ledger.frozen.freeze import FOLDER, thaw
 from tests.support.exhaustive import more
@@ -62,8 +62,7 @@ def search(ledger: Ledger) -> None:
     run = start_run(ledger)
     projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
     for number in range(1, TRIALS + 1):
-        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), "sampler")
-        ledger.record_source(trial, a_source(f"kernel{number}"))
+        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), "sampler", a_source(f"kernel{number}"))
         ledger.record_binary(trial, a_source(f"kernel{number}"), a_binary(cubin=f"cubin {number}".encode()))
         ledger.record_verdict(trial, a_verdict())
         ledger.record_measurement(trial, a_figure(float(number)))
@@ -273,8 +272,7 @@ def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched
     key = (a_source("kernel1").sha256, a_binary().options, a_binary().arch, a_binary().compiler)
     prune(searched, 1, None)
     assert searched.find_binary(*key) is None
-    trial = searched.add_candidate(start_run(searched), PROBLEM, GPU, CONFIG, (), None)
-    searched.record_source(trial, a_source("kernel1"))
+    trial = searched.add_candidate(start_run(searched), PROBLEM, GPU, CONFIG, (), None, a_source("kernel1"))
     searched.record_binary(trial, a_source("kernel1"), a_binary(cubin=b"cubin 1"))
     assert searched.find_binary(*key).cubin == b"cubin 1"
     assert searched.candidate(1, with_cubin=True).source == a_source("kernel1")

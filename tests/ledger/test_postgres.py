@@ -26,12 +26,12 @@ from evoengine.ledger.check import find_faults
 from evoengine.ledger.database import parse_url
 from evoengine.ledger.optuna.study import Projection, optuna_storage
 from evoengine.ledger.read import Last, Wanted
-from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS, RUNNING
+from evoengine.ledger.runs import KILLED_AFTER_SECONDS
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base, HeartbeatRow
 from evoengine.ledger.transactions import Commits, Patience, Unavailable, was_made
 from evoengine.publish.report.overview import read_effects, read_overview
-from evoengine.records import PENDING, Kind, Outcome
+from evoengine.records import KILLED, PENDING, RUNNING, Kind, Outcome
 from evoengine.space.expression import Where
 from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.report import write_report

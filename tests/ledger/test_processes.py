@@ -21,10 +21,10 @@ from filelock import FileLock
 from evoengine.errors import UsageError
 from evoengine.ledger import database, runs
 from evoengine.ledger.optuna.study import optuna_storage
-from evoengine.ledger.runs import KILLED, KILLED_AFTER_SECONDS, RETRIES, RUNNING, WHY_KILLED
+from evoengine.ledger.runs import KILLED_AFTER_SECONDS, RETRIES, WHY_KILLED
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import HeartbeatRow, RunRow
-from evoengine.records import Outcome
+from evoengine.records import KILLED, RUNNING, Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_source, start_run
 from tests.support.waiting import wait_for
 
@@ -55,8 +55,7 @@ for i in range(1, 4):
 """
 STOPS_MID_WAY = """
 add_ranked(ledger, run, a_figure(1.0))
-trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation")
-ledger.record_source(trial, a_source("second"))
+trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation", a_source("second"))
 ledger.record_binary(trial, a_source("second"), a_binary())
 print("committed", flush=True)
 with ledger.database.writing() as session:

@@ -16,17 +16,18 @@ from sqlalchemy import event, text
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.ledger import runs
-from evoengine.ledger.runs import RUNNING, Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
     EXECUTOR,
     L2,
+    RUNNING,
     UNKNOWN_POLICY,
     Baseline,
     Binary,
     Candidate,
     CaseResult,
     Clocks,
+    Device,
     Kind,
     Launch,
     LaunchMode,
@@ -36,7 +37,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.views.encoding import jsonable
+from evoengine.views import jsonable
 from evoengine.views.trials import trial_json
 from tests.support.ledger_examples import (
     CONFIG,
@@ -57,11 +58,9 @@ from tests.support.ledger_examples import (
 def write(ledger: Ledger, candidate: Candidate) -> int:
     """Everything a candidate holds, stage by stage."""
     c = candidate
-    trial = ledger.add_candidate(c.run, c.problem, c.gpu, c.config, c.parents, c.operator)
-    if c.source:
-        ledger.record_source(trial, c.source)
-        if c.binary:
-            ledger.record_binary(trial, c.source, c.binary)
+    trial = ledger.add_candidate(c.run, c.problem, c.gpu, c.config, c.parents, c.operator, c.source)
+    if c.source and c.binary:
+        ledger.record_binary(trial, c.source, c.binary)
     if c.verdict:
         ledger.record_verdict(trial, c.verdict)
     if c.measurement:
@@ -202,9 +201,8 @@ def test_a_binary_is_found_by_source_options_arch_and_compiler_alone(ledger):
 
 def test_a_second_compile_of_the_same_source_keeps_the_first_binary(ledger):
     run = start_run(ledger)
-    first, second = (ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) for _ in range(2))
+    first, second = (ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None, a_source()) for _ in range(2))
     for trial, took in ((first, 100.0), (second, 900.0)):
-        ledger.record_source(trial, a_source())
         ledger.record_binary(trial, a_source(), a_binary(compile_ms=took))
     assert ledger.candidate(second).binary.compile_ms == ledger.candidate(first).binary.compile_ms == 100.0
 

@@ -25,10 +25,9 @@ from evoengine.errors import UsageError
 from evoengine.ledger import database, runs
 from evoengine.ledger.optuna import study as study_module
 from evoengine.ledger.optuna.study import Projection, add_missing, artifact_store, optuna_storage, rebuild, study_note
-from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import open_ledger
 from evoengine.lineage import Effect
-from evoengine.records import Kind, Outcome
+from evoengine.records import KILLED, Kind, Outcome
 from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
@@ -51,8 +50,7 @@ def noted(study: optuna.Study, trial: int | None = None) -> str:
 
 
 def add_rejected(ledger, run: int) -> int:
-    trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG | {"tile_m": 128}, (1, 2), "crossover")
-    ledger.record_source(trial, a_source("wrong"))
+    trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG | {"tile_m": 128}, (1, 2), "crossover", a_source("wrong"))
     ledger.record_verdict(trial, a_verdict(Outcome.INCORRECT, max_error=0.5))
     ledger.finish(trial, Outcome.INCORRECT, "off by | 1", None, "emulator")
     return trial

@@ -12,12 +12,11 @@ from sqlalchemy import text
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import import_run, read_run
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
-from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
+from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Device, Judged, Kind, Outcome, Rejection
 from evoengine.search import compilers
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.targets import spaces_of, stored_target
@@ -209,7 +208,7 @@ def test_figures_above_the_roofline_are_suspect_whichever_of_them_claims_it(ledg
     for figure in of_all_figures(data):
         figure |= changes
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
-    assert all("is above the" in figure.suspect for d in marked.dossiers for _, figure in d.figures)
+    assert all("is above the" in figure.suspect for d in marked.dossiers for figure in d.figures)
     assert not any(d.candidate.outcome.ranked for d in marked.dossiers)
     import_run(ledger, marked)
     assert ledger.best(PROBLEM, GPU, top=9) == []
@@ -224,7 +223,7 @@ def test_an_imported_figure_is_judged_by_what_its_kernel_multiplies_with(ledger)
         figure["tflops"] = 300.0
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
     scalar = [d for d in marked.dossiers if d.candidate.binary]
-    assert scalar and all("without its tensor cores" in f.suspect for d in scalar for _, f in d.figures)
+    assert scalar and all("without its tensor cores" in f.suspect for d in scalar for f in d.figures)
 
 
 def test_figures_below_it_stay_as_they_are(ledger):
@@ -238,7 +237,7 @@ def test_times_of_baselines_that_were_imported_normalise_nothing_here(ledger):
     import_run(ledger, from_t4(data))
     run = start_run(ledger, device=Device(**vars_of(DEVICE)))
     here = Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0,), POLICY)
-    assert BASELINES[0][1].name == here.name
+    assert BASELINES[0].name == here.name
     ledger.record_baseline(run, here)
     assert ledger.long_run_us(run, here) == 900.0
 

@@ -11,11 +11,10 @@ from operator import getitem
 
 import pytest
 
-from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import IMPORTED, CandidateHistory, RunHistory, import_run, read_run
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
-from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
+from evoengine.records import RUNNING, UNKNOWN_POLICY, Baseline, Candidate, Device, Kind, Outcome, Profile, Run
 from tests.support.ledger_examples import (
     CONFIG,
     GPU,
@@ -43,7 +42,7 @@ RUN = Run(
     7, BEGAN, at(9), "all trials done", GPU, PROBLEM, DEVICE, SPACE.name, SPACE.sha256, SPACE.text, "evolution",
     "tflops,registers", 3, "0.0.9", "elsewhere", 1, "evoengine search",
 )  # fmt: skip
-BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf")), POLICY))]
+BASELINES = [Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf")), POLICY, at(1))]
 PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
@@ -121,23 +120,23 @@ def whole() -> RunHistory:
     ]
     dossiers = [
         CandidateHistory(
-            c, at(n), at(n + 0.5),
-            [(at(n + 0.1), c.verdict)] if c.verdict else [],
-            [(at(n + 0.2), c.measurement)] if c.measurement else [],
+            replace(c, created_at=at(n), finished_at=at(n + 0.5)),
+            [replace(c.verdict, taken_at=at(n + 0.1))] if c.verdict else [],
+            [replace(c.measurement, taken_at=at(n + 0.2))] if c.measurement else [],
             [],
         )
         for n, c in enumerate(finished)
-    ]  # fmt: skip
+    ]
     dossiers[0] = replace(
         dossiers[0],
-        verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
+        verdicts=[replace(a_verdict(Outcome.HUNG), taken_at=at(2)), replace(a_verdict(), taken_at=at(3))],
         figures=[
-            (at(3), estimate),
-            (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})),
-            (at(4.5), sustained),
-            (at(5), final),
+            replace(estimate, taken_at=at(3)),
+            replace(final, terms={"final_of_run": 5.0, "place": 2.0}, taken_at=at(4)),
+            replace(sustained, taken_at=at(4.5)),
+            replace(final, taken_at=at(5)),
         ],
-        profiles=[(at(6), static), (at(7), PROFILE)],
+        profiles=[replace(static, taken_at=at(6)), replace(PROFILE, taken_at=at(7))],
     )
     return RunHistory(RUN, BASELINES, dossiers)
 
@@ -191,6 +190,7 @@ def test_a_round_trip_loses_nothing_but_the_machine_code(exported):
     there = repr(whole().dossiers).replace(f"cubin={a_binary().cubin!r}", "cubin=b''")
     assert repr(back.dossiers) == there  # by repr: nan is no nan's equal
     assert back.baselines == BASELINES
+    assert to_t4(back)["results"] == exported["results"]
     assert back.run == replace(RUN, id=0, host=back.run.host, pid=back.run.pid)
 
 
@@ -205,8 +205,7 @@ def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_pa
 def test_what_comes_in_ranks_as_it_did_and_its_finals_are_numbered_below_0(exported, tmp_path):
     back, trials, ranked = imported_again(tmp_path / "evo.db", exported, runs_before=1)
     assert ranked == [trials[0], trials[6]]
-    figures = [figure for _, figure in back.dossiers[0].figures]
-    assert [f.terms.get("final_of_run") for f in figures] == [None, -2.0, None, -1.0]
+    assert [f.terms.get("final_of_run") for f in back.dossiers[0].figures] == [None, -2.0, None, -1.0]
 
 
 @pytest.mark.parametrize("finals_here", [False, True])
@@ -252,7 +251,8 @@ def test_a_file_of_before_times_profiles_and_all_verdicts_were_kept_is_read(expo
     back, _, _ = imported_again(tmp_path / "evo.db", exported)
     assert (back.run.started_at, back.run.status) == (BEGAN, "imported")
     assert [d.candidate.verdict for d in back.dossiers] == [d.candidate.verdict for d in whole().dossiers]
-    assert begun <= back.dossiers[0].created_at == back.dossiers[0].figures[0][0] == back.baselines[0][0]
+    first = back.dossiers[0]
+    assert begun <= first.candidate.created_at == first.figures[0].taken_at == back.baselines[0].taken_at
 
 
 def test_figures_of_a_file_of_before_policies_have_an_unknown_one_where_they_were_measured(exported, tmp_path):
@@ -261,11 +261,11 @@ def test_figures_of_a_file_of_before_policies_have_an_unknown_one_where_they_wer
     for figure in figures:
         del figure["policy"], figure["normalised_us"]
     back, _, _ = imported_again(tmp_path / "evo.db", exported)
-    read = [figure for dossier in back.dossiers for _, figure in dossier.figures]
+    read = [figure for dossier in back.dossiers for figure in dossier.figures]
     assert {(f.kind, f.policy, f.normalised_us) for f in read} == {
         (Kind.MEASURED, UNKNOWN_POLICY, None), (Kind.ESTIMATED, None, None), (Kind.RECORDED, None, None),
     }  # fmt: skip
-    assert back.baselines[0][1].policy == UNKNOWN_POLICY
+    assert back.baselines[0].policy == UNKNOWN_POLICY
 
 
 T4_INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}

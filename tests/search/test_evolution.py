@@ -11,6 +11,7 @@ from evoengine.records import Config, config_key
 from evoengine.search.samplers import evolution, prior, surrogate
 from evoengine.search.samplers.evolution import (
     LED_WEIGHT,
+    RARITY_EXPONENT,
     STALL_WEIGHT,
     Coverage,
     Evolution,
@@ -206,12 +207,12 @@ def test_a_row_is_as_common_as_its_rarest_pair_of_values():
     coverage = Coverage(knobs)
     prior = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
     coverage.set_pool(prior)
-    assert coverage.pair_coverage().tolist() == [1.0] * 8
+    assert coverage.pair_coverage(np.arange(8)).tolist() == [1.0] * 8
     for many in range(8):
         coverage.add(np.array([0, 0, many, 0, 0], np.int16))
     # of 8 trials spread evenly 2 had each pair; 4 are added to both
     had, had_not = (8 + 4) / (2 + 4), 4 / (2 + 4)
-    assert coverage.pair_coverage() == pytest.approx([had, *[had_not] * 7])
+    assert coverage.pair_coverage(np.arange(8)) == pytest.approx([had, *[had_not] * 7])
 
 
 def test_an_inactive_knob_counts_as_one_more_value(space):
@@ -221,7 +222,8 @@ def test_an_inactive_knob_counts_as_one_more_value(space):
     coverage.set_pool(rows)
     for row in rows[plain]:
         coverage.add(row)
-    assert coverage.pair_coverage()[plain].min() > 1 > coverage.pair_coverage()[~plain].max()
+    of_rows = coverage.pair_coverage(np.arange(len(rows)))
+    assert of_rows[plain].min() > 1 > of_rows[~plain].max()
 
 
 @pytest.mark.parametrize("knobs", [[Knob("a", (*range(9),)), Knob("b", (1, 2))], [Knob("a", (*range(9),))]])
@@ -229,7 +231,20 @@ def test_without_two_knobs_of_few_values_nothing_is_rare(knobs):
     coverage = Coverage(knobs)
     coverage.set_pool(np.zeros((3, len(knobs)), np.int16))
     coverage.add(np.zeros(len(knobs), np.int16))
-    assert coverage.pair_coverage().tolist() == [1.0] * 3
+    assert coverage.pair_coverage(np.arange(3)).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0, -1e-20])
+def test_the_favoured_row_is_the_one_of_the_largest_gain_for_its_rarity(scale):
+    rng = np.random.default_rng(0)
+    pool = np.array([*np.ndindex(3, 4, 2, 4, 9)], np.int16)
+    coverage = Coverage([Knob(name, (*range(n),)) for name, n in zip("abcde", (3, 4, 2, 4, 9), strict=True)])
+    coverage.set_pool(pool)
+    for _ in range(30):
+        coverage.add(pool[rng.choice(len(pool)) // 2])
+        gain = np.where(rng.random(len(pool)) < 0.2, -np.inf, scale * rng.random(len(pool)) ** 8)
+        weighted = gain / coverage.pair_coverage(np.arange(len(pool))) ** RARITY_EXPONENT
+        assert coverage.favoured(gain) == weighted.argmax()
 
 
 def test_scores_lie_between_ranks_and_logarithms():

@@ -56,8 +56,7 @@ def add(ledger, run, space, tflops, fault=GOOD, kind=Kind.ESTIMATED, outcome=Out
     source = render(TARGET, space, config, asset("templates"))
     assert fault[0] in source.text, f"the template has no {fault[0]!r} any more"
     source = replace(source, text=f"{source.text.replace(*fault) if fault[0] else source.text}\n// {tflops}\n")
-    trial = ledger.add_candidate(run, str(PROBLEM), GPU, config, (), "sampler")
-    ledger.record_source(trial, source)
+    trial = ledger.add_candidate(run, str(PROBLEM), GPU, config, (), "sampler", source)
     ledger.record_binary(trial, source, compile_source(source, "sm_90a"))
     ledger.record_measurement(trial, a_figure(tflops, kind))
     verdicts = (short(),) if verdicts is None else verdicts

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import instant
-from evoengine.ledger.runs import Device
 from evoengine.objectives import parse_objectives
+from evoengine.records import Device
 from evoengine.search import identity
 from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity, environment, templates_digest

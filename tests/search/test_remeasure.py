@@ -34,9 +34,8 @@ def search_without_gpu(numbered):
     space, ledger = setting.space, numbered.ledger
     for number in range(6):
         config = {"family": "numbered", "number": number}
-        trial = ledger.add_candidate(run, str(PROBLEM), GPU.key, config, (), "random")
         source = render(TARGET, space, config, numbered.templates)
-        ledger.record_source(trial, source)
+        trial = ledger.add_candidate(run, str(PROBLEM), GPU.key, config, (), "random", source)
         ledger.record_binary(trial, source, faulty_device.compile_task(source, GPU.arch))
         wrong = number == 5
         ledger.record_verdict(trial, Verdict("emulator", Outcome.INCORRECT if wrong else None, None, (), 1.0))

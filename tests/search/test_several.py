@@ -40,9 +40,9 @@ class Two:
         self.number = instant.number_of(self.config)
         source = render(s.target, s.space, self.config, s.templates, fill)
         key = self.identity.key(source, self.config, make_plans(s.space, s.target, self.config))
-        row = (instant.PROBLEM, instant.GPU, self.config, (), None, source, None, key, False)
         self.run = instant.start(self.other, s, lambda line: None).run
-        self.held, _ = self.other.add_claiming(self.run, *row)
+        row = (self.run, instant.PROBLEM, instant.GPU, self.config, (), None, source, None)
+        self.held, _ = self.other.add_claiming(row, key, False)
 
     def search(self, on_change):
         run = instant.start(self.ledger, self.setting, lambda line: None).run

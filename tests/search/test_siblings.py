@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from evoengine.gpu import Gpu, find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
-from evoengine.records import config_key
+from evoengine.records import Device, config_key
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.neighbours import known_figures, match_figures

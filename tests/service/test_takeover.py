@@ -8,9 +8,8 @@ import pytest
 
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
-from evoengine.ledger.runs import KILLED
 from evoengine.ledger.tables import HeartbeatRow
-from evoengine.records import Outcome
+from evoengine.records import KILLED, Outcome
 from evoengine.service.executors import MOST_DEATHS, Executors, Slot, offered
 from evoengine.service.jobs import CANCELLED, DONE, FAILED, QUEUED, RUNNING, WAITING, Fenced, Jobs
 from evoengine.service.tables import ExecutorRow, JobRow

@@ -11,12 +11,12 @@ import torch
 from evoengine.devices.base import KernelCrashed, KernelHung
 from evoengine.devices.cuda import rounds_by_launches
 from evoengine.records import Launch, Outcome
-from evoengine.stages.verify import case_seeds, compare, make_arguments, verify
+from evoengine.stages.verify import by_own_error, case_seeds, compare, make_arguments, verify
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.cases import RISES
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.attention.tensors import TORCH_DTYPES
-from evoengine.workloads.base import Case, Drawn
+from evoengine.workloads.base import Case, Drawn, Tolerance
 from tests.support.exhaustive import each_nth
 
 ATTENTION = find_workload("attention")
@@ -357,6 +357,18 @@ def test_a_row_of_small_outputs_does_not_hide_behind_a_large_one():
     found = compare(ATTENTION, case, drawn, {"o": result}, 1)
     assert not found.correct and found.max_error < found.allowed
     assert found.reason.startswith("error of one row")
+
+
+@pytest.mark.parametrize("short", [(40, 1), (8, 5, 1), (10, 2, 2)])
+def test_rows_of_few_elements_are_judged_together_as_one_may_cancel_to_nothing(short):
+    exact = torch.linspace(1, 2, 40, dtype=torch.float64).view(short)
+    exact.view(-1)[3] = 1e-6  # what is left of sums whose terms are about 1, in float32
+    error, tolerance = torch.full_like(exact, 1e-6), Tolerance(roundings=32)
+    found = by_own_error("", error, exact, torch.zeros_like(exact), 2**-23, tolerance)
+    assert all(bound.error <= bound.allowed for bound in found)
+    error.view(-1)[3] = 1e-5
+    found = by_own_error("", error, exact, torch.zeros_like(exact), 2**-23, tolerance)
+    assert any(bound.error > bound.allowed for bound in found)
 
 
 @pytest.mark.parametrize("wrong", ["diagonal hidden", "diagonal one too far", "aligned to the upper left"])

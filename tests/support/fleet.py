@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from evoengine.devices.driver import GpuDevice
-from evoengine.ledger.runs import Device
+from evoengine.records import Device
 from evoengine.tuning.fleet import GpuFinder
 from evoengine.tuning.ray_cluster import ENVIRONMENT, LOOPBACK
 from tests.support.numbered_search import DEVICE

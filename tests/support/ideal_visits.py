@@ -13,7 +13,7 @@ from evoengine.workloads.attention import cases as attention
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import AnyCase
 from evoengine.workloads.gemm import coverage as gemm
-from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_tiles, split_k
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_tiles, split_k
 
 Row = tuple[int, int, int, int, int, int]
 """block, warp, kind, site, count, true"""

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from alembic.autogenerate import compare_metadata
 from sqlalchemy import MetaData
 
-from evoengine.ledger.runs import Device
 from evoengine.ledger.schema import alembic_context
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
@@ -16,6 +15,7 @@ from evoengine.records import (
     CaseResult,
     Clocks,
     Config,
+    Device,
     Kind,
     Launch,
     LaunchMode,
@@ -92,8 +92,7 @@ def add_ranked(
     parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU, binary: Binary | None = None,
 ) -> int:  # fmt: skip
     """A candidate that went down the whole road."""
-    trial = ledger.add_candidate(run, problem, gpu, config, parents, "sampler")
-    ledger.record_source(trial, a_source(name))
+    trial = ledger.add_candidate(run, problem, gpu, config, parents, "sampler", a_source(name))
     ledger.record_binary(trial, a_source(name), binary or a_binary())
     ledger.record_verdict(trial, a_verdict())
     ledger.record_measurement(trial, figure)

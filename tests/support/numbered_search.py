@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.instant import InstantWorkers
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
+from evoengine.records import Device
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator, single_worker

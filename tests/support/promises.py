@@ -24,12 +24,11 @@ import evoengine
 from evoengine.accuracy.page import Row
 from evoengine.cli.main import evoengine as commands
 from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
 from evoengine.publish.export import export_files
 from evoengine.publish.folder import CHECKSUMS
-from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Kind, Outcome, Profile
+from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Device, Kind, Outcome, Profile
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
@@ -40,10 +39,10 @@ from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
 from evoengine.tuning.ray_cluster import Node
 from evoengine.tuning.setup import register_kernel
+from evoengine.views import jsonable
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
 from evoengine.views.boards import BoardsView, ClusterView, FindingsView, WorkloadsView, cluster_json, findings_json
 from evoengine.views.comparison import RunComparisonView
-from evoengine.views.encoding import jsonable
 from evoengine.views.foreign_kernels import CubinsAnswer, cubins_json
 from evoengine.views.results import (
     MeasuredView,
@@ -247,8 +246,7 @@ def fill(ledger: Ledger) -> None:
     third = add_ranked(ledger, measured, timed, name="timed")
     ledger.record_measurement(third, replace(timed, policy=SUSTAINED, terms={"sm_mhz": 1410.0, "watts": 690.0}))
     add_ranked(ledger, measured, replace(timed, suspect="too fast"), {"n": 0}, "suspect")
-    wrong = ledger.add_candidate(measured, PROBLEM, GPU, {"family": "wmma"}, (third,), "mutation")
-    ledger.record_source(wrong, a_source("wrong"))
+    wrong = ledger.add_candidate(measured, PROBLEM, GPU, {"family": "wmma"}, (third,), "mutation", a_source("wrong"))
     ledger.record_binary(wrong, a_source("wrong"), a_binary())
     ledger.record_verdict(wrong, a_verdict(Outcome.INCORRECT))
     ledger.finish(wrong, Outcome.INCORRECT, "off by 1", None, "emulator")
@@ -268,8 +266,9 @@ def of_other_machines() -> dict[str, Any]:
     pair = Pair(1, PROBLEM, GPU, "NVIDIA H100", "wmma", 2.0, 2.5)
     node = Node("n1", "host", "10.0.0.1", 8, {"h100": 1}, "3.12.1", "0.1.0", "NVRTC 13.0", "no compiler")
     status = ClusterStatus(
-        [node], 8.0, 1.0, 1.0, 1.0, [BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
-        [DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
+        nodes=[node], cpus=8.0, cpus_busy=1.0, gpus=1.0, gpus_busy=1.0,
+        at_work=[BusyGpu("h100", "host", "NVIDIA H100", "GPU-1", "search", "trial 3", 2.0)],
+        searches=[DetachedStatus("search:1", "host", PROBLEM, ("h100",), 3, 60, "trial 3")],
     )  # fmt: skip
     kernel = SimpleNamespace(
         entry="k", arch=90, registers=32, shared_bytes=0, local_bytes=0, parameters=[(0, 8)], max_threads=None,

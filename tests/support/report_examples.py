@@ -25,7 +25,8 @@ def make_ledger(file: Path, text: str = HOSTILE) -> None:
         for n in range(24):
             config = {"family": "mma" if n % 2 else text, "tile_m": 32 * (1 + n % 3), "stages": 1 + n % 4, text: n % 2}
             operator = f"mutation{LED_BY}{text}, the model" if n in (4, 5, 6, 9) else text
-            trial = ledger.add_candidate(run, PROBLEM, "h100", config, (n,) if n else (), operator)
+            source = None if n % 6 == 5 else a_source(f"kernel_{n + 1}")
+            trial = ledger.add_candidate(run, PROBLEM, "h100", config, (n,) if n else (), operator, source)
             if n % 6 == 5:
                 ledger.record_verdict(trial, _verdict(text, 5.0, Outcome.INCORRECT))
                 ledger.finish(trial, Outcome.INCORRECT, text, None, text)
@@ -42,7 +43,6 @@ def make_ledger(file: Path, text: str = HOSTILE) -> None:
 
 
 def _add_ranked(ledger: Ledger, trial: int, us: float, text: str) -> None:
-    ledger.record_source(trial, a_source(f"kernel_{trial}"))
     ledger.record_binary(trial, a_source(f"kernel_{trial}"), a_binary())
     ledger.record_verdict(trial, _verdict(text, 0.1 * us / 40.0, None))
     ledger.record_measurement(

@@ -76,7 +76,7 @@ def test_no_configuration_asks_for_more_shared_memory_than_the_board_has(gate_of
     assert all(screen_launch(launch, gpu) is None for launch in launches)
 
 
-@pytest.mark.parametrize("workload", ["attention", "gemm", "grouped-gemm", "varlen"])
+@pytest.mark.parametrize("workload", ["attention", "gemm", "grouped-gemm", "varlen", "w4a16"])
 @pytest.mark.parametrize("board", ["a10", "l4", "b200", "rtx5090"])
 def test_wgmma_is_left_out_with_its_reason_but_on_hopper(gate_of, board, workload):
     space = gate_of(board, workload).space

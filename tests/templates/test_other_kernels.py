@@ -37,6 +37,7 @@ CASES += more((problem, arch, ALL) for problem in (*PROBLEMS, *PACKED) for arch 
 def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arch, most):
     gate = kernel_gate(problem)
     families = set(gate.space.families) - gate.space.empty_families.keys()
+    families -= {"wgmma"} if arch != "sm_90a" else set()
     by_family = {f: [c for c in gate.space.starts if c["family"] == f][:most] for f in families}
     assert all(by_family.values())
     for config in chain(*by_family.values()):

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
-from evoengine.records import EXECUTOR, Kind, Measurement, Outcome
+from evoengine.records import EXECUTOR, Device, Kind, Measurement, Outcome
 from evoengine.search.finishing import judge_export
 from evoengine.search.identity import kernel_identity
 from evoengine.stages.compile import compile_source

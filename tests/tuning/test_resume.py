@@ -10,10 +10,9 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import RunRow
-from evoengine.records import Outcome
+from evoengine.records import Device, Outcome
 from evoengine.tuning.resume import SearchRequest, begin
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, SPACE, a_figure, add_ranked, start_run
 

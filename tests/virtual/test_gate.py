@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
-from evoengine.views.encoding import SCHEMA
+from evoengine.views import SCHEMA
 from evoengine.views.foreign_kernels import triton_answer
 from evoengine.workloads.triton_kernel import read_host
 from tests.support.documents import blocks

@@ -94,6 +94,17 @@ def test_a_product_that_is_repeated_is_the_same_until_something_changes(gpu):
     assert not (a @ b).any()
 
 
+def test_products_of_fp16_are_added_up_in_fp32_and_have_gradients(gpu):
+    a, b = torch.randn(64, 512).half(), torch.randn(512, 32).half()
+    exact = a.float() @ b.float()
+    assert torch.equal(a @ b, exact.half()) and torch.equal(torch.addmm(b[:1], a, b), (exact + b[:1]).half())
+    assert torch.equal(torch.nn.functional.linear(a, b.T), exact.half())
+    weights = b.clone().requires_grad_()
+    (a @ weights).float().sum().backward()
+    assert weights.grad is not None and weights.grad.dtype == torch.float16
+    assert torch.allclose(weights.grad, a.float().sum(0)[:, None].expand(512, 32).half(), atol=2e-2)
+
+
 def test_torch_compile_finds_what_it_knows_of_torch(gpu):
     assert torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 

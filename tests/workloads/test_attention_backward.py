@@ -34,8 +34,8 @@ FULL = "attention-backward:b1,h2,s200,d64,fp16"
 CAUSAL = "attention-backward:b1,h4,sq90,sk150,d64,bf16,causal,kv2"
 ATOMIC = {"family": "mma", "tile_m": 32, "tile_n": 64, "warps": 4, "stages": 2, "dq": "atomic", "layout": "swizzle", "min_blocks": 1}  # fmt: skip
 PASS, BULK = {**ATOMIC, "dq": "second_pass"}, {**ATOMIC, "dq": "bulk"}
-WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 128, "stages": 2, "dq": "bulk", "ds_stages": 2, "min_blocks": 1}
-ONE_DS = {**WGMMA, "ds_stages": 1}
+WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 128, "stages": 2, "dq": "bulk", "ds_stages": 2, "split_q": 1, "min_blocks": 1}  # fmt: skip
+ONE_DS, SPLIT = {**WGMMA, "ds_stages": 1}, {**WGMMA, "split_q": 2}
 SCALAR = {"family": "scalar", "tile_m": 16, "tile_n": 16, "warps": 8}
 
 # ── what the kernels compute ────────────────────────────────────────────────────────────────────────────────────────
@@ -62,6 +62,8 @@ def judged(gate: KernelGate, config, old: str = "", new: str = "", seed: int = 7
                 (CAUSAL, PASS),
                 (FULL, WGMMA),
                 (FULL, ONE_DS),
+                (FULL, SPLIT),
+                (CAUSAL, {**SPLIT, "tile_n": 64, "split_q": 4}),
                 (FULL, SCALAR),
                 (CAUSAL, SCALAR),
             ]
@@ -147,6 +149,14 @@ FAULTS = [
     ("wgmma: products never committed", WGMMA, FULL, "    wgmma_commit();\n}", "}"),
     ("wgmma: a buffer filled while it is read", WGMMA, FULL, "tiles.walked.acquire(step);", "arrive_expect_tx(tiles.walked.full_of(step), 2 * Walked::BYTES + PAIR * sizeof(float));"),
     ("wgmma: a step's tile read before it is there", WGMMA, FULL, "        tiles.walked.wait(step);", "        //"),
+    ("wgmma: sums of other blocks read before they are there", SPLIT, FULL, "leave_rows(sum_v, sums_v);\n    cluster_sync();", "cluster_sync();\n    leave_rows(sum_v, sums_v);"),
+    ("wgmma: a block that ends while others read its sums", SPLIT, FULL, "    cluster_sync();  // another block may still read sums here\n", ""),
+    ("wgmma: the last block's sums left out", SPLIT, FULL, "block < SPLIT_Q; ++block", "block < SPLIT_Q - 1; ++block"),
+    ("wgmma: own sums in place of another block's", SPLIT, FULL, "read_four_at(block, ", "read_four_at(cluster_rank(), "),
+    ("wgmma: the first rows of a tile stored by all blocks", SPLIT, FULL, "row = cluster_rank() * ROWS + i / FOURS", "row = i / FOURS"),
+    ("wgmma: all blocks begin with the first query", SPLIT, FULL, "first_step = min(all, int(cluster_rank()) * part)", "first_step = 0"),
+    ("wgmma: the last step of each block left out", SPLIT, FULL, "steps = min(all - first_step, part)", "steps = min(all - first_step, part) - (all > part)"),
+    ("wgmma: scale left out of summed dK", SPLIT, FULL, "store_sums(sums_k, scale,", "store_sums(sums_k, 1.0f,"),
     ("wgmma: K read before it is there", WGMMA, FULL, "    tiles.owned.wait(0);", "    //"),
     ("wgmma: barriers not fenced", WGMMA, FULL, "        barrier_init_fence();\n", ""),
     ("wgmma: sums of dQ overwritten before they were read", WGMMA, FULL, "if (lane() == 0) bulk_add_read();", ""),

@@ -7,7 +7,7 @@ import torch
 
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.rowwise.workload import OPERATORS
+from evoengine.workloads.rowwise import OPERATORS
 from tests.support.exhaustive import more
 
 MAIN_OUTPUT = {"gemm": "c", "w4a16": "c", "rms_norm": "y", "convolution": "output"}

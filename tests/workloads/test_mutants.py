@@ -20,7 +20,7 @@ NAMES = (
     "attention-backward/scalar", "attention-backward/wgmma", "convolution/direct", "convolution/shared", "decode/last_block",
     "decode/two_kernels", "gemm/mma", "gemm/wgmma", "grouped-gemm/mma", "grouped-gemm/wgmma", "rms_norm/block", "rms_norm/warp",
     "rowwise/block", "rowwise/cluster", "rowwise/warp",
-    "varlen/mma", "varlen/wgmma", "w4a16/mma", "starter folder",
+    "varlen/mma", "varlen/wgmma", "w4a16/mma", "w4a16/wgmma", "starter folder",
 )  # fmt: skip
 CASES = [pytest.param(name, seed, id=f"{name}-{seed}") for name in NAMES for seed in (1, 2, 3)]
 

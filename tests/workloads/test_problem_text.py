@@ -6,9 +6,9 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem, workloads
-from evoengine.workloads.convolution.workload import ConvolutionProblem
+from evoengine.workloads.convolution import ConvolutionProblem
 from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.rms_norm.workload import RmsNormProblem
+from evoengine.workloads.rms_norm import RmsNormProblem
 
 WRITTEN = {
     "gemm:m4096,n512,k64,fp16": GemmProblem(4096, 512, 64, "fp16"),

@@ -7,7 +7,7 @@ import torch
 
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.rms_norm.workload import EPS
+from evoengine.workloads.rms_norm import EPS
 from tests.support.exhaustive import more, representatives
 
 BF16, FP16, FP32 = (f"rms_norm:rows4096,hidden4096,{dtype}" for dtype in ("bf16", "fp16", "fp32"))

@@ -11,7 +11,7 @@ from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.rowwise.workload import OPERATORS, RowwiseProblem
+from evoengine.workloads.rowwise import OPERATORS, RowwiseProblem
 from tests.support.exhaustive import more, representatives
 from tests.support.kernel_gate import execute
 from tests.support.machine_code import require_tools

@@ -82,12 +82,47 @@ FAULTS = [
     ("a stream: steps behind the last tile", DECODE, STREAM, "at + STREAM_STEPS < all ? at + STREAM_STEPS : all;", "at + STREAM_STEPS;"),
     ("a stream: a whole tile's sums not cleared before the next", DECODE, STREAM, "    for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll\n    for (int i = 0; i < STAGES - 1", "    if (stream.at == (long long)blockIdx.x * STREAM_STEPS) for (int i = 0; i < STRIPES; ++i) acc[i].clear();\n#pragma unroll\n    for (int i = 0; i < STAGES - 1"),
 ]  # fmt: skip
+SHORT = {"family": "wgmma", "tile_m": 64}
+WIDE = {"family": "wgmma", "tile_m": 64, "tile_n": 128, "consumers": 1, "schedule": "none"}
+PARTS = {"family": "wgmma", "split_k": 2}
+BESIDE = {"family": "wgmma", "cluster": "1x2"}
+PERSISTENT = {"family": "wgmma", "schedule": "persistent"}
+RAGGED = "w4a16:m300,n520,k1056,bf16,g32,zeros,bias"
+FULL, MEDIUM = "w4a16:m4096,n4096,k1024,fp16,zeros", "w4a16:m256,n4096,k4096,fp16,zeros"
+FAULTS += [
+    ("wgmma: zero point of the column beside", MEDIUM, WIDE, "zeros[row] >> 4 * j & 15", "zeros[row] >> 4 * (j ^ 1) & 15"),
+    ("wgmma: zero points of the column's neighbours", RAGGED, WIDE, "zeros + before / 2", "(zeros + before / 2 - 1)"),
+    ("wgmma: scales of two columns exchanged", MEDIUM, WIDE, "word[j / 2], j % 2,", "word[j / 2], 1 - j % 2,"),
+    ("wgmma: scales of a step's first group", RAGGED, SHORT, "raw.scales[row]", "raw.scales[0]"),
+    ("wgmma: scales of the step before", RAGGED, SHORT, "raw = scales.read(i + 2);", "raw = scales.read(i + 1);"),
+    ("wgmma: scales of the tile's first group in blocks that begin later", MEDIUM, PARTS, "(first_k + i * TILE_K) / GROUP", "i * TILE_K / GROUP"),
+    ("wgmma: scales behind the last group read", RAGGED, SHORT, "group + row < groups", "group + row <= groups"),
+    ("wgmma: scales behind the last column read", RAGGED, SHORT, "col < n ? k / GROUP : 0", "k / GROUP"),
+    ("wgmma: scales of the first tile", FULL, PERSISTENT, "{scales + col,", "{scales + own,"),
+    ("wgmma: weights of another lane", MEDIUM, WIDE, "lane() % 4 * 0x1111u", "lane() % 4 / 2 * 0x1111u"),
+    ("wgmma: weights of the first of two words", RAGGED, SHORT, "+ 0x400u", ""),
+    ("wgmma: words exchanged along k", MEDIUM, WIDE, "deep % 2 * 2 + j % 2]", "(1 - deep % 2) * 2 + j % 2]"),
+    ("wgmma: columns of a stripe as the accumulator has them", MEDIUM, WIDE, "+ lane() / 4 * EACH", "+ lane() / 4"),
+    ("wgmma: both numbers behind ones alike", MEDIUM, WIDE, "two_of(0x2c003c00u)", "two_of(0x3c003c00u)"),
+    ("wgmma: two columns of C exchanged", MEDIUM, WIDE, "finish_pair(acc[s].d[i], acc[s].d[i + 2]", "finish_pair(acc[s].d[i + 2], acc[s].d[i]"),
+    ("wgmma: bias of the column beside", RAGGED, SHORT, "to.bias_of(col + j)", "to.bias_of(col + (j ^ 1))"),
+    ("wgmma: a row too many", RAGGED, SHORT, "row < m &&", "row <= m &&"),
+    ("wgmma: weights widened over those of running products", MEDIUM, WIDE, "wgmma_wait<STRIPES>();  //", "wgmma_wait<2 * STRIPES>();  //"),
+    ("wgmma: a buffer released that products still read", MEDIUM, SHORT, "if (i > 0) tiles.release(i - 1);", "tiles.release(i);"),
+    ("wgmma: words read before they are there", MEDIUM, SHORT, "tiles.wait(i + 1);", ""),
+    ("wgmma: words of the next columns", MEDIUM, SHORT, "work.first_col, k / 8)", "work.first_col + 4, k / 8)"),
+    ("wgmma: rows of A that the other block brings twice", FULL, BESIDE, "tiles.full_of(i), work.first_row, k)", "tiles.full_of(i), work.first_row + 8, k)"),
+    ("wgmma: the other block's buffer released by half of its readers", FULL, BESIDE, "CLUSTER * consumer_warps", "consumer_warps"),
+    ("wgmma: a tile's buffers counted from the beginning", FULL, PERSISTENT, "            tiles.advance(work.steps);\n            store", "            store"),
+    ("wgmma: sums of the second block lost", MEDIUM, PARTS, "block < SPLIT_K; ++block", "block < SPLIT_K - 1; ++block"),
+]  # fmt: skip
 PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = (
     "zero point of the column beside",
     "elements along k paired as they lie",
     "a count of blocks that stays raised",
     "a stream: the first tile",
+    "wgmma: weights of another lane",
 )
 """one of layouts, of products and of blocks that share a tile; the others run with `make test-all`"""
 
@@ -104,7 +139,9 @@ def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
         (DECODE, SPLIT),
         (DECODE, STREAM),
         (SMALL_GROUPS, DEEP),
+        (RAGGED, SHORT),
         *more([(SYMMETRIC, SPLIT), (MANY_ROWS, WHOLE), (MANY_ROWS, GROUPED)]),
+        *more([(MEDIUM, WIDE), (MEDIUM, PARTS), (FULL, BESIDE), (FULL, PERSISTENT)]),
     ],
 )
 def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem, wanted):
@@ -134,11 +171,30 @@ def test_a_valid_configuration_passes(kernel_gate, number):
     assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
 
 
+WGMMA_DRAWN = [
+    "w4a16:m1000,n776,k1056,bf16,g32,zeros,bias_silu", "w4a16:m4096,n4096,k4096,fp16,zeros", "w4a16:m60,n520,k2048,fp16,g64,relu",
+    "w4a16:m256,n4096,k4096,bf16", "w4a16:m3000,n1032,k544,fp16,g32,bias",
+]  # fmt: skip # a list
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(25))
+def test_a_valid_configuration_by_wgmma_passes(kernel_gate, number):
+    gate = kernel_gate(WGMMA_DRAWN[number % len(WGMMA_DRAWN)])
+    config = next(c for c in gate.draw(100, seed=number) if c["family"] == "wgmma")
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
+
+
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("gpu", "problem", "wanted"),
     [
+        ("h100", RAGGED, SHORT),
+        ("h100", MEDIUM, PARTS),
+        ("h100", FULL, BESIDE),
+        ("h100", FULL, PERSISTENT),
         ("h100", DECODE, SPLIT),
         ("h100", DECODE, STREAM),
         ("a100", SMALL_GROUPS, {}),

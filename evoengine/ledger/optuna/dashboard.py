@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from optuna.storages import RDBStorage
 
-from evoengine.ledger.optuna.schema import delete_study
-from evoengine.ledger.optuna.study import Projection, run_domains, study_name, trial_counts
+from evoengine.ledger.optuna.study import rebuild, run_domains, study_name, trial_counts
 from evoengine.ledger.read import Trial
 from evoengine.ledger.store import Ledger
 from evoengine.records import Kind
@@ -35,7 +34,8 @@ def summarise_large_studies(storage: RDBStorage, ledger: Ledger, most: int = MOS
             if counts.get(name, 0) > most:
                 listed = ledger.trials(run=run.id, ranked=True)
                 ranked = [t for t in listed if t.measurement and t.measurement.kind is kind]
-                _write(storage, ledger, run.id, kind, choose(ranked, finished[run.id], most))
+                chosen, domains = choose(ranked, finished[run.id], most), run_domains(ledger, run.id)
+                rebuild(storage, ledger, run.id, kind, domains, trials=chosen, suffix=SUMMARY)
                 written.append(name + SUMMARY)
     return written
 
@@ -67,11 +67,3 @@ def _leading(ranked: Iterable[Trial]) -> list[Trial]:
 def _time(trial: Trial) -> tuple[bool, float]:
     assert trial.measurement is not None
     return trial.measurement.rank_key
-
-
-def _write(storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, trials: Sequence[int]) -> None:
-    with storage.engine.begin() as connection:
-        delete_study(connection, study_name(ledger, run, kind) + SUMMARY)
-    projection = Projection(storage, ledger, run, kind, run_domains(ledger, run), SUMMARY)
-    projection.fill(trials, lambda done: None)
-    projection.summarise()

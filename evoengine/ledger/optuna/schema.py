@@ -12,20 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    MetaData,
-    Table,
-    column,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    table,
-    update,
-)
+import sqlalchemy as sa
 
 from evoengine.errors import UsageError
 
@@ -38,25 +25,13 @@ WRITTEN_REVISION = "v3.2.0.a"
 """of the schema that `insert_trials` writes; a test holds that it is the installed Optuna's"""
 
 TABLES = frozenset(
-    {
-        "alembic_version",
-        "studies",
-        "study_directions",
-        "study_system_attributes",
-        "study_user_attributes",
-        "trial_heartbeats",
-        "trial_intermediate_values",
-        "trial_params",
-        "trial_system_attributes",
-        "trial_user_attributes",
-        "trial_values",
-        "trials",
-        "version_info",
-    }
+    "alembic_version version_info studies study_directions study_system_attributes study_user_attributes trials"
+    " trial_heartbeats trial_intermediate_values trial_params trial_system_attributes trial_user_attributes"
+    " trial_values".split()
 )
 VERSION_TABLE = "alembic_version"
-_STUDIES = table("studies", column("study_id"), column("study_name"))
-_TRIALS = table("trials", column("trial_id"), column("study_id"))
+_STUDIES = sa.table("studies", sa.column("study_id"), sa.column("study_name"))
+_TRIALS = sa.table("trials", sa.column("trial_id"), sa.column("study_id"))
 _OF_TRIAL = tuple(sorted(name for name in TABLES if name.startswith("trial_")))
 """tables whose rows name a trial"""
 _OF_STUDY = ("trials", *sorted(name for name in TABLES if name.startswith("study_")), "studies")
@@ -97,12 +72,12 @@ def _installed_revisions() -> list[str]:
     return [newest, *(revision for revision in storage.get_all_versions() if revision != newest)]
 
 
-def declared_tables() -> list[Table]:
+def declared_tables() -> list[sa.Table]:
     """Return the tables that a new storage of the installed Optuna has, without `VERSION_TABLE`."""
     # slow to import, and a database without studies does without
     from optuna.storages._rdb import models
 
-    declared: MetaData = models.BaseModel.metadata
+    declared: sa.MetaData = models.BaseModel.metadata
     return declared.sorted_tables
 
 
@@ -111,33 +86,33 @@ def study_prefix(run: int) -> str:
     return f"run {run} · "
 
 
-def delete_studies(connection: Connection, run: int) -> None:
+def delete_studies(connection: sa.Connection, run: int) -> None:
     """Take the studies of a run and their trials out of Optuna's tables, in the present transaction."""
     _delete(connection, _STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
 
 
-def delete_study(connection: Connection, name: str) -> None:
+def delete_study(connection: sa.Connection, name: str) -> None:
     """As `delete_studies`, of one by its whole name."""
     _delete(connection, _STUDIES.c.study_name == name)
 
 
-def _delete(connection: Connection, named: ColumnElement[bool]) -> None:
-    if "studies" not in inspect(connection).get_table_names():
+def _delete(connection: sa.Connection, named: sa.ColumnElement[bool]) -> None:
+    if "studies" not in sa.inspect(connection).get_table_names():
         return
-    studies = connection.scalars(select(_STUDIES.c.study_id).where(named)).all()
+    studies = connection.scalars(sa.select(_STUDIES.c.study_id).where(named)).all()
     if not studies:
         return
-    trials = select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id.in_(studies))
+    trials = sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id.in_(studies))
     for name in _OF_TRIAL:
-        of_trial = table(name, column("trial_id"))
-        connection.execute(delete(of_trial).where(of_trial.c.trial_id.in_(trials)))
+        of_trial = sa.table(name, sa.column("trial_id"))
+        connection.execute(sa.delete(of_trial).where(of_trial.c.trial_id.in_(trials)))
     for name in _OF_STUDY:
-        of_study = table(name, column("study_id"))
-        connection.execute(delete(of_study).where(of_study.c.study_id.in_(studies)))
+        of_study = sa.table(name, sa.column("study_id"))
+        connection.execute(sa.delete(of_study).where(of_study.c.study_id.in_(studies)))
 
 
 def insert_trials(
-    connection: Connection,
+    connection: sa.Connection,
     study: int,
     trials: Sequence[tuple[StudyTrial, Mapping[str, float], Mapping[str, str]]],
     distributions: Mapping[str, BaseDistribution],
@@ -154,8 +129,8 @@ def insert_trials(
 
     whole = models.TrialModel.__table__
     # locks the study until the end of the transaction: no other process takes the same numbers
-    connection.execute(update(_STUDIES).where(_STUDIES.c.study_id == study).values(study_name=_STUDIES.c.study_name))
-    held = connection.scalar(select(func.count()).select_from(whole).where(whole.c.study_id == study)) or 0
+    connection.execute(sa.update(_STUDIES).where(_STUDIES.c.study_id == study).values(study_name=_STUDIES.c.study_name))
+    held = connection.scalar(sa.select(sa.func.count()).select_from(whole).where(whole.c.study_id == study)) or 0
     numbers = range(held, held + len(trials))
     rows = [
         {
@@ -168,7 +143,7 @@ def insert_trials(
         for number, (t, *_) in zip(numbers, trials, strict=True)
     ]
     _insert(connection, whole, rows)
-    written = select(whole.c.trial_id).where(whole.c.study_id == study, whole.c.number.in_(numbers))
+    written = sa.select(whole.c.trial_id).where(whole.c.study_id == study, whole.c.number.in_(numbers))
     ids = connection.scalars(written.order_by(whole.c.number)).all()
     stated = {knob: distribution_to_json(distribution) for knob, distribution in distributions.items()}
     values, params, attributes, system = [], [], [], []
@@ -188,9 +163,9 @@ def insert_trials(
     _insert(connection, models.TrialSystemAttributeModel.__table__, system)
 
 
-def _insert(connection: Connection, into: Table, rows: list[dict[str, Any]]) -> None:
+def _insert(connection: sa.Connection, into: sa.Table, rows: list[dict[str, Any]]) -> None:
     if rows:
-        connection.execute(insert(into), rows)
+        connection.execute(sa.insert(into), rows)
 
 
 def _naive(moment: datetime | None) -> datetime | None:

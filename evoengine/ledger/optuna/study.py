@@ -45,14 +45,13 @@ from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, require_schema, study_prefix
 from evoengine.ledger.read import Trial, read_numbered
 from evoengine.ledger.rows import Reading, batches, last_verdicts, most_trusted_kind, to_verdict
-from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.paths import default_database
-from evoengine.records import Config, Kind, Outcome, Value
+from evoengine.records import RUNNING, Config, Kind, Outcome, Value
 from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
@@ -134,7 +133,7 @@ class Projection:
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self._known_places: dict[tuple[str, type, Value], float] = {}
         self.name = study_name(ledger, run, kind) + suffix
-        self._objectives = stored_objectives(_described(ledger, run).objectives)
+        self._objectives = stored_objectives(ledger.run(run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
         self._waiting: list[int] = []
@@ -152,7 +151,7 @@ class Projection:
                 load_if_exists=True,
                 directions=[o.direction for o in self._objectives],
             )
-            study.set_metric_names([_metric(o, kind) for o in self._objectives])
+            study.set_metric_names([f"{o.title} ({kind})" if o.timed else o.title for o in self._objectives])
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
@@ -207,7 +206,7 @@ class Projection:
         Trials whose gate was not finished are added once the run has ended: until then they may still be ranked.
         """
         try:
-            self._run_ended = _described(self._ledger, self._run).status != RUNNING
+            self._run_ended = self._ledger.run(self._run).status != RUNNING
             known = self._storage.get_all_trials(self._study_id, deepcopy=False)
             finished = self._ledger.finished_trials(self._run).get(self._run, [])
         except PROJECTING as error:
@@ -279,13 +278,18 @@ def rebuild(
     kind: Kind,
     domains: Mapping[str, Sequence[Value]],
     on_done: Callable[[int], None] = lambda done: None,
+    *,
+    trials: Sequence[int] | None = None,
+    suffix: str = "",
 ) -> Projection:
-    """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes."""
-    name = study_name(ledger, run, kind)
+    """Make the study of a run again, from the ledger alone; an old one goes, with what was typed into its notes.
+
+    It has the finished `trials`, or all that the run has. `suffix` ends its name.
+    """
     with storage.engine.begin() as connection:
-        delete_study(connection, name)
-    projection = Projection(storage, ledger, run, kind, domains)
-    projection.fill(ledger.finished_trials(run).get(run, []), on_done)
+        delete_study(connection, study_name(ledger, run, kind) + suffix)
+    projection = Projection(storage, ledger, run, kind, domains, suffix)
+    projection.fill(ledger.finished_trials(run).get(run, []) if trials is None else trials, on_done)
     projection.summarise()
     return projection
 
@@ -351,17 +355,9 @@ def _one_line(error: Exception) -> str:
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
-    described = _described(ledger, run)
+    described = ledger.run(run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
     return plain(f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}")
-
-
-def _described(ledger: Ledger, run: int) -> Run:
-    return next(r for r in ledger.runs() if r.id == run)
-
-
-def _metric(objective: Objective, kind: Kind) -> str:
-    return f"{objective.title} ({kind})" if objective.timed else objective.title
 
 
 def study_note(found: Sequence[Effect]) -> str:

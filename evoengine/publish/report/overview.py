@@ -13,11 +13,10 @@ from sqlalchemy.orm import Session, joinedload
 from evoengine.ledger.ranking import Timed, read_times
 from evoengine.ledger.read import Trial, read_trials
 from evoengine.ledger.rows import batches, from_json_number, numbers_from_json, to_baseline, to_run
-from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Effect, effects
-from evoengine.records import EXECUTOR, PENDING, Baseline, Candidate, Kind, Outcome
+from evoengine.records import EXECUTOR, PENDING, Baseline, Candidate, Kind, Outcome, Run
 
 MOST_TRIALS = 20_000
 """that are drawn, the last ones"""

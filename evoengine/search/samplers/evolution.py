@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -28,14 +28,17 @@ from scipy.special import ndtr, ndtri
 from evoengine.objectives import Direction
 from evoengine.records import LED_BY, Config
 from evoengine.search.samplers import Asked
-from evoengine.search.samplers.prior import Mean, Pool, Prior, Space, Trust, fit_mean
+from evoengine.search.samplers.prior import MODEL, Mean, Pool, Prior, Space, Trust, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate, find_products
 from evoengine.space.definition import Knob
 
 MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
 PRIOR_FREE = 8
-"""of so many proposals one ignores the prior, first the fourth: a wrong one costs three trials at first"""
+"""of so many proposals one ignores the prior, first the third: a wrong one costs two trials at first"""
+TIED, N_TIED = 0.1, 32
+"""logarithm of the factor within which predictions say nothing of the order, as they err by as much; the largest number
+of rows compared"""
 N_ELITES = 8
 REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
@@ -46,7 +49,7 @@ FIRST_ROWS = 256
 MAX_FRONT_TRIALS = 512
 """number of the best trials, and of the latest, among which Pareto fronts are sought"""
 RARITY_EXPONENT = 3
-"""power of a candidate's pair coverage by which its expected improvement is divided"""
+"""power of the coverage of a candidate's rarest pair by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
 """share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
 PRODUCT_AFTER = 32
@@ -250,15 +253,25 @@ class Evolution:
         return self._through - (self._through_by_prior if self._dropped else 0) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
-        """Return the open row that the prior expects to be fastest, and the sources that know it.
+        """Return an open row that the prior expects to be fastest, and the sources that know it.
 
-        The row is None if the prior knows none, or was wrong too often.
+        Of those that a model predicts to be about as fast it is the one that differs most from all trials: what one has
+        in common with a trial that disappointed, it may be slow for as well. The row is None if the prior knows none,
+        or was wrong too often.
         """
         if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
             return None, ()
-        rows: Iterable[np.ndarray] = self._prior.fastest(len(self._places) + 1)
-        row = next((row for row in rows if row.tobytes() not in self._places), None)
-        return row, () if row is None else self._prior.knowing(row)
+        fastest = self._prior.fastest(len(self._places) + N_TIED)
+        rows = fastest[[row.tobytes() not in self._places for row in fastest]]
+        if not len(rows):
+            return None, ()
+        if (knowing := self._prior.knowing(rows[0])) != (MODEL,):
+            return rows[0], knowing
+        predicted = self._prior.log_us(rows)[-1]
+        rows = rows[predicted <= predicted[0] + TIED]
+        changed = (rows[:, None] != self._tried).sum(2).min(1, initial=len(self._space.knobs))
+        row = rows[changed.argmax()]
+        return row, self._prior.knowing(row)
 
     def _most_promising_row(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
         """Return the candidate with the largest expected improvement, weighted by rarity, and the sources it follows.
@@ -276,11 +289,8 @@ class Evolution:
         believed: tuple[str, ...] = ()
         if (led := self._predict_led()) is not None and self._follows_prior():
             mean, deviation, believed = led.mean, led.deviation, led.sources
-        gain = (
-            expected_improvement(mean, deviation, np.nanmax(targets))
-            / self._coverage.pair_coverage() ** RARITY_EXPONENT
-        )
-        best = int(np.where(self._proposable(own=not believed), gain, -1.0).argmax())
+        gain = expected_improvement(mean, deviation, np.nanmax(targets))
+        best = self._coverage.favoured(np.where(self._proposable(own=not believed), gain, -np.inf))
         if led is not None:
             ways = (led.mean, led.deviation), plain
             forecasts = [(float(m[best]), float(d[best])) for m, d in ways]
@@ -310,7 +320,7 @@ class Evolution:
         return _Led(prior.pool + prior.deviation * mean, prior.deviation * deviation, sources)
 
     def _is_prior_free(self) -> bool:
-        return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 1
+        return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 2
 
     def _follows_prior(self) -> bool:
         """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
@@ -356,6 +366,8 @@ class Evolution:
         model.surrogate.fit(rows, targets, self._pool.rows)
 
     def _breed(self) -> None:
+        if self._bred and self._pool.whole:
+            return
         expected = () if self._prior is None else self._prior.fastest(N_PRIOR_ROWS)
         self._pool.breed(self._rows[self._elites()], expected)
         self._coverage.set_pool(self._pool.rows)
@@ -510,20 +522,30 @@ class Coverage:
         for share, cells in zip(self._share, self._pool_cells, strict=True):
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
-    def pair_coverage(self) -> np.ndarray:
-        """Return for each row [n] the least coverage of its pairs of values.
+    def pair_coverage(self, some: np.ndarray) -> np.ndarray:
+        """Return for some rows of the pool [some] the least coverage of their pairs of values.
 
         A pair's coverage is the number of trials with it, divided by the number if trials were spread evenly. It is
         below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without pairs.
         """
-        even = self._tried.sum(1, keepdims=True) * self._share
-        ratio = (self._tried + PRIOR) / (even + PRIOR)
-        if not len(ratio):
-            return np.ones(self._pool_cells.shape[1])
-        least: np.ndarray = ratio[0][self._pool_cells[0]]
-        for of_pair, cells in zip(ratio[1:], self._pool_cells[1:], strict=True):
-            np.minimum(least, of_pair[cells], out=least)
+        least = np.full(len(some), np.inf if len(self._pairs) else 1.0)
+        for of_pair, cells in zip(self._ratio(), self._pool_cells, strict=True):
+            np.minimum(least, of_pair[cells[some]], out=least)
         return least
+
+    def favoured(self, gain: np.ndarray) -> int:
+        """Return the row of the pool whose gain [n], divided by its pair coverage to RARITY_EXPONENT, is largest."""
+        some, first = np.arange(len(gain)), int(gain.argmax())
+        lead = gain[first] / self.pair_coverage(some[[first]])[0] ** RARITY_EXPONENT
+        if lead > 0:  # the gain of most rows is so small that no rarity makes up for it
+            some = np.flatnonzero(gain >= 0.999 * lead * self._ratio().min(initial=1.0) ** RARITY_EXPONENT)
+        return int(some[(gain[some] / self.pair_coverage(some) ** RARITY_EXPONENT).argmax()])
+
+    def _ratio(self) -> np.ndarray:
+        """Return the coverage of each cell [pairs, cells]."""
+        even = self._tried.sum(1, keepdims=True) * self._share
+        ratio: np.ndarray = (self._tried + PRIOR) / (even + PRIOR)
+        return ratio
 
     def _cells(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each row for every pair of knobs [pairs, n]."""

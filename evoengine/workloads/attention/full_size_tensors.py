@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from evoengine.devices.base import DTYPE_BYTES, TensorArgument, TensorMapArgumen
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.full_size import FullCase, choose_blocks
-from evoengine.workloads.attention.problem import OUTPUT, AttentionProblem, parameters
+from evoengine.workloads.attention.problem import LSE, OUTPUT, AttentionProblem, parameters
 from evoengine.workloads.attention.tensors import TORCH_DTYPES, AttentionTensors
 from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
 
@@ -47,6 +47,7 @@ class AttentionFullSize(FullSize[FullCase]):
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
         tiles: list[tuple[int, int, np.ndarray]] = []
+        lse: dict[tuple[int, int], np.ndarray] = {}
         blocks = math.prod(asked.launch.grid)
         for chosen, one in zip(asked.blocks, traces, strict=True):
             if chosen.ends and one.given_up:
@@ -66,8 +67,11 @@ class AttentionFullSize(FullSize[FullCase]):
                         f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}"
                     )
                 owners[head, tile] = one.block
+                if case.problem.lse:
+                    first = head * case.problem.seq_q + tile * int(case.config["tile_m"])
+                    lse[head, tile] = _floats(one.pages[LSE], first, len(rows))
                 tiles.append((head, tile, rows))
-        return list(_parts(case, asked, tiles))
+        return list(_parts(case, asked, tiles, lse))
 
 
 def _pool(case: FullCase, seed: int) -> Pool:
@@ -107,6 +111,16 @@ def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarr
             raise WrongBlock(f"block {one.block} wrote tile {tile} of the rows of head {head} in part")
 
 
+def _floats(pages: Sequence[tuple[int, np.ndarray]], first: int, count: int) -> np.ndarray:
+    """Return elements of an output in float32 of which pages were written, NaN where none was."""
+    found = np.full(4 * count, 0xFF, np.uint8)
+    for offset, data in pages:
+        begin, end = max(offset, 4 * first), min(offset + len(data), 4 * (first + count))
+        if begin < end:
+            found[begin - 4 * first : end - 4 * first] = data[begin - offset : end - offset]
+    return found.view(np.float32)
+
+
 def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, bits [rows, head_dim_v]) of each run of consecutive pages."""
     row, at = 2 * head_dim_v, 0
@@ -122,8 +136,13 @@ def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[
         at = end
 
 
-def _parts(case: FullCase, asked: BlockLaunch, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
-    """Yield the tiles grouped by their numbers of rows and of visible keys."""
+def _parts(
+    case: FullCase,
+    asked: BlockLaunch,
+    tiles: Sequence[tuple[int, int, np.ndarray]],
+    lse: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[WrittenPart]:
+    """Yield the tiles grouped by their numbers of rows and of visible keys, with the LSE of those that have it."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     alike: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
     for head, tile, rows in tiles:
@@ -141,7 +160,10 @@ def _parts(case: FullCase, asked: BlockLaunch, tiles: Sequence[tuple[int, int, n
         firsts = [head // group * p.seq_k for head, _, _ in found]
         inputs = {"q": q, "k": part(_K, firsts, keys, p.head_dim), "v": part(_V, firsts, keys, p.head_dim_v)}
         result = _from_bits(p, np.stack([rows for _, _, rows in found])[None])
-        yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), {OUTPUT: result})
+        outputs = {OUTPUT: result}
+        if lse:
+            outputs[LSE] = torch.from_numpy(np.stack([lse[head, tile] for head, tile, _ in found])[None])
+        yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), outputs)
 
 
 def _rows(asked: BlockLaunch, argument: int, first: int, count: int, width: int) -> np.ndarray:

@@ -1,11 +1,13 @@
 """Attention forward by the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
 
     out = attention(q, k, v)                # softmax(q·kᵀ/√head_dim)·v; scale=… in place of 1/√head_dim
+    out, lse = attention(q, k, v)           # of a kernel whose problem has lse
 
 README.md says how it is imported. Ship the folder whole, and keep the name of this file, which no other export has.
 
 q is [batch, heads, seq_q, head_dim], k [batch, kv_heads, seq_k, head_dim], v [batch, kv_heads, seq_k, head_dim_v], out
-[batch, heads, seq_q, head_dim_v], on one GPU, in the dtype that the kernel was compiled for. Any batch, heads and
+[batch, heads, seq_q, head_dim_v], on one GPU, in the dtype that the kernel was compiled for; lse [batch, heads, seq_q],
+float32, is the natural logarithm of the sum of the exponentials of a row's scaled logits. Any batch, heads and
 lengths will do; both head_dims (mostly one and the same), dtype and mask are compiled in. Tensors are contiguous. Those
 that the kernel moves by TMA (kernel.json has "load": "tma" for q, k and v, "o_store": "tma" for out) may have strides
 too, if head_dim is innermost, rows and heads start multiples of 16 bytes apart, and one stride leads through all heads
@@ -29,8 +31,9 @@ _cuda.check_loader(Path(__file__).stem)
 
 CONFIG, PROBLEM = _cuda.KERNEL["config"], _cuda.KERNEL["problem"]
 CLUSTER, SCHEDULE = CONFIG.get("cluster", 1), CONFIG.get("schedule", "none")
-NAMES = ("q", "k", "v", "out")
-MAPPED = () if CONFIG.get("load") != "tma" else NAMES if CONFIG["o_store"] == "tma" else NAMES[:3]
+GIVEN = ("q", "k", "v", "out")
+NAMES = (*GIVEN, "lse") if PROBLEM.get("lse") else GIVEN
+MAPPED = () if CONFIG.get("load") != "tma" else GIVEN if CONFIG["o_store"] == "tma" else GIVEN[:3]
 DTYPE = {"fp16": "float16", "bf16": "bfloat16"}[PROBLEM["dtype"]]
 ELEMENT_BYTES = 2
 ALIGNMENT, CACHED = _cuda.ALIGNMENT, _cuda.CACHED
@@ -40,6 +43,8 @@ MAX_GRID_YZ = 65535
 def attention(q, k, v, out=None, *, scale=None):
     """Queue the kernel on the current stream of the tensors' library; return out, a new contiguous tensor by default.
 
+    A kernel whose problem has lse returns out and lse, which is always new.
+
     `scale` multiplies q·kᵀ; it is 1/√head_dim by default.
 
     Raises TypeError for objects that are no tensors of torch or CuPy, ValueError for tensors that the kernel does not
@@ -47,14 +52,15 @@ def attention(q, k, v, out=None, *, scale=None):
     """
     library = _library(type(q))
     out = _empty_output(library, q) if out is None else out
-    tensors = (q, k, v, out)
+    lse = tuple(library.empty(q, q.shape[:-1], "float32") for _ in NAMES[4:])
+    tensors = (q, k, v, out, *lse)
     if not library is _library(type(k)) is _library(type(v)) is _library(type(out)):
         raise TypeError("q, k, v and out must all come from torch or all from CuPy")
     library.refuse_gradients(NAMES, tensors)
     plan = _plan(library, scale, *map(library.layout, tensors))
     if plan.launch is not None:
         plan.queue(library, tensors)
-    return out
+    return (out, *lse) if lse else out
 
 
 def _empty_output(library, q):
@@ -69,17 +75,18 @@ def _library(kind):
 
 
 class _Plan(_cuda.Plan):
-    names, outputs = NAMES, (3,)
+    names, outputs = NAMES, (3, 4)[: len(NAMES) - 3]
 
     def __init__(self, library, scale, *layouts):
         shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)
-        _check_shapes(dict(zip(NAMES, shapes, strict=True)))
-        gpu_index = _cuda.find_gpu_index(library, NAMES, (DTYPE,) * 4, dtypes, devices)
+        _check_shapes(dict(zip(GIVEN, shapes, strict=False)))
+        gpu_index = _cuda.find_gpu_index(library, NAMES, (*(DTYPE,) * 4, "float32")[: len(NAMES)], dtypes, devices)
         (batch, heads, seq_q, head_dim), (_, kv_heads, seq_k, _) = shapes[:2]
         if not batch * heads * seq_q:
             return  # nothing to compute
-        merged = [_merge_strides(*tensor, library) for tensor in zip(NAMES, shapes, strides, strict=True)]
-        self.spans = [_span(*tensor) for tensor in zip(shapes, merged, strict=True)]
+        merged = [_merge_strides(*tensor, library) for tensor in zip(GIVEN, shapes, strides, strict=False)]
+        self.spans = [_span(*tensor) for tensor in zip(shapes, merged, strict=False)]
+        self.spans += [4 * batch * heads * seq_q for _ in NAMES[4:]]
         mapped = enumerate(zip(MAPPED, shapes, merged, strict=False))
         self.map_layouts = [(i, _map_layout(*tensor)) for i, tensor in mapped]
         self.gpu = _gpu(gpu_index)

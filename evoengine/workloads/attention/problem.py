@@ -18,6 +18,8 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, "seq_k": LARGEST}
 """batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
+OUTPUT, LSE = "o", "lse"
+"""the outputs; the second is also the word of problems that have it"""
 
 _FIELDS = {
     "b": "batch", "h": "heads", "kv": "kv_heads", "s": "seq", "sq": "seq_q", "sk": "seq_k",
@@ -30,8 +32,9 @@ class AttentionProblem:
     """Attention forward: O = softmax(Q Kᵀ / √head_dim) V.
 
     Q [batch, heads, seq_q, head_dim], K [batch, kv_heads, seq_k, head_dim], V [batch, kv_heads, seq_k, head_dim_v], O
-    [batch, heads, seq_q, head_dim_v], all contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the
-    mask is aligned to the lower right corner, as FlashAttention has it since 2.1).
+    [batch, heads, seq_q, head_dim_v], all contiguous. With `lse` the kernel also writes LSE [batch, heads, seq_q],
+    float32: the natural logarithm of the sum of the exponentials of a row's scaled logits. With `causal`, query i sees
+    keys up to i + seq_k - seq_q (the mask is aligned to the lower right corner, as FlashAttention has it since 2.1).
     """
 
     batch: int
@@ -43,6 +46,7 @@ class AttentionProblem:
     head_dim_v: int
     dtype: str
     causal: bool = False
+    lse: bool = False
 
     def __str__(self) -> str:
         seq = f"s{self.seq_q}" if self.seq_q == self.seq_k else f"sq{self.seq_q},sk{self.seq_k}"
@@ -54,6 +58,8 @@ class AttentionProblem:
             parts.append("causal")
         if self.kv_heads != self.heads:
             parts.append(f"kv{self.kv_heads}")
+        if self.lse:
+            parts.append(LSE)
         return "attention:" + ",".join(parts)
 
     def variables(self) -> Mapping[str, Value]:
@@ -69,20 +75,22 @@ class AttentionProblem:
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "causal": self.causal,
+            **({LSE: True} if self.lse else {}),
         }
 
 
 def parse_problem(text: str) -> AttentionProblem:
-    """Parse `b16,h16,s2048,d64[,dv32],fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for different lengths.
+    """Parse `b16,h16,s2048,d64[,dv32],fp16[,causal][,kv4][,lse]`; `sq…,sk…` in place of `s…` for different lengths.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
-    optional = ("kv_heads", "seq", "seq_q", "seq_k", "head_dim_v", "mask")
-    sizes, words = read_parts(text, f"attention:{EXAMPLE}", _FIELDS, {"dtype": DTYPES, "mask": ("causal",)}, optional)
+    optional = ("kv_heads", "seq", "seq_q", "seq_k", "head_dim_v", "mask", LSE)
+    known = {"dtype": DTYPES, "mask": ("causal",), LSE: (LSE,)}
+    sizes, words = read_parts(text, f"attention:{EXAMPLE}", _FIELDS, known, optional)
     both_lengths(sizes, text, EXAMPLE)
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("head_dim_v", sizes["head_dim"])
-    problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="mask" in words)
+    problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="mask" in words, lse=LSE in words)
     _check(problem, text)
     return problem
 
@@ -104,9 +112,8 @@ def _check(problem: AttentionProblem, text: str) -> None:
         )
 
 
-# The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps for TMA.
-
-OUTPUT = "o"
+# The parameters of an attention kernel, in order: q, k, v, o, lse where it is asked for, its scalars, and tensor maps
+# for TMA.
 
 
 def parameters(problem: AttentionProblem, config: Config) -> tuple[PassedParameter, ...]:
@@ -115,12 +122,14 @@ def parameters(problem: AttentionProblem, config: Config) -> tuple[PassedParamet
     keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)
     values = (p.batch, p.kv_heads, p.seq_k, p.head_dim_v)
     inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", values))]
-    output = TensorParameter(OUTPUT, (p.batch, p.heads, p.seq_q, p.head_dim_v), p.dtype, output=True)
-    return (*inputs, output, *_scalars(p, config), *_tensor_maps(p, config))
+    outputs = [TensorParameter(OUTPUT, (*queries[:3], p.head_dim_v), p.dtype, output=True)]
+    if p.lse:
+        outputs.append(TensorParameter(LSE, queries[:3], "fp32", output=True))
+    return (*inputs, *outputs, *_scalars(p, config), *_tensor_maps(p, config))
 
 
 def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument, ...]:
-    """Return the kernel's by-value parameters, in order, after its four pointers q, k, v, o.
+    """Return the kernel's by-value parameters, in order, after its pointers.
 
     `batch` is among them if the grid, which then depends on the GPU, does not state it.
     """

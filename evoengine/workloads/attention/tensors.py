@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.attention.cases import ALIKE, DIAGONAL, RISES, rise_name
-from evoengine.workloads.attention.problem import OUTPUT, AttentionProblem
+from evoengine.workloads.attention.problem import LSE, OUTPUT, AttentionProblem
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
 
@@ -35,6 +35,8 @@ SAMPLE_SCORES = 1 << 28
 SAMPLE_BLOCKS = 4
 """random blocks of rows that are compared in float64, in addition to those of the first and last head"""
 BLOCK_ROWS = 64
+LSE_ROUNDINGS = 4.0
+"""roundings of an LSE to float32, as of a product's sum, of its scale and on the way from base 2"""
 
 
 class AttentionTensors(Tensors[AttentionProblem]):
@@ -66,8 +68,9 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return Drawn(shuffled, inputs)
 
     def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """Return SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim_v]."""
-        return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
+        """Return SDPA in float64 on the same (already rounded) inputs, [batch, heads, seq_q, head_dim_v], and LSE."""
+        exact = {name: tensor.double() for name, tensor in inputs.items()}
+        return {OUTPUT: _sdpa(problem, exact), **_lse_output(problem, exact)}
 
     def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
         """Return SDPA with every step rounded to the candidate's own dtype.
@@ -76,6 +79,9 @@ class AttentionTensors(Tensors[AttentionProblem]):
         (`attention_ref(upcast=False, reorder_ops=True)`), with the scale on Q and K as in torch's math backend.
         Products are summed in float32 and rounded: in 16 bits torch takes ten times as long on a CPU, and whether it
         sums in 16 bits too depends on device and settings.
+
+        LSE may err by a quarter of the dtype's spacing at 1, which changes a weight that a backward pass computes from
+        it by as much as half of a rounding does, and by LSE_ROUNDINGS.
         """
         dtype, out, group = inputs["q"].dtype, _empty_output(problem, inputs), problem.heads // problem.kv_heads
         mask, scale = _mask(problem, out.device), problem.head_dim**-0.25
@@ -86,7 +92,10 @@ class AttentionTensors(Tensors[AttentionProblem]):
                 scores.masked_fill_(~mask, -math.inf)
             weights = torch.softmax(scores.float(), -1).to(dtype)
             out[i] = weights.float() @ inputs["v"][i].float().repeat_interleave(group, dim=0)
-        return {OUTPUT: out}
+        found = _lse_output(problem, {name: tensor.float() for name, tensor in inputs.items()})
+        roundings = LSE_ROUNDINGS * torch.finfo(torch.float32).eps
+        least = torch.finfo(dtype).eps / 4
+        return {OUTPUT: out, **{name: lse + least + roundings * lse.abs() for name, lse in found.items()}}
 
     def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
         """Return the best result of a fused kernel: everything in float32, with only P and O rounded to T.
@@ -118,11 +127,13 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return _library_call(problem, inputs, [SDPBackend.__members__[name]])
 
     def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """Return SDPA in the problem's dtype if a fused backend supports it, else in float32 by parts."""
+        """Return SDPA in the problem's dtype if a fused backend supports it, else in float32 by parts; LSE as else."""
+        floats = {name: tensor.float() for name, tensor in inputs.items()}
+        lse = _lse_output(problem, floats)
         try:
-            return {OUTPUT: _library_call(problem, inputs, FUSED)()}
+            return {OUTPUT: _library_call(problem, inputs, FUSED)(), **lse}
         except RuntimeError:  # torch's way to say that none does
-            return {OUTPUT: _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})}
+            return {OUTPUT: _by_parts(problem, floats), **lse}
 
     def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[AttentionProblem]]:
         """Return the last rows of the first and last head, and random blocks of rows."""
@@ -334,6 +345,23 @@ def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
     return out
 
 
+def _lse_output(problem: AttentionProblem, inputs: Inputs) -> Outputs:
+    """Return LSE in the dtype of the inputs where the problem has it, else nothing."""
+    p, q, k = problem, inputs["q"], inputs["k"]
+    if not p.lse:
+        return {}
+    out, step = q.new_empty(q.shape[:-1]), max(1, SCORES_AT_ONCE // (p.heads * p.seq_k))
+    key, group = torch.arange(p.seq_k, device=q.device), p.heads // p.kv_heads
+    for i in range(p.batch):
+        keys = k[i].repeat_interleave(group, dim=0).transpose(-1, -2)
+        for rows in torch.arange(p.seq_q, device=q.device).split(step):
+            scores = q[i, :, rows] @ keys / math.sqrt(p.head_dim)
+            if p.causal:
+                scores.masked_fill_(key > rows[:, None] + p.seq_k - p.seq_q, -math.inf)
+            out[i, :, rows] = scores.logsumexp(-1)
+    return {LSE: out}
+
+
 def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, int, range]]:
     """Yield (batch entry, head, rows) of what is compared in float64."""
     p, rng = problem, np.random.default_rng(seed)
@@ -348,7 +376,11 @@ def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, i
 
 def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> Sample[AttentionProblem]:
     own, part = _rows_of(problem, inputs, batch, head, rows)
-    return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][batch, head, rows.start : rows.stop][None, None]})
+
+    def take(outputs: Outputs) -> Outputs:
+        return {name: output[batch, head, rows.start : rows.stop][None, None] for name, output in outputs.items()}
+
+    return Sample(own, part, take)
 
 
 def _rows_of(

@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d
 
 from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
-from evoengine.workloads.convolution.workload import (
+from evoengine.workloads.convolution import (
     ORDINARY_COLUMNS,
     ORDINARY_ROWS,
     VALUES,

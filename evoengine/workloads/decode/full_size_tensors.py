@@ -19,8 +19,7 @@ from evoengine.devices.base import (
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, WrittenPart, WrongBlock
-from evoengine.workloads.decode.cases import step_keys
-from evoengine.workloads.decode.full_size import FullCase
+from evoengine.workloads.decode.cases import FullCase, step_keys
 from evoengine.workloads.decode.problem import DecodeProblem, block_rows, of_heads, parameters
 from evoengine.workloads.decode.tensors import OUTSIDE, numbers_of_heads
 from evoengine.workloads.tensors import TORCH_DTYPES

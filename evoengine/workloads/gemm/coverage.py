@@ -19,8 +19,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
-from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_tiles
+from evoengine.workloads.gemm.problem import GemmProblem, blocks_of_cluster, cluster_extents, cluster_tiles
 
 ALIKE = 2000
 """number of equal products over whose sum errors of 16 bits accumulate"""

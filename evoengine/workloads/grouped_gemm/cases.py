@@ -11,6 +11,8 @@ import numpy as np
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    GUARD,
+    MANY,
     Cell,
     own_tail,
     pipeline_cells,
@@ -22,13 +24,9 @@ from evoengine.workloads.coverage import (
 from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, tile_sizes, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
-from evoengine.workloads.gemm.tiles import blocks_of_cluster, cluster_extents, cluster_shape
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
 
-MANY = 36
-"""groups, more than the lanes of a warp look at together"""
-GUARD = 3
-"""rows of A and C that belong to no group, in every case"""
 MORE_BLOCKS = "more than there are tiles"
 FEWER_BLOCKS = "several, with unlike numbers of tiles, of which some have three"
 OWN_GROUPS = "as many groups as the problem has"

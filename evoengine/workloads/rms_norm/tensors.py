@@ -11,7 +11,7 @@ import torch
 from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.rms_norm.workload import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
+from evoengine.workloads.rms_norm import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 256

@@ -14,7 +14,7 @@ from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tenso
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.rows import MANY_ROWS, rows_of
-from evoengine.workloads.rowwise.workload import EXPONENTIAL_ROWS, INDEPENDENT, NORM_ROWS, RowwiseProblem
+from evoengine.workloads.rowwise import EXPONENTIAL_ROWS, INDEPENDENT, NORM_ROWS, RowwiseProblem
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 256

@@ -13,6 +13,8 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.attention.cases import LONG, MOST_WORK
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    GUARD,
+    MANY,
     NEAR,
     Cell,
     own_tail,
@@ -24,10 +26,6 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.varlen.problem import VarlenProblem
 
-MANY = 36
-"""sequences, more than the lanes of a warp look at together"""
-GUARD = 3
-"""rows or pages of the pool that belong to no sequence, in every case"""
 MORE_BLOCKS = "more than there are tiles of rows"
 UNLIKE_BLOCKS = "several, with unlike numbers of tiles of rows"
 OWN_LENGTHS = "as many sequences as the problem has"

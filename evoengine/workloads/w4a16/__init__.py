@@ -1,5 +1,107 @@
-"""A matrix product of 16-bit activations by weights of 4 bits, as GPTQ stores them."""
+"""A matrix product of 16-bit activations by weights of 4 bits, as GPTQ stores them.
 
-from evoengine.workloads.w4a16.workload import W4A16
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    Parameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
+from evoengine.records import Config, Launch
+from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.gemm import SWIZZLED
+from evoengine.workloads.gemm import WORKLOAD as GEMM
+from evoengine.workloads.gemm.cases import tile_sizes
+from evoengine.workloads.gemm.problem import HALVES, cluster_shape, cluster_tiles, split_k
+from evoengine.workloads.w4a16.cases import cells, gate_cases, most_sharers, stream_steps, visited
+from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, PACKED, W4A16Problem, parse_problem
+
+
+class W4A16(Workload[W4A16Problem]):
+    name = "w4a16"
+    grammar = f"m…,n…,k…,{'|'.join(HALVES)}[,g32|g64|g128][,zeros][,{'|'.join(BEHIND_SUMS)}]"
+    example = EXAMPLE
+    compile_time = (
+        "dtype", "epilogue", "residual", "batched", "out_dtype", "scales", "byte_product", "promoted", "gated", "group",
+        "zeros",
+    )  # fmt: skip # a list
+    baseline_label = "torch, weights in 16 bits"
+
+    def parse(self, text: str) -> W4A16Problem:
+        return parse_problem(text)
+
+    def flops(self, problem: W4A16Problem) -> float:
+        """Return 2·m·n·k, the usual count; making weights of their 4 bits is left out."""
+        return 2.0 * problem.m * problem.n * problem.k
+
+    def min_dram_bytes(self, problem: W4A16Problem) -> float:
+        """Return the bytes of A, the weights, their scales and zero points read once and of C written once."""
+        return float(sum(DTYPE_BYTES[dtype] * prod(problem.shape(name)) for name, dtype in _tensors(problem)))
+
+    def gate_launch(self, case: Case[W4A16Problem], launch: Launch) -> Launch:
+        return GEMM.gate_launch(Case(case.name, case.problem.gemm, config=case.config), launch)
+
+    def cases(self, problem: W4A16Problem, config: Config) -> tuple[Case[W4A16Problem], ...]:
+        return gate_cases(problem, config)
+
+    def cells(self, problem: W4A16Problem, config: Config) -> frozenset[Cell]:
+        return cells(problem, config)
+
+    def visited(self, case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(case, launch, visits)
+
+    def parameters(self, problem: W4A16Problem, config: Config) -> tuple[Parameter, ...]:
+        p = problem
+        tensors = (TensorParameter(name, p.shape(name), dtype, output=name == "c") for name, dtype in _tensors(p))
+        scalars = (ScalarArgument(name, np.int32(getattr(p, name))) for name in ("m", "n", "k"))
+        return (*tensors, *_scratch(p, config), *scalars, *_tensor_maps(p, config))
+
+    def tensors(self) -> Tensors[W4A16Problem]:
+        from evoengine.workloads.w4a16.tensors import W4A16Tensors
+
+        return W4A16Tensors()
+
+
+def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:
+    """Return names and dtypes in the order of the kernel's parameters."""
+    dtype = problem.dtype
+    zeros = (("qzeros", "int32"),) if problem.zeros else ()
+    bias = (("bias", dtype),) if problem.has_bias else ()
+    return ("a", dtype), ("qweight", "int32"), ("scales", dtype), *zeros, *bias, ("c", dtype)
+
+
+def _scratch(problem: W4A16Problem, config: Config) -> tuple[ScratchParameter, ...]:
+    """Return what blocks leave that share the steps of a tile: their sums, and how many of them have done so."""
+    if config.get("family") == "wgmma" or (split_k(config) == 1 and not stream_steps(config)):
+        return ()
+    tiles, (tile_m, tile_n, _) = cluster_tiles(problem.gemm, config), tile_sizes(config)
+    return (
+        ScratchParameter("partial", (tiles, most_sharers(problem, config), tile_m, tile_n), "fp32"),
+        ScratchParameter("arrived", (tiles,), "int32", zeroed=True),
+    )
+
+
+def _tensor_maps(problem: W4A16Problem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Return the tensor maps of A and the words for kernels that load by TMA, as the template says."""
+    if config.get("family") != "wgmma":
+        return ()
+    p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
+    box = SWIZZLED // DTYPE_BYTES[p.dtype], tile_m // cluster_shape(config)[1]
+    a = TensorMapArgument("map_a", "a", p.dtype, (p.k, p.m), (DTYPE_BYTES[p.dtype] * p.k,), box, swizzle=SWIZZLED)
+    rows, columns = p.shape("qweight")
+    box = tile_n, tile_k // PACKED
+    return a, TensorMapArgument("map_words", "qweight", "int32", (columns, rows), (4 * columns,), box, swizzle=0)
+
 
 WORKLOAD = W4A16()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
-from evoengine.devices.base import VisitKind
-from evoengine.records import Config
+from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
     Cell,
@@ -21,8 +21,8 @@ from evoengine.workloads.coverage import (
 )
 from evoengine.workloads.full_size import few
 from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
-from evoengine.workloads.gemm.coverage import GROUP, TOGETHER, VALUES, tile_parts
-from evoengine.workloads.gemm.tiles import cluster_tiles, split_k
+from evoengine.workloads.gemm.coverage import GROUP, PERSISTENT, TOGETHER, VALUES, tile_parts, waits_of
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_shape, cluster_tiles, split_k
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
 
 NO_STEP = "a block without a step, beside others of its tile"
@@ -61,7 +61,12 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     yield Case("one row", at(1, tile_n + 2 * PACKED, 4 * step + 1), "whole numbers")
     yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
     yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
-    yield Case("groups of tiles", at(group_m * tile_m + 2, tile_n + 1, 1), "whole numbers")
+    across = cluster_shape(config)[1]
+    yield Case("groups of tiles", at(group_m * tile_m + 2, across * tile_n + 1, 1), "whole numbers")
+    if _persistent(config):
+        several = at(2 * tile_m + 2, 2 * across * tile_n + 1, stages * tile_k + 1)
+        yield Case("several tiles", several, "whole numbers")
+        yield Case("one buffer not filled", at(tile_m, tile_n, (stages - 1) * step), "whole numbers")
     yield Case("pipeline wraps", at(tile_m - 1, tile_n - PACKED, 3 * stages * step - unit))
     yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * PACKED, 2 * step + 1), "one-hot rows")
     yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * step), "large products")
@@ -119,10 +124,12 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
     }
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
-    if split_k(config) > 1:
+    if split_k(config) > -(-problem.group // tile_k):
         found.add(Cell("together", NO_STEP))
     if stream_steps(config):
         found |= {Cell("together", what) for what in STREAM}
+    if _persistent(config):
+        found |= {Cell("together", what) for what in PERSISTENT}
     return frozenset(found)
 
 
@@ -138,7 +145,7 @@ def _steps(problem: W4A16Problem, config: Config) -> Iterator[Cell]:
             yield cell
 
 
-def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:
+def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
     """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
     whole, p, config = case.whole, case.problem, case.config
     if whole is None or not {"tile_m", "tile_n", "tile_k"} <= config.keys():
@@ -149,19 +156,25 @@ def visited(case: Case[W4A16Problem], visits: np.ndarray) -> frozenset[Cell]:
         *visited_remainders("rows", p.m, tile_m, whole.m),
         *visited_remainders("columns", p.n, tile_n, whole.n, PACKED),
         *visited_remainders("products", p.k, tile_k, whole.k, whole.group),
-        *(Cell("together", what) for what in _together(p, config)),
+        *(Cell("together", what) for what in _together(p, config, launch)),
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if own[axis]),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
     of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
-    for block, count in visits_by_block(visits, VisitKind.COPY_WAIT, range(int(config["warps"]))).items():
-        done = list(parts(p, config, block))
+    kind, (warps,) = waits_of(config)
+    for block, count in visits_by_block(visits, kind, warps).items():
+        done = [count] if _persistent(config) else list(parts(p, config, block))
         for steps in done if sum(done) == count else ():
             found |= set(visited_steps(of_tile, int(config["stages"]), steps))
     return frozenset(found)
 
 
-def _together(p: W4A16Problem, config: Config) -> Iterator[str]:
+def _persistent(config: Config) -> bool:
+    """Return whether blocks go from tile to tile, the steps of which pass through their buffers one after the other."""
+    return config.get("schedule") == "persistent"
+
+
+def _together(p: W4A16Problem, config: Config, launch: Launch) -> Iterator[str]:
     tile_m, tile_n, tile_k = tile_sizes(config)
     if (p.m, p.n, p.k) == (1, PACKED, p.group):
         yield TOGETHER["a single element"]
@@ -172,8 +185,13 @@ def _together(p: W4A16Problem, config: Config) -> Iterator[str]:
     if not (p.m % tile_m or p.n % tile_n or p.k % tile_k):
         yield TOGETHER["a whole tile"]
     group = int(config.get("group_m", 1))
-    if -(-p.m // tile_m) % group and p.n > tile_n and p.m > group * tile_m:
+    if -(-p.m // tile_m) % group and p.n > tile_n * cluster_shape(config)[1] and p.m > group * tile_m:
         yield GROUP
+    tiles, clusters = cluster_tiles(p.gemm, config), prod(launch.grid) // blocks_of_cluster(config)
+    if _persistent(config) and tiles > clusters > 1 and tiles % clusters:
+        yield PERSISTENT[0]
+    if _persistent(config) and tiles > 2 * clusters and p.k > int(config["stages"]) * tile_k:
+        yield PERSISTENT[1]
     if -(-p.k // tile_k) < split_k(config):
         yield NO_STEP
     each = stream_steps(config)

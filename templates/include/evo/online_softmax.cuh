@@ -55,6 +55,14 @@ struct OnlineSoftmax {
 
     // The last factor of the outputs: one over the whole row's sum.
     __device__ __forceinline__ float normalise() const { return __fdividef(1.0f, lanes_sum<LANES>(row_sum)); }
+{% if lse is defined %}
+
+    // The natural logarithm of the sum of the exponentials of the scaled scores.
+    __device__ __forceinline__ float lse() const {
+        constexpr float LN_2 = 0.6931471805599453f;
+        return (row_max + log2f(lanes_sum<LANES>(row_sum))) * LN_2;
+    }
+{% endif %}
 };
 
 // Four neighbouring scores: scaled; all but the first `visible` masked; their maximum; 2^(x - row_max); the sum.

@@ -6,9 +6,8 @@ import shlex
 
 import pytest
 
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean, hint, nearest_folder
 from evoengine.gpu import find_gpu
-from evoengine.hints import did_you_mean, hint, nearest_folder
 from evoengine.objectives import parse_objectives
 from evoengine.tuning.search import SearchOptions
 from evoengine.tuning.tune import tune

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from evoengine.ledger.runs import is_gone, this_process
+from evoengine.sandbox.machine import is_gone, this_process
 from tests.support.waiting import wait_for
 
-TELL = "from evoengine.ledger.runs import this_process; print(this_process(), flush=True); input()"
+TELL = "from evoengine.sandbox.machine import this_process; print(this_process(), flush=True); input()"
 
 if this_process() is None:
     pytest.skip("this system does not say which boot and namespace a process is of", allow_module_level=True)
