@@ -51,7 +51,9 @@ def copy_setup(lanes: int, pad: int, swizzled: bool) -> str:
 
     Rows lie 8 KB apart in memory, as those of a matrix do; a block has 256 KB of its own.
     """
-    column = f"(threadIdx.x % {lanes} ^ threadIdx.x / {lanes} % {min(8, lanes)})" if swizzled else f"threadIdx.x % {lanes}"
+    column = (
+        f"(threadIdx.x % {lanes} ^ threadIdx.x / {lanes} % {min(8, lanes)})" if swizzled else f"threadIdx.x % {lanes}"
+    )
     return (
         f"int rows = blockDim.x / {lanes}, step = rows * {lanes * 16 + pad}, far = rows * 8192;\n"
         f"u32 to = at(s) + threadIdx.x / {lanes} * {lanes * 16 + pad} + {column} * 16;\n"
@@ -104,7 +106,8 @@ def through_registers() -> Iterator[Bench]:
             for j in range(4)
         )
         stores = "".join(
-            f'asm volatile("st.shared.v4.u32 [%0], {{%1, %2, %3, %4}};" :: "r"(to + {j} * step), "r"(y{j}.x), "r"(y{j}.y), '
+            f'asm volatile("st.shared.v4.u32 [%0], {{%1, %2, %3, %4}};" '
+            f':: "r"(to + {j} * step), "r"(y{j}.x), "r"(y{j}.y), '
             f'"r"(y{j}.z), "r"(y{j}.w) : "memory");\n'
             for j in range(4)
         )
@@ -121,18 +124,21 @@ def steps() -> Iterator[Bench]:
     """A k-step of a GEMM by mma.sync with one buffer: copies, wait, barrier, LDSM and products, barrier."""
     for pad in (0, 16):
         setup = copy_setup(8, pad, pad == 0) + (
-            f"u32 rows_at = at(s) + (threadIdx.x / 32 * 16 + threadIdx.x % 16) * {128 + pad} + threadIdx.x % 32 / 16 * 16;\n"
+            f"u32 rows_at = at(s) + (threadIdx.x / 32 * 16 + threadIdx.x % 16) * {128 + pad} "
+            "+ threadIdx.x % 32 / 16 * 16;\n"
             "u32 m[8] = {}; float c[8][4] = {};\n"
         )
         copied = "".join(COPY.format(j) for j in range(8)) + COMMIT + pending(0) + "__syncthreads();\n"
         used = "".join(
-            f'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];" : "=r"(m[{4 * (k % 2)}]), '
-            f'"=r"(m[{4 * (k % 2) + 1}]), "=r"(m[{4 * (k % 2) + 2}]), "=r"(m[{4 * (k % 2) + 3}]) : "r"(rows_at + {32 * k}) '
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : '
+            f'"=r"(m[{4 * (k % 2)}]), "=r"(m[{4 * (k % 2) + 1}]), "=r"(m[{4 * (k % 2) + 2}]), '
+            f'"=r"(m[{4 * (k % 2) + 3}]) : "r"(rows_at + {32 * k}) '
             ': "memory");\n'
             + "".join(
                 f'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, '
                 f'{{%8,%9}}, {{%0,%1,%2,%3}};" : "+f"(c[{j}][0]), "+f"(c[{j}][1]), "+f"(c[{j}][2]), "+f"(c[{j}][3]) : '
-                f'"r"(m[{4 * (k % 2)}]), "r"(m[{4 * (k % 2) + 1}]), "r"(m[{4 * (k % 2) + 2}]), "r"(m[{4 * (k % 2) + 3}]), '
+                f'"r"(m[{4 * (k % 2)}]), "r"(m[{4 * (k % 2) + 1}]), "r"(m[{4 * (k % 2) + 2}]), '
+                f'"r"(m[{4 * (k % 2) + 3}]), '
                 f'"r"(m[{4 * (k % 2) + j % 4}]), "r"(m[{4 * (k % 2) + (j + 1) % 4}]));\n'
                 for j in range(8)
             )
@@ -145,7 +151,8 @@ def steps() -> Iterator[Bench]:
         text = loop(copied + used + "__syncthreads();\n", setup, end)
         for grid in (1, SMS):
             yield Bench(
-                "copies", f"8 cp.async of 128 threads, wait, LDSM and 32 products, {pad} bytes apart, {grid} SMs: a turn",
+                "copies",
+                f"8 cp.async of 128 threads, wait, LDSM and 32 products, {pad} bytes apart, {grid} SMs: a turn",
                 text, grid=grid, threads=128, shared=SHARED, n=(32, 128), data=8 * MB, predict=grid == 1,
                 expect={"LDGSTS": 8, "HMMA": 32, "LDSM": 4},
             )  # fmt: skip
@@ -159,7 +166,9 @@ RANK = 'u32 rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));\n
 
 
 def clusters() -> Iterator[Bench]:
-    arrive_at = 'asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");\n'
+    arrive_at = (
+        'asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");\n'
+    )
     for blocks in (2, 4, 8):
         setup = BARRIERS + RANK + "u32 there;\n" + MAPA.format("there", "at(s)", f"(rank + {blocks // 2}) % {blocks}")
         last = blocks // 2
@@ -209,7 +218,8 @@ def residents() -> Iterator[Bench]:
         text = kernel(wait, cluster=blocks, threads=128).replace("(128, 1)", "(128, 16)")
         for each in (4, 8, 12, 16):
             yield Bench(
-                "residents", f"{each} blocks of 128 threads for each SM, clusters of {blocks}: 1e5 / us", text, kind="events",
+                "residents", f"{each} blocks of 128 threads for each SM, clusters of {blocks}: 1e5 / us", text,
+                kind="events",
                 grid=SMS * each // blocks * blocks, threads=128, cluster=blocks, n=(1, 1), bytes=100_000_000, unit="",
                 constant="cluster_blocks", predict=False,
             )  # fmt: skip
@@ -220,7 +230,10 @@ def fences() -> Iterator[Bench]:
     fence_all = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");\n'
     in_cluster = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");\n'
     store = "*(volatile u32*)(data + ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4) = i;\n"
-    load = 'asm volatile("ld.global.u32 %0, [%1];" : "=r"(y) : "l"(data + threadIdx.x * 4 + i % 4 * 512) : "memory"); x ^= y;\n'
+    load = (
+        'asm volatile("ld.global.u32 %0, [%1];" : "=r"(y) : "l"(data + threadIdx.x * 4 + i % 4 * 512) : "memory"); '
+        "x ^= y;\n"
+    )
     cases = {
         "a fence of the GPU": (fence_all, 1, {"MEMBAR": 1}),
         "a fence of the cluster": (in_cluster, 2, {}),
@@ -231,61 +244,55 @@ def fences() -> Iterator[Bench]:
     }
     for name, (body, blocks, expect) in cases.items():
         end = "sink[blockIdx.x * blockDim.x + threadIdx.x] = x;" + (" cluster_sync();" if blocks > 1 else "")
-        text = loop(body, "u32 x = 0, y = 0; (void)y;\n", end, cluster=blocks, threads=128).replace("(128, 1)", "(128, 16)")
+        text = loop(body, "u32 x = 0, y = 0; (void)y;\n", end, cluster=blocks, threads=128).replace(
+            "(128, 1)", "(128, 16)"
+        )
         for each in (1, 2, 4, 8, 16):
             for one in (True, False) if blocks == 1 and each == 1 else (False,):
                 yield Bench(
-                    "exchange", f"{name}, {each} blocks of 128 threads on {'an SM' if one else 'each SM'}: a turn", text,
-                    grid=1 if one else SMS * each, cluster=blocks, threads=128, n=(16, 64), data=8 * MB, writes=True,
-                    constant="membar_latency", predict=False, expect=expect,
+                    "exchange", f"{name}, {each} blocks of 128 threads on {'an SM' if one else 'each SM'}: a turn",
+                    text, grid=1 if one else SMS * each, cluster=blocks, threads=128, n=(16, 64), data=8 * MB,
+                    writes=True, constant="membar_latency", predict=False, expect=expect,
                 )  # fmt: skip
 
 
 def exchanged() -> Iterator[Bench]:
-    """Loads, stores and additions of all warps in the shared memory of a neighbour: what an SM has of them a clock."""
-    start = FILL + RANK + "u32 there, own = at(s) + threadIdx.x * 16; u32 x = 0; uint4 y0, y1, y2, y3;\n"
+    """Stores and additions of all warps in the shared memory of a neighbour: what an SM has of them a clock."""
+    start = FILL + RANK + "u32 there, own;\n"
     forms = {
-        "loads of 4 bytes": ("ld.shared::cluster.u32 %0, [%1];", '"=r"(y{j}.x)', 4, "LD"),
-        "loads of 16 bytes": (
-            "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];", '"=r"(y{j}.x), "=r"(y{j}.y), "=r"(y{j}.z), "=r"(y{j}.w)',
-            16, "LD",
-        ),
-        "stores of 4 bytes": ("st.shared::cluster.u32 [%0], %1;", "", 4, "ST"),
-        "stores of 16 bytes": ("st.shared::cluster.v4.u32 [%0], {%1, %1, %1, %1};", "", 16, "ST"),
-        "additions of 4 bytes": ("red.shared::cluster.add.u32 [%0], %1;", "", 4, ""),
-        "additions of floats": ("red.relaxed.cluster.shared::cluster.add.f32 [%0], %1;", "f", 4, ""),
-    }  # fmt: skip
-    for name, (ptx, outs, size, opcode) in forms.items():
+        "stores of 4 bytes": ("st.shared::cluster.u32 [%0], %1;", '"r"(i)', 4),
+        "stores of 16 bytes": ("st.shared::cluster.v4.u32 [%0], {%1, %1, %1, %1};", '"r"(i)', 16),
+        "additions of 4 bytes": ("red.shared::cluster.add.u32 [%0], %1;", '"r"(i)', 4),
+        "additions of floats": ("red.relaxed.cluster.shared::cluster.add.f32 [%0], %1;", '"f"(1.f)', 4),
+    }
+    for name, (ptx, value, size) in forms.items():
         for far in (0, 1):
-            body = ""
-            for j in range(8):
-                place = f"there + {j} * {size} * 32"
-                if outs and outs != "f":
-                    body += f'asm volatile("{ptx}" : {outs.format(j=j % 4)} : "r"({place}) : "memory");\n'
-                    if j % 4 == 3:
-                        body += "x ^= y0.x ^ y1.x ^ y2.x ^ y3.x;\n"
-                else:
-                    value = '"f"(1.f)' if outs == "f" else '"r"(i)'
-                    body += f'asm volatile("{ptx}" :: "r"({place}), {value} : "memory");\n'
+            body = "".join(
+                f'asm volatile("{ptx}" :: "r"(there + {j * size * 32}), {value} : "memory");\n' for j in range(8)
+            )
             each = f"own = at(s) + threadIdx.x / 32 * {size * 256} % 32768 + threadIdx.x % 32 * {size};\n"
             setup = start + each + MAPA.format("there", "own", f"rank ^ {far}") + "cluster_sync();\n"
-            text = loop(body, setup, "sink[threadIdx.x] = x; cluster_sync();", cluster=2, threads=512)
+            text = loop(body, setup, "cluster_sync();", cluster=2, threads=512)
             for warps in (1, 4, 16):
                 for grid in (2, SMS) if warps == 16 else (2,):
                     yield Bench(
-                        "exchange", f"{name} of {'the neighbour' if far else 'itself'}, {warps} warps of each of {grid} SMs:"
-                        " clocks of an SM each", text, grid=grid, cluster=2, threads=32 * warps, shared=64 << 10, n=(16, 64),
-                        ops=8 * warps, constant="remote_bytes_per_clock", predict=False,
-                        expect={opcode: 8} if opcode else {},
+                        "exchange", f"{name} of {'the neighbour' if far else 'itself'}, {warps} warps of each of "
+                        f"{grid} SMs: clocks of an SM each", text, grid=grid, cluster=2, threads=32 * warps,
+                        n=(16, 64), shared=64 << 10, ops=8 * warps, constant="remote_bytes_per_clock", predict=False,
                     )  # fmt: skip
     words = FILL + RANK + "u32 x = at(s) + threadIdx.x % 32 * 4, mine;\n"
     for blocks in (2, 4, 8):
-        setup = words + MAPA.format("mine", "x", "rank") + "*(volatile u32*)(s + threadIdx.x % 32 * 4) = mine; cluster_sync();\n"
+        setup = (
+            words
+            + MAPA.format("mine", "x", "rank")
+            + "*(volatile u32*)(s + threadIdx.x % 32 * 4) = mine; cluster_sync();\n"
+        )
         setup += f"u32 of = (rank + {blocks // 2}) % {blocks};\n" + MAPA.format("x", "x", "of")
         body = 'asm volatile("ld.shared::cluster.u32 %0, [%0];" : "+r"(x) :: "memory");\n' * 16
         # from the second load on a block loads its own words by their address in the cluster
         yield Bench(
-            "exchange", f"load by an address in the cluster, clusters of {blocks}, of the block that holds what is loaded",
+            "exchange",
+            f"load by an address in the cluster, clusters of {blocks}, of the block that holds what is loaded",
             loop(body, setup, "sink[threadIdx.x] = x; cluster_sync();", cluster=blocks), grid=blocks, cluster=blocks,
             ops=16, shared=64 << 10, constant="remote_latency", predict=False,
         )  # fmt: skip
@@ -295,10 +302,11 @@ def exchanged() -> Iterator[Bench]:
     )
     for size in (1024, 8192):
         setup = FILL + BARRIERS + RANK + "u32 there;\n" + MAPA.format("there", "at(s)", "rank ^ 1")
-        body = f"if (threadIdx.x == 0) {{ expect(at(s), p); cluster_relaxed_one; }}\n".replace("cluster_relaxed_one;", "")
+        body = "if (threadIdx.x == 0) { expect(at(s), p); }\n"
         body += f"cluster_relaxed();\nif (threadIdx.x == 0) {{ {bulk} wait(at(s), i & 1); }}\n__syncwarp();\n"
         yield Bench(
-            "exchange", f"bulk copy of {size} bytes to the neighbour and back at once, with a barrier of the cluster: a turn",
+            "exchange",
+            f"bulk copy of {size} bytes to the neighbour and back at once, with a barrier of the cluster: a turn",
             loop(body, setup, "cluster_sync();", cluster=2), grid=2, cluster=2, threads=32, shared=64 << 10, n=(32, 96),
             p=size, predict=False,
         )  # fmt: skip
@@ -331,7 +339,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "ex2", "ffma of three", "fadd of two", "fmnmx of two", "f2fp of two", "ex2", "ffma of three", "fadd of two",
         "fmnmx of two",
     ) * 2,
-    "4 ex2, 4 ffma, 4 fadd, 4 fmnmx": (("ex2",) * 4 + ("ffma of three",) * 4 + ("fadd of two",) * 4 + ("fmnmx of two",) * 4),
+    "4 ex2, 4 ffma, 4 fadd, 4 fmnmx": (
+        *("ex2",) * 4, *("ffma of three",) * 4, *("fadd of two",) * 4, *("fmnmx of two",) * 4
+    ),
     "ffma, fmnmx": ("ffma of three", "fmnmx of two") * 8,
     "fadd, fmnmx": ("fadd of two", "fmnmx of two") * 8,
     "fmul, fmnmx": ("fmul of one", "fmnmx of two") * 8,
@@ -355,7 +365,9 @@ def pattern(names: Sequence[str], chains: int) -> tuple[str, str, str]:
 
 def registers() -> Iterator[Bench]:
     cases = [(name, 128, "ss", 1) for name in PATTERNS]
-    cases += [(name, 128, "rs", 1) for name in ("ex2", "fadd of two", "fmnmx of two", "ex2, ffma, fadd, fmnmx, half a f2fp")]
+    cases += [
+        (name, 128, "rs", 1) for name in ("ex2", "fadd of two", "fmnmx of two", "ex2, ffma, fadd, fmnmx, half a f2fp")
+    ]
     cases += [(name, 256, "ss", 1) for name in ("ex2", "fadd of two", "lop3 of one register", "ex2, ffma, fadd, fmnmx")]
     cases += [
         (name, 128, "ss", 2)
@@ -398,8 +410,9 @@ if (threadIdx.x < 128) {{
 }}
 record(out, t0, t1);""", threads=128 * (groups + 1))  # fmt: skip
         yield Bench(
-            "registers", f"{name}, {groups} warps a sub-core: clocks each beside n{n} {a}", text, kind="beside", n=(24, 96),
-            threads=128 * (groups + 1), shared=TILES_BYTES, ops=4 * len(names) * groups, steps=(8 * n // 2,), predict=False,
+            "registers", f"{name}, {groups} warps a sub-core: clocks each beside n{n} {a}", text, kind="beside",
+            n=(24, 96), threads=128 * (groups + 1), shared=TILES_BYTES, ops=4 * len(names) * groups,
+            steps=(8 * n // 2,), predict=False,
             constant="hgmma_arithmetic_interval", expect={"HGMMA": 8},
         )  # fmt: skip
     yield from turns()
@@ -412,7 +425,11 @@ def turns() -> Iterator[Bench]:
     """
     names = PATTERNS["ex2, ffma, fadd, fmnmx, half a f2fp"]
     for n, a, groups, repeats in (
-        (n, a, groups, repeats) for n in (64, 128) for a in ("ss", "rs") for groups in (1, 2, 3) for repeats in (2, 4, 8)
+        (n, a, groups, repeats)
+        for n in (64, 128)
+        for a in ("ss", "rs")
+        for groups in (1, 2, 3)
+        for repeats in (2, 4, 8)
     ):
         if groups == 3 and (repeats == 2 or n == 128):
             continue
@@ -427,10 +444,17 @@ def turns() -> Iterator[Bench]:
             product(n, a=a).replace("@", str(j)).replace('"r"(a[', f'"r"(made[{j}][') for j in range(8)
         )  # fmt: skip
         body = f"{made}fence();\n{products}commit();\n{turn * repeats}pending<0>();\n"
-        kept = "made[0][0] ^= made[7][3]; w0 ^= made[0][0];\n" if a == "rs" else "#pragma unroll\nfor (int j = 0; j < 32; ++j) w0 ^= made[j / 4][j % 4];\n"
-        text = loop(body, declared + TILES + work + "u32 made[8][4];\n", kept + stored + "\n" + end, threads=128 * groups)
+        kept = (
+            "made[0][0] ^= made[7][3]; w0 ^= made[0][0];\n"
+            if a == "rs"
+            else "#pragma unroll\nfor (int j = 0; j < 32; ++j) w0 ^= made[j / 4][j % 4];\n"
+        )
+        text = loop(
+            body, declared + TILES + work + "u32 made[8][4];\n", kept + stored + "\n" + end, threads=128 * groups
+        )
         yield Bench(
-            "registers", f"{groups} warpgroups: 32 f2fp, 8 x n{n} {a}, {18 * repeats} instructions of softmax: a turn", text,
+            "registers", f"{groups} warpgroups: 32 f2fp, 8 x n{n} {a}, {18 * repeats} instructions of softmax: a turn",
+            text,
             threads=128 * groups, shared=TILES_BYTES, n=(16, 64), ops=1, expect={"HGMMA": 8, "MUFU": 4 * repeats},
         )  # fmt: skip
 
@@ -463,7 +487,21 @@ for (int j = 0; j < 8; ++j) wait(at(s + 8 * j), n & 1);
 record(out, t0, t1); }}""",
         tensor_map=True,
     )
-    for p, q in ((1, 0), (1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (11, 1), (16, 1), (22, 1), (33, 1), (44, 1), (66, 1)):
+    for p, q in (
+        (1, 0),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+        (6, 1),
+        (8, 1),
+        (11, 1),
+        (16, 1),
+        (22, 1),
+        (33, 1),
+        (44, 1),
+        (66, 1),
+    ):
         for late in (0, 400, 4000) if (p, q) in ((1, 1), (66, 1)) else (0,):
             yield Bench(
                 "distances", f"TMA, two SMs load the same, {p} blocks apart, one {late} clocks later" if q else
@@ -486,7 +524,7 @@ record(out, t0, t1); }}""",
 
 
 def rows() -> Iterator[Bench]:
-    """512 MB in rows of 2 KB, of which `p` lanes of 16 bytes load a piece at a time; and written as they were loaded."""
+    """512 MB in rows of 2 KB, of which some lanes of 16 bytes load a piece at a time; written as they were loaded."""
     for lanes in (2, 4, 8, 16, 32):
         each = 128 // lanes
         load = f"uint4 y[{each}];\n#pragma unroll\nfor (int j = 0; j < {each}; ++j) y[j] = from[j * {lanes}];\n"
@@ -498,7 +536,10 @@ def rows() -> Iterator[Bench]:
         )
         to = f"uint4* to = (uint4*)data + ((size_t)1 << 24) + row * 128 + threadIdx.x % {lanes};\n"
         if each > 32:
-            load = f"uint4 x = {{}};\n#pragma unroll 16\nfor (int j = 0; j < {each}; ++j) {{ uint4 y = from[j * {lanes}]; x.x ^= y.x ^ y.w; }}\n"
+            load = (
+                f"uint4 x = {{}};\n#pragma unroll 16\nfor (int j = 0; j < {each}; ++j) "
+                f"{{ uint4 y = from[j * {lanes}]; x.x ^= y.x ^ y.w; }}\n"
+            )
             fold = store = ""
         whole = 256 * MB
         read = kernel(where + load + fold + "if (x.x == 77) sink[0] = x.y;", threads=256)
@@ -536,14 +577,16 @@ for (int j = 0; j < {each}; ++j) {{ y[j].x ^= x; to[j * {threads}] = y[j]; }}
             )
             for name, grid in (("one row a block", 256 * MB // size), ("persistent", SMS * (2048 // threads // 2))):
                 yield Bench(
-                    "rows", f"rows of {size} bytes, blocks of {threads} threads, barrier between loads and stores, {name}",
+                    "rows",
+                    f"rows of {size} bytes, blocks of {threads} threads, barrier between loads and stores, {name}",
                     text, kind="events", grid=grid, threads=threads, n=(256 * MB // size,) * 2, bytes=512 * MB,
                     unit="GB/s", data=512 * MB, constant="dram", predict=False,
                 )  # fmt: skip
 
 
 GROUPS: dict[str, Callable[[], Iterator[Bench]]] = {
-    "copies": copies, "clusters": clusters, "residents": residents, "registers": registers, "distances": distances, "rows": rows,
+    "copies": copies, "clusters": clusters, "residents": residents, "registers": registers, "distances": distances,
+    "rows": rows,
 }  # fmt: skip
 """what measures, in the order of its worth; `clusters` yields the groups `exchange` and `starts`"""
 

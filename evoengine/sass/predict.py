@@ -42,7 +42,7 @@ WARM_UP = 0.15
 """share of the timed work after which the SM's rate is measured"""
 FEWEST_NOTES = 12
 LEAST_STORED = 0.25
-"""of the sectors that go with the timed products; where fewer were stored, they do not tell what the rest of them take"""
+"""of the sectors that go with the timed products; fewer do not tell what the rest of them takes"""
 BUSY = 0.6
 """share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6

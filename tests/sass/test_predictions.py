@@ -684,7 +684,9 @@ def test_a_fence_makes_later_loads_go_past_the_l1():
 def test_an_sm_holds_eight_blocks_of_clusters():
     chip, resident = find_chip(H100), {}
     for cluster in ("__cluster_dims__(2, 1, 1)", ""):
-        _, kernel = program_of(FENCES.replace("__launch_bounds__(128, 16)", f"{cluster} __launch_bounds__(128, 16)"), "fences")
+        _, kernel = program_of(
+            FENCES.replace("__launch_bounds__(128, 16)", f"{cluster} __launch_bounds__(128, 16)"), "fences"
+        )
         arguments = [DrawnArgument("o", 1 << 16, "fp32", True), ScalarArgument("turns", np.int32(1))]
         launch = prepare(kernel, Geometry((264, 1, 1), (128, 1, 1)), arguments, 0)
         resident[bool(cluster)] = blocks_resident(launch, chip)
