@@ -122,7 +122,6 @@ NEEDED = {
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
     "hgmma_mufu_loss": Origin(REPEATED, HOPPER),  # of MUFU's rate, while wgmmas compute
-    "hgmma_mufu_delay": Origin(REPEATED, HOPPER),  # of MUFU's work, by each other arithmetic instruction beside wgmmas
     "hgmma_arithmetic_interval": Origin(REPEATED, HOPPER),  # of the other arithmetic pipes, while wgmmas compute
     # a sub-core's register file has a turn a clock: those of a wgmma for each clock, and of an FP32 instruction
     "hgmma_turns": Origin(REPEATED, HOPPER),

@@ -146,8 +146,6 @@ bool Timing::issue(Sm& sm, Part& part) {
 
 void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, double& read) {
   bool two = rates.fma_interval < 2;
-  bool arithmetic_pipe = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Half || i.pipe == Pipe::Alu;
-  if (arithmetic_pipe && sm.tensor > now && part.mufu > now) part.mufu += sm.traffic * rates.hgmma_mufu_delay;
   switch (i.pipe) {
     case Pipe::Fma:
       occupy_fma(sm, part);
