@@ -146,7 +146,7 @@ _HOST_HEADERS = re.compile(
 )
 
 
-def _without_host(text: str) -> str:
+def without_host(text: str) -> str:
     """Return a text without functions and classes that only the host has."""
     kept, at = [], 0
     while found := _HOST.search(text, at):
@@ -165,7 +165,7 @@ def _flashinfer(checkout: Path) -> str:
     include = checkout / "include"
     names = ("decode", "default_decode_params", "variants")
     text = "".join(f'#include "flashinfer/attention/{name}.cuh"\n' for name in names)
-    text = _HOST_HEADERS.sub("", _without_host(_short(standing_alone(text, include, [include]))))
+    text = _HOST_HEADERS.sub("", without_host(_short(standing_alone(text, include, [include]))))
     text = re.sub(
         r"#include <(cmath|tuple)>", r"#include <cuda/std/\1>", _STANDARD.sub(r"#include <cuda/std/\1>", text)
     )

@@ -4,6 +4,9 @@ The rows of every recording in DIR (evoengine/accuracy/dataset.py) are a space o
 sampler searches twice with each seed: without a prior, and with the model's predictions as one. Counted are the trials
 until one is within 5 % of the fastest row. A configuration that the model cannot read has no prediction. Needs no GPU.
 
+With --measured the problems of a file that measured_h100.py wrote, with predictions made before, are such spaces too:
+each of at least MIN_KERNELS kernels, cold L2.
+
 The model's predictions take a while; --predictions keeps them. --stand-in puts the measured times with noise in their
 place, as much of it as leaves the rank correlation asked for: how good a model must be, and what a wrong one costs.
 """
@@ -11,14 +14,17 @@ place, as much of it as leaves the rank correlation asked for: how good a model 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 # One search keeps one core busy: more threads under each only fight for it.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -42,6 +48,10 @@ from evoengine.space.definition import Knob  # noqa: E402
 
 NEAR = 1.05
 """within this of the fastest row a search is done"""
+MIN_KERNELS = 8
+"""of a measured problem"""
+RESAMPLES = 2000
+"""bootstrap samples of a ratio's interval"""
 NOISES = np.geomspace(1e-3, 1e3, 400)
 """of a stand-in, in deviations of the logarithms of the times"""
 
@@ -66,9 +76,42 @@ def pool_of(folder: Path, recording: Recording, predictions: np.ndarray) -> Pool
     knobs = tuple(Knob(name, tuple(sorted({config[name] for config in configs}))) for name in configs[0])
     rows = np.array([[knob.index(config[knob.name]) for knob in knobs] for config in configs], np.int16)
     times = np.array([row.time_us / 1e3 for row in recording.rows])
-    ends = np.zeros(len(rows), int)
-    space = RecordedSpace(folder / recording.name, recording.gpu, knobs, rows, times, np.empty(0), ends, {}, 0)
+    space = _space(folder / recording.name, recording.gpu, knobs, rows, times)
     return Pool(folder.name, recording.name, space, predictions)
+
+
+def _space(path: Path, gpu: str, knobs: tuple[Knob, ...], rows: np.ndarray, times: np.ndarray) -> RecordedSpace:
+    return RecordedSpace(path, gpu, knobs, rows, times, np.empty(0), np.zeros(len(rows), int), {}, 0)
+
+
+def measured_pools(path: Path) -> list[Pool]:
+    """Return a pool of each problem of a file of measured_h100.py. Raises UsageError if it is none."""
+    try:
+        packed = path.read_bytes()
+        content = json.loads(gzip.decompress(packed) if path.suffix == ".gz" else packed)
+        gpu = content["gpu"][0]["ready"]["gpu"]
+        us = {row["id"]: median(row["cold_us"]) for row in content["rows"] if row.get("cold_us")}
+        problems: dict[str, dict[str, Any]] = {}
+        for kernel in content["kernels"]:
+            if kernel["id"] in us and "cold" in kernel["predicted"]:
+                problems.setdefault(kernel["problem"], {})[json.dumps(kernel["config"], sort_keys=True)] = kernel
+        pools = [_measured(path, gpu, problem, [*of.values()], us) for problem, of in problems.items()]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, LookupError) as error:
+        raise UsageError(f"{path} is no file of measured_h100.py with its kernels ({error!r}); give one") from error
+    return [pool for pool in pools if len(pool.space) >= MIN_KERNELS]
+
+
+def _measured(
+    path: Path, gpu: str, problem: str, kernels: Sequence[Mapping[str, Any]], us: Mapping[str, float]
+) -> Pool:
+    configs = [kernel["config"] for kernel in kernels]
+    names = dict.fromkeys(name for config in configs for name in config)
+    values = {name: {config[name] for config in configs if name in config} for name in names}
+    knobs = tuple(Knob(name, tuple(sorted(of, key=lambda v: (isinstance(v, str), v)))) for name, of in values.items())
+    rows = [[knob.index(config[knob.name]) if knob.name in config else -1 for knob in knobs] for config in configs]
+    times = np.array([us[kernel["id"]] / 1e3 for kernel in kernels])
+    predictions = np.array([kernel["predicted"]["cold"]["us"] for kernel in kernels])
+    return Pool(problem, gpu, _space(path, gpu, knobs, np.array(rows, np.int16), times), predictions)
 
 
 def trials(pool: Pool, predictions: np.ndarray | None, seed: int) -> int:
@@ -171,22 +214,33 @@ def run(pool: Pool, seeds: int, correlations: Sequence[float], jobs: int) -> dic
         return {name: [future.result() for future in of] for name, of in futures.items()}
 
 
-def figures(found: dict[str, list[int]]) -> dict[str, dict[str, float]]:
-    """Per prior: mean, median and quartiles of the trials, and their mean over that without a prior."""
+def figures(found: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return per prior mean, median and quartiles of the trials, their mean over that without a prior, its interval."""
     base = np.mean(found["none"])
     return {
         name: {
             "mean": float(np.mean(of)),
             **dict(zip(("lower", "median", "upper"), np.percentile(of, [25, 50, 75]).tolist(), strict=True)),
             "ratio": float(np.mean(of) / base),
+            "interval": _interval(of, found["none"]),
             "seeds": len(of),
         }
         for name, of in found.items()
     }
 
 
-def table(pools: Sequence[Pool], found: Sequence[dict[str, dict[str, float]]]) -> Table:
-    out = Table(title=f"trials until one is within {NEAR - 1:.0%} of the fastest row", caption="ratio: of the means")
+def _interval(of: Sequence[int], none: Sequence[int]) -> list[float]:
+    """Return the 95 % bootstrap interval of the ratio of the means."""
+    rng = np.random.default_rng(0)
+    means = [rng.choice(some, (RESAMPLES, len(some))).mean(1) for some in (of, none)]
+    return np.percentile(means[0] / means[1], [2.5, 97.5]).tolist()
+
+
+def table(pools: Sequence[Pool], found: Sequence[dict[str, dict[str, Any]]]) -> Table:
+    out = Table(
+        title=f"trials until one is within {NEAR - 1:.0%} of the fastest row",
+        caption="ratio: of the means, with its 95 % bootstrap interval",
+    )
     for name in ("kernel", "GPU", "ρ", "prior", "mean", "lower quartile", "median", "upper quartile", "ratio"):
         out.add_column(name, justify="left" if name in ("kernel", "GPU", "prior") else "right")
     for pool, of in zip(pools, found, strict=True):
@@ -194,7 +248,8 @@ def table(pools: Sequence[Pool], found: Sequence[dict[str, dict[str, float]]]) -
             rho = f"{pool.rho:.2f}" if name == "model" and pool.rho is not None else ""
             where = (pool.kernel, pool.gpu) if name == "none" else ("", "")
             at = [f"{f[key]:.1f}" for key in ("mean", "lower", "median", "upper")]
-            out.add_row(*where, rho, name, *at, f"{f['ratio']:.2f}")
+            between = "" if name == "none" else f" ({f['interval'][0]:.2f}–{f['interval'][1]:.2f})"
+            out.add_row(*where, rho, name, *at, f"{f['ratio']:.2f}{between}")
         out.add_section()
     for name in found[0]:
         means = [of[name]["mean"] for of in found]
@@ -205,7 +260,8 @@ def table(pools: Sequence[Pool], found: Sequence[dict[str, dict[str, float]]]) -
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="folder of recorded kernels")
+    parser.add_argument("--kernels", type=Path, metavar="DIR", help="folder of recorded kernels")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="kernels timed by measured_h100.py")
     parser.add_argument("--nvrtc", action="append", nargs="+", default=[], metavar="VERSION=LIB", help="11.8=PATH")
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="kept from an earlier run, or to be kept here")
     parser.add_argument("--stand-in", type=float, nargs="+", default=[], metavar="RHO", help="in the model's place")
@@ -225,14 +281,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("--stand-in takes rank correlations, from -1 to 1")
         if options.predictions and not options.predictions.parent.is_dir():
             raise UsageError(f"cannot write {options.predictions}: there is no folder {options.predictions.parent}")
-        pools = read_pools(options, checked(options))
+        if not options.kernels and not options.measured:
+            raise UsageError("nothing to search; give --kernels DIR or --measured FILE")
+        nvrtc = checked(options)
+        pools = read_pools(options, nvrtc) if options.kernels else []
+        pools += measured_pools(options.measured) if options.measured else []
         if not pools:
-            raise UsageError(f"{options.kernels} has no recording that can be read")
+            raise UsageError(f"{options.measured or options.kernels} has nothing that can be searched")
     except EvoengineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     found = [figures(run(pool, options.seeds, options.stand_in, options.jobs)) for pool in pools]
-    Console(width=120).print(table(pools, found))
+    Console(width=160).print(table(pools, found))
     if options.json:
         kept: dict[str, dict[str, object]] = {}
         for pool, of in zip(pools, found, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import product
 from pathlib import Path
@@ -65,6 +66,39 @@ def test_without_any_prediction_trials_are_those_without_a_prior(folder):
     _, found = run(folder, [None] * 49)
     of = found["add"]["rtx3090"]
     assert {**of["model"]} == {**of["none"]}
+
+
+def measured(folder: Path, kernels: int = 12) -> Path:
+    """A file of one problem, whose other family has a knob of its own; no prediction is right but the fastest one's."""
+    rows, table = [], []
+    for n in range(kernels):
+        config = {"family": "a", "tile": n} if n % 2 else {"family": "b", "tile": n, "stages": 2}
+        rows.append({"id": str(n), "cold_us": [90.0 + n, 100.0 + n, 900.0]})
+        predicted = {"cold": {"us": 10.0 if n == 0 else 200.0 - n}}
+        table.append({"id": str(n), "problem": "add:n8", "config": config, "predicted": predicted})
+    path = folder / "measured.json.gz"
+    gpu = [{"ready": {"gpu": "H100"}}]
+    path.write_bytes(gzip.compress(json.dumps({"gpu": gpu, "rows": rows, "kernels": table}).encode()))
+    return path
+
+
+def test_problems_that_were_measured_are_spaces_too(tmp_path):
+    out = tmp_path / "out.json"
+    command = ["--measured", str(measured(tmp_path)), "--json", str(out), "--seeds", "2", "--jobs", "1"]
+    assert benchmark.main(command) == 0
+    of = json.loads(out.read_text())["add:n8"]["H100"]
+    assert of["model"]["mean"] == 1 and of["model"]["interval"][0] <= of["model"]["ratio"] <= of["model"]["interval"][1]
+    (pool,) = benchmark.measured_pools(measured(tmp_path))
+    assert pool.space.optimum == 0.1 and [knob.name for knob in pool.space.knobs] == ["family", "tile", "stages"]
+    assert benchmark.measured_pools(measured(tmp_path, benchmark.MIN_KERNELS - 1)) == []
+
+
+def test_a_file_that_was_not_measured_is_refused(tmp_path, capsys):
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    for further in ([], ["--measured", str(tmp_path / "other.json")]):
+        assert benchmark.main(further) == 2
+    said = capsys.readouterr().err
+    assert "give --kernels DIR or --measured FILE" in said and "is no file of measured_h100.py" in said
 
 
 @pytest.mark.parametrize("rho", [0.9, 0.5, -0.2])
