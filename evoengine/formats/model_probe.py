@@ -113,8 +113,10 @@ class Probe:
         for name in sizes:
             for value in range(1, PROBES):
                 try:
-                    self.shapes(sizes | {name: value})
+                    is_empty = any(0 in shape for shape in self.shapes(sizes | {name: value}))
                 except Exception:  # whatever a model raises at a size that it cannot have
+                    continue
+                if is_empty:
                     continue
                 if value > 1:
                     found[name] = value
@@ -180,8 +182,15 @@ class Numbers:
                 raise Unknown(f"{a} and {b}")
             return a
         if (a, b) not in self.known:
-            raise Unknown(f"{a} and {b}")
+            self.known[a, b] = self._shifted(a, b)
         return {"size": self.known[a, b]}
+
+    def _shifted(self, a: int, b: int) -> str:
+        """Return a number as a size plus or minus a constant, as of a part without its first element."""
+        for name, size in self.first.items():
+            if a - size == b - self.second[name] and abs(a - size) <= MOST_SHIFT:
+                return _plus(name, a - size)
+        raise Unknown(f"{a} and {b}")
 
     def learn_shapes(self) -> None:
         """Find the expressions of all dimensions of inputs, weights and outputs."""

@@ -74,7 +74,7 @@ class Compilers:
     def recorded(self, source: Source) -> Binary | None:
         """Return the binary that this compiler made of the source in an earlier run."""
         arch = self._setting.target.gpu.arch
-        return self._ledger.find_binary(source.sha256, options(arch), arch, compiler_version())
+        return self._ledger.find_binary(source.sha256, options(arch, source.text), arch, compiler_version())
 
     def compile(self, source: Source) -> Future[Binary | Rejection]:
         """Compile a source unless that is running or done. A failed compilation is repeated."""

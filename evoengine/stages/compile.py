@@ -24,6 +24,8 @@ from evoengine.stages.toolchain import compiler_version, in_jail, include_folder
 from evoengine.workloads.triton_kernel import is_triton
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
+_STANDARD = re.compile(r"^// (--std=c\+\+(?:14|17|20))$", re.MULTILINE)
+"""a line of the kernel's text that chooses its language"""
 
 _RESOURCES = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -44,9 +46,14 @@ class _NotInText(CompileFailed):
     """It failed with a first error that is not in the text, which may be the machine's fault."""
 
 
-def options(arch: str) -> str:
-    """Return the options that determine the binary. They are part of its key, so they contain no paths."""
-    return " ".join((f"-arch={arch}", *FLAGS))
+def options(arch: str, text: str = "") -> str:
+    """Return the options that determine the binary. They are part of its key, so they contain no paths.
+
+    The language is C++17 unless a line of the kernel's text says otherwise, as `// --std=c++20`.
+    """
+    standard, *others = FLAGS
+    stated = _STANDARD.search(text)
+    return " ".join((f"-arch={arch}", stated[1] if stated else standard, *others))
 
 
 def compile_source(source: Source, arch: str) -> Binary:
@@ -83,7 +90,7 @@ def compile_with_lines(source: Source, arch: str) -> bytes:
 
     Raises CompileFailed and MachineError.
     """
-    return _to_cubin(source, (*options(arch).split(), "-lineinfo"))[0]
+    return _to_cubin(source, (*options(arch, source.text).split(), "-lineinfo"))[0]
 
 
 def _require_working(arch: str) -> None:
@@ -141,7 +148,7 @@ def _with_plain_names(source: Source, cubin: bytes, log: str) -> tuple[bytes, st
 def _compile(source: Source, arch: str) -> Binary:
     start = time.perf_counter()
     try:
-        cubin, log = _to_cubin(source, options(arch).split())
+        cubin, log = _to_cubin(source, options(arch, source.text).split())
         entries = [entry for entry, _ in source.launch.kernels(source.entry)]
         for entry in entries:
             require_entry(cubin, entry)
@@ -152,7 +159,7 @@ def _compile(source: Source, arch: str) -> Binary:
     return Binary(
         cubin=cubin,
         arch=arch,
-        options=options(arch),
+        options=options(arch, source.text),
         compiler=compiler_version(),
         mix=instruction_mix(listing),
         listing=listing,

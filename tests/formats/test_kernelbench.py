@@ -71,6 +71,7 @@ OPERATIONS = {
     "softmax": "torch.softmax(x, dim=1)",
     "a norm": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
     "a reversed sum": "torch.cumsum(x.flip(1), dim=1).flip(1)",
+    "an exclusive sum": "torch.cat((0 * x[:, :1], x.narrow(1, 0, x.shape[1] - 1).cumsum(1)), dim=1)",
     "the largest": "torch.max(x, dim=1)[0]",
     "its place": "torch.argmax(x, dim=0)",
     "layers": "F.layer_norm(x, x.shape[1:])",
@@ -116,9 +117,16 @@ def test_what_each_element_repeats_counts_in_the_size_of_the_example(tmp_path):
     assert made.problem["workloads"][0]["axes"] == {"n": 32, "m": 64}  # 2,048 elements, each from 2,048
 
 
-def test_a_size_that_the_model_refuses_is_none_of_the_gates(tmp_path):
-    made = imported(tmp_path, GENERIC.replace("OPERATION", "F.avg_pool3d(x[None, None], (1, 3, 3), 2, (0, 1, 1))"))
-    assert made.problem["constraints"] == ["n >= 3", "m >= 3"]
+@pytest.mark.parametrize(
+    ("operation", "constraints"),
+    [
+        ("F.avg_pool3d(x[None, None], (1, 3, 3), 2, (0, 1, 1))", ["n >= 3", "m >= 3"]),
+        *more([("x[4:, 2:] * 2", ["n >= 5", "m >= 3"])]),  # of no elements below
+    ],
+)
+def test_a_size_that_the_model_refuses_is_none_of_the_gates(tmp_path, operation, constraints):
+    made = imported(tmp_path, GENERIC.replace("OPERATION", operation))
+    assert made.problem["constraints"] == constraints
     verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 32})
     assert verdict.correct, verdict.reason
 

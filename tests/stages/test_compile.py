@@ -154,6 +154,20 @@ def test_the_only_kernel_of_a_name_is_found_without_extern_c():
     assert kernel_names(compile_source(source(MMA.replace('extern "C" ', "")), "sm_90a").cubin) == ["product"]
 
 
+CONCEPT = """template <class T> concept Small = sizeof(T) < 8;
+template <Small T> __device__ T twice(T x) { return 2 * x; }
+extern "C" __global__ void product(float* x) { x[0] = twice(x[0]); }
+"""
+
+
+def test_a_line_of_the_text_chooses_the_language():
+    with pytest.raises(CompileFailed):
+        compile_source(source(CONCEPT), "sm_90a")
+    found = compile_source(source(f"// --std=c++20\n{CONCEPT}"), "sm_90a")
+    assert "--std=c++20" in found.options.split() and "--std=c++17" not in found.options
+    assert compile_stage.options("sm_90a", "// --std=c++20 -lineinfo") == compile_stage.options("sm_90a")
+
+
 def test_two_kernels_of_a_name_are_refused_with_the_remedy():
     text = MMA.replace('extern "C" ', "") + "\n__global__ void product(int) {}\n"
     with pytest.raises(CompileFailed, match="2 of them are instances or overloads of product: leave one"):

@@ -193,10 +193,10 @@ BYTE_FAULTS = [
     ("a step released before its products are done", BLOCKS, "wait_for<0>(part);\n            if (stripe == STRIPES - 1) tiles.release(i);", "if (stripe == STRIPES - 1) tiles.release(i);\n            wait_for<0>(part);"),
     ("a step's products not waited for", BLOCKS, "wait_for<0>(part);", "warpgroup_fence_operand(part.d);"),
     ("sums of a step added to those before", BLOCKS, "rows, columns, 0);", "rows, columns, i > 0);"),
-    ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_a + min(col, m - 1))"),
-    ("factors behind the bias", ROWS, "float(sum) * scales.of(row, col)", "float(sum)"),
+    ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_b + min(row, n - 1))"),
+    ("factors behind the bias", ROWS, "float(sum) * (row_scale * col_scale)", "float(sum)"),
     ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
-    ("sums of integers in 16 bits", INTEGERS, "float(sum) * scales", "float((short)sum) * scales"),
+    ("sums of integers in 16 bits", INTEGERS, "float(sum) * (", "float((short)sum) * ("),
     ("factors of the next column", INTEGERS, "__ldg(of_b + col)", "__ldg(of_b + (col ^ 1))"),
 ]  # fmt: skip
 

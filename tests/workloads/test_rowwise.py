@@ -21,8 +21,11 @@ CLUSTER = {"family": "cluster"}
 AGAIN = {"family": "block", "row_in": "memory"}
 TWO, TURNS = {"family": "block", "passes": "two"}, {"family": "block", "turns": 2, "passes": "online"}
 TWO_OF_WARP = {"family": "warp", "passes": "two"}
+RING, RING_OF_CLUSTER = ({"family": name, "row_in": "shared", "turns": 4} for name in ("block", "cluster"))
+COLUMNS = {"family": "block", "cluster": 2}
 LAYER, RMS, SOFTMAX = (f"rowwise:{name},rows5000,hidden1000,bf16" for name in ("layer_norm", "rms_norm", "softmax"))
 ENTROPY = "rowwise:cross_entropy,rows5000,hidden1003,bf16"
+ENTROPY_AGAIN, SHORT = "rowwise:cross_entropy,rows5000,hidden1000,bf16", "rowwise:rms_norm,rows5000,hidden640,bf16"
 ROPE, SILU = "rowwise:rope,rows500,hidden512,d64,bf16", "rowwise:silu_mul,rows500,hidden1000,bf16"
 ODD = "rowwise:softmax,rows77,hidden333,fp16,out_fp32"
 SMALL = "rowwise:softmax,rows3,hidden1,fp32"
@@ -56,6 +59,17 @@ FAULTS = [
     ("shuffle one step short", SOFTMAX, WARP, "step = LANES / 2", "step = LANES / 4"),
     ("a row too many", SOFTMAX, WARP, "row < rows", "row <= rows"),
     ("sum rounded to bfloat16", SOFTMAX, BLOCK, "return word[1]; }", "return to_float(from_float(word[1])); }"),
+    ("next row over one that is still read", SOFTMAX, RING, "__syncthreads();\n        if (threadIdx.x == 0) load(number", "if (threadIdx.x == 0) load(number"),
+    ("chunk that is not waited for", SOFTMAX, RING, "ring.wait(turn * CHUNKS + i / RUNS_PER_CHUNK);", ""),
+    ("wait for the slot's first chunk", SOFTMAX, RING, "number / SLOTS % 2", "0"),
+    ("next row behind the last", SOFTMAX, RING, " || row >= rows) return;", ") return;"),
+    ("next row of another block", SOFTMAX, RING, "number >= TURNS * CHUNKS || row", "row"),
+    ("slots counted as chunks", SOFTMAX, RING, "load(number + SLOTS)", "load(number + CHUNKS)"),
+    ("barriers that the copies do not know", SOFTMAX, RING, "            barrier_init_fence();\n", ""),
+    ("chunks of the first block for all", SOFTMAX, RING_OF_CLUSTER, "number % CHUNKS * CLUSTER_BLOCKS + cluster_rank()", "number % CHUNKS * CLUSTER_BLOCKS"),
+    ("chunk without a phase", SHORT, RING_OF_CLUSTER, "arrive_expect_tx(barrier, bytes);\n        if (bytes == 0) return;", "if (bytes == 0) return;\n        arrive_expect_tx(barrier, bytes);"),
+    ("slots released for the row before", ENTROPY_AGAIN, {**RING, "passes": "two"}, "i += RUNS_PER_CHUNK) ring.release(turn * CHUNKS + i / RUNS_PER_CHUNK)", "i += RUNS_PER_CHUNK) ring.release((turn - 1) * CHUNKS + i / RUNS_PER_CHUNK)"),
+    ("columns of the first block for all", SILU, COLUMNS, "blockIdx.x % CLUSTER_BLOCKS * RUNS_PER_THREAD + i", "i"),
     ("label below 0 read", ENTROPY, BLOCK, "label >= 0 && ", ""),
     ("label beyond the last read", ENTROPY, BLOCK, " && label < COLUMNS", ""),
     ("labels of the row before", ENTROPY, WARP, "labels[row]", "labels[row > 0 ? row - 1 : 0]"),
@@ -70,8 +84,14 @@ FAULTS = [
     ("exponential without the sign", SILU, BLOCK, "exp2_approx(-gate", "exp2_approx(gate"),
     ("sigmoid by a quotient that overflows", SILU, WARP, "__fdividef(gate.element[j], 1.0f + exp2_approx(-gate.element[j] * LOG2_E))", "gate.element[j] * exp2_approx(gate.element[j] * LOG2_E) / (1.0f + exp2_approx(gate.element[j] * LOG2_E))"),
 ]  # fmt: skip
-FAST = ("no maximum", "missing meeting of the cluster", "label beyond the last read", "pairs of neighbours")
-"""one of precision, of synchronisation, of bounds and of what is computed"""
+FAST = (
+    "no maximum",
+    "missing meeting of the cluster",
+    "next row over one",
+    "label beyond the last read",
+    "pairs of neighbours",
+)
+"""one of precision, two of synchronisation, of bounds and of what is computed"""
 
 
 @pytest.mark.parametrize(

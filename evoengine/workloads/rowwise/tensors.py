@@ -309,7 +309,13 @@ def _both(values: torch.Tensor, first: int, second: int) -> torch.Tensor:
 
 class RowwiseFullSize(RectangleFullSize[RowwiseProblem]):
     def tile(self, problem: RowwiseProblem, config: Config) -> tuple[int, int]:
-        return rows_of(config)[1], problem.hidden
+        columns = problem.hidden
+        if (
+            config.get("family") == "block" and int(config.get("cluster", 1)) > 1
+        ):  # blocks have columns of a row, one behind the other
+            run = int(config["threads_per_row"]) * int(config["vector"])
+            columns = -(-columns // (run * int(config["cluster"]))) * run
+        return rows_of(config)[1], columns
 
     def drawn(self, case: FullCase[RowwiseProblem], seed: int) -> Inputs:
         """Return labels, positions, and the cosines and sines."""
@@ -323,6 +329,11 @@ class RowwiseFullSize(RectangleFullSize[RowwiseProblem]):
 
     def part(self, problem: RowwiseProblem, rectangle: Rectangle, read: Read) -> tuple[RowwiseProblem, Inputs]:
         inputs = {}
+        if problem.operator == "silu_mul":
+            gate, up = read("x", rectangle.rows, range(2 * problem.hidden)).chunk(2, -1)
+            own = slice(rectangle.columns.start, rectangle.columns.stop)
+            x = torch.cat([gate[:, own], up[:, own]], -1)
+            return replace(problem, rows=len(rectangle.rows), hidden=len(rectangle.columns)), {"x": x}
         for name in problem.of.inputs:
             shape, _ = problem.tensor(name)
             of_rows = problem.of.inputs[name].startswith("rows")
