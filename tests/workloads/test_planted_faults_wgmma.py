@@ -101,6 +101,8 @@ FAULTS = [
     ("exponents of the polynomial one off", [POLYNOMIAL], PLAIN, "WHOLE = 12582912.0f + LEAST", "WHOLE = 12582911.0f + LEAST"),
     ("maxima of negative scores by their bits", [BY_BITS], PLAIN, "min(bits[0], bits[1]) < 0", "false"),
     ("maxima of negative scores of one row in two", [BY_BITS], PLAIN, "min(bits[0], bits[1]) < 0", "bits[0] < 0"),
+    ("maxima of negative scores of the lower rows", [BY_BITS], CAUSAL_GROUPED, "min(bits[0], bits[1]) < 0", "bits[0] < 0"),
+    ("maxima of negative scores of the upper rows", [BY_BITS], CAUSAL_GROUPED, "min(bits[0], bits[1]) < 0", "bits[1] < 0"),
     ("a score left out of a maximum", [BY_BITS], PLAIN, "max(max(top, __float_as_int(d[i])), __float_as_int(d[i + 1]))", "max(top, __float_as_int(d[i]))"),
     ("polynomial of too low a degree", [POLYNOMIAL], PLAIN, "fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f)", "fmaf(0.24261113f, f, 0.69326097f)"),
     ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),

@@ -12,9 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import VisitKind
 from evoengine.errors import UsageError
-from evoengine.records import CompiledCandidate, Outcome, Source
+from evoengine.records import CompiledCandidate, Outcome, Plans, Source
+from evoengine.search.evaluators import full_plan
 from evoengine.stages.compile import compile_source
-from evoengine.stages.gate import emulator
+from evoengine.stages.gate import emulator, executor, judge_whole
 from evoengine.stages.predict import predict_binary
 from evoengine.stages.verify import make_arguments, make_round
 from evoengine.workloads import parse_problem
@@ -122,6 +123,8 @@ TMA_FAULTS = [
     ("one page for a whole tile", BY_TMA, PAGES_16, "work.table[key / PAGE] : 0", "work.table[tile * TILE_N / PAGE] : 0"),
     ("a box of the page before", BY_TMA, PAGES_16, "first * Tile::SLAB_BYTES", "max(0, first - BOX) * Tile::SLAB_BYTES"),
     ("slots from the page's begin", BY_TMA, f"{ROUNDS},page256", "key = tile * TILE_N + first, slot = key % PAGE;", "key = tile * TILE_N + first, slot = 0;"),
+    ("maxima of negative scores of the lower rows", BY_TMA | {"max_by": "bits"}, ROUNDS, "min(bits[0], bits[1]) < 0", "bits[0] < 0"),
+    ("maxima of negative scores of the upper rows", BY_TMA | {"max_by": "bits"}, ROUNDS, "min(bits[0], bits[1]) < 0", "bits[1] < 0"),
     ("table read behind the sequence", BY_TMA, PAGES_16, "key < work.seq_k ? work.table[key / PAGE] : 0", "work.table[key / PAGE]"),
 ]  # fmt: skip
 
@@ -296,3 +299,52 @@ def predicted_us(gate, config):
     source = gate.source(config)
     binary = compile_source(source, "sm_90a")
     return predict_binary(gate.target, CompiledCandidate(0, source, binary, config)).time_us
+
+
+# --- blocks of the problem's own launch
+
+LONG = "varlen:h32,kv8,d128,bf16,causal,lens=300x2048+3000"
+PAGED_LARGE = "varlen:h32,kv8,d128,bf16,lens=400x70,kvlens=400x6000,page16"
+SMALL_TILES = {"family": "mma", "tile_m": 64, "tile_n": 64}
+CP_ASYNC = {"family": "wgmma", "tile_m": 128, "load": "cp_async", "schedule": "none"}
+FULL_FAULTS = [
+    ("rows of Q at offsets of 32 bits", SMALL_TILES, LONG, "q = batch.q + (long long)(q_begin", "q = batch.q + (int)(q_begin"),
+    ("rows of O at offsets of 32 bits", CP_ASYNC, LONG, "o = batch.o + (long long)(q_begin", "o = batch.o + (int)(q_begin"),
+    ("keys at offsets of 32 bits", SMALL_TILES, PAGED_LARGE, "((long long)table[key / PAGE] * PAGE + key % PAGE)", "(int)(table[key / PAGE] * PAGE + key % PAGE)"),
+    ("pages of 16 bits", CP_ASYNC, PAGED_LARGE, "(long long)table[key / PAGE]", "(long long)(table[key / PAGE] & 0xffff)"),
+    ("sequences of 8 bits", SMALL_TILES, PAGED_LARGE, "(long long)s * batch.table_width", "(long long)(s & 255) * batch.table_width"),
+    ("the first rows of a sequence's end by TMA", BY_TMA, LONG, "q_end = cu_q[s + 1], k_end", "q_end = cu_q[s + 1] & 0x7ffff, k_end"),
+]  # fmt: skip
+
+
+def full_size(gate, config, source):
+    plans = Plans((), (), full_plan(gate.space, gate.target, config))
+    binary = compile_source(source, gate.target.gpu.arch)
+    return judge_whole(executor(CompiledCandidate(0, source, binary, config)), gate.target.workload, plans, 5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in FULL_FAULTS], "pages of 16 bits"),
+)
+def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = gate.configuration(wanted)
+    found = full_size(gate, config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED) and found.reason, "the fault escaped"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (SMALL_TILES, LONG),
+        *more([(c, p) for p in (LONG, PAGED_LARGE, ROUNDS) for c in (SMALL_TILES, CP_ASYNC, BY_TMA, STORED)][1:]),
+        *more([(CP_ASYNC, "varlen:h3,d64,fp16,causal,lens=9x100+3,kvlens=9x40+700,page7,pool5000")]),
+    ],
+)
+def test_a_right_kernel_passes_at_full_size(kernel_gate, wanted, problem):
+    gate = kernel_gate(problem)
+    config = gate.configuration(wanted)
+    found = full_size(gate, config, gate.source(config))
+    assert found.outcome is None, found.reason
+    assert [case.name for case in found.cases] == ["full grid"]

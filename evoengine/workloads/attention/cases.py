@@ -102,6 +102,8 @@ def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Att
         for short in range(4):
             rows = min(tile_m, tile_n) - short
             yield Case(f"first row {short} short of a tile", at(rows, rows + tile_n - 1 - short), "diagonal")
+    if config.get("max_by") == "bits":
+        yield Case("negative rows", at(tile_m, 2 * tile_n), "negative rows")
 
 
 def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:

@@ -302,6 +302,21 @@ def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: 
     return q, k, v
 
 
+def _negative_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Draw rows all of whose logits are negative, in one half of each stripe, beside rows whose logits are all 0.
+
+    By eight keys in turn they are -8 and -256, so that each lane of a product has both, and no weight is finite that is
+    relative to the less one. The halves are the upper and the lower of neighbouring stripes.
+    """
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    row, key = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=k.device)
+    upper = _below(2, generator)
+    negative = (row // HALF_STRIPE + row // (2 * HALF_STRIPE) + upper) % 2 == 0
+    q[:, :, negative, 0] = 8.0 * math.sqrt(q.shape[-1])
+    k[..., 0] = torch.where(key // 8 % 2 == 0, -1.0, -32.0)
+    return q, k, v
+
+
 def _falling_rows(rows: int, generator: torch.Generator) -> list[int]:
     """Return one even row of each 16, in the upper and the lower half of neighbouring ones."""
     upper = _below(2, generator)
@@ -321,6 +336,7 @@ SHAPES: dict[str, Shape] = {
     "diagonal": _diagonal,
     "late maximum": _late_maximum,
     "long": _long,
+    "negative rows": _negative_rows,
 }
 
 

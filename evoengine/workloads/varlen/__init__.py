@@ -14,11 +14,12 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.devices.tensor_map import ragged
-from evoengine.records import Config, Launch
+from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.attention.problem import OUTPUT
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.varlen.cases import cells, gate_cases, visited
+from evoengine.workloads.varlen.full_size import FullCase, full_plan
 from evoengine.workloads.varlen.problem import EXAMPLE, VarlenProblem, parse_problem
 
 
@@ -107,6 +108,14 @@ class Varlen(Workload[VarlenProblem]):
         from evoengine.workloads.varlen.tensors import VarlenTensors
 
         return VarlenTensors()
+
+    def full_plan(self, problem: VarlenProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize[FullCase]:
+        from evoengine.workloads.varlen.full_size_tensors import VarlenFullSize
+
+        return VarlenFullSize(self)
 
     def loader(self) -> Path:
         return Path(__file__).with_name("loader.py")

@@ -95,6 +95,8 @@ def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[Varlen
         yield Case(
             "shared pages", at([2, m, 3], [2 * n + 1, 3 * n + problem.page + 2, 2 * problem.page]), "shared pages"
         )
+    if config.get("max_by") == "bits":
+        yield Case("negative rows", at([m], [m + 2 * n]), "negative rows")
 
 
 def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenProblem]]:
