@@ -31,6 +31,7 @@ CHOSE: Mapping[str, tuple[str, ...]] = {
     "clock_logs": (),
     "own_h100": (),
     "own_rows": ("measured_h100, even",),
+    "own_families": ("measured_h100, families",),
 }
 """source of chips.toml whose rates are fitted or inferred → sets whose times chose them; `fa2`,
 `clock_logs` and `own_h100` are figures that no set here has"""

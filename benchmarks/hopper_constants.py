@@ -1478,6 +1478,11 @@ def block_starts(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
     return {**of(found), "at MHz": 1980}
 
 
+def places_of(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
+    gpu.launch(bench, key, bench.n[0], bench.p, bench.q)
+    return {"value": float(bench.grid), "min": 0.0, "max": 0.0, "places": [int(x) for x in gpu.read(bench.grid)]}
+
+
 def idle_clock(gpu: Gpu, bench: Bench, key: str) -> dict[str, Any]:
     found = []
     for _ in range(REPEATS):
@@ -1572,6 +1577,7 @@ KINDS: dict[str, Callable[[Gpu, Bench, str], dict[str, Any]]] = {
     "slope": slope, "chase": slope, "cold": slope, "ladder": ladder_times, "samples": samples, "chase_samples": samples,
     "beside": side_by_side, "events": by_events, "launches": launch_times, "blocks": block_starts,
     "mhz": idle_clock, "power": sustained, "clock": clock_of, "clock_turns": clock_of, "loaded": loaded_latency,
+    "places": places_of,
 }  # fmt: skip
 
 

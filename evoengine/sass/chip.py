@@ -95,7 +95,20 @@ NEEDED = {
     # Hopper
     "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
     "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
+    "membar_busy_latency": Origin(REPEATED, HOPPER),  # of one that begins while another of the SM is under way
+    "cluster_blocks": Origin(REPEATED, HOPPER),  # of clusters that an SM holds at once
+    "cluster_interval": Origin(ENDED, HOPPER),  # between two blocks that start on an SM, of clusters
     "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival
+    # shared memory of another block of the cluster: of a load, beyond its turn, and until an arrival there is seen
+    "remote_latency": Origin(CHASE, HOPPER),
+    "remote_arrival_latency": Origin(REPEATED, HOPPER),
+    "remote_bytes_per_clock": Origin(STREAM, HOPPER),  # of an SM
+    "torn_copy_clocks": Origin(REPEATED, HOPPER),  # of LDGSTS, more for a sector that lands in two pieces of 32 bytes
+    "torn_copy_sectors": Origin(STREAM, HOPPER),  # that are fetched of the L2 for such a sector beyond itself
+    # clocks for which copies can have a share of the L2 later that an SM left idle
+    "l2_burst": Origin(STREAM, HOPPER),
+    "block_drift": Origin(STREAM, HOPPER),  # of a block's clocks, by which SMs are apart once blocks have ended
+    "copy_latency": Origin(CHASE, HOPPER),  # of LDGSTS, beyond a load's
     # of an SM, with all at work, for a sector: that a store fills, or does not, of an atomic, and of the copy engine's
     "l2_store_clocks": Origin(STREAM, HOPPER),
     "l2_partial_clocks": Origin(STREAM, HOPPER),

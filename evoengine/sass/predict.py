@@ -28,7 +28,7 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 
-MODEL_VERSION = 8
+MODEL_VERSION = 9
 """raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
@@ -41,6 +41,8 @@ while, which no rate that was timed before tells"""
 WARM_UP = 0.15
 """share of the timed work after which the SM's rate is measured"""
 FEWEST_NOTES = 12
+LEAST_STORED = 0.25
+"""of the sectors that go with the timed products; fewer do not tell what the rest of them takes"""
 BUSY = 0.6
 """share of the time from which on a busy pipe bounds the kernel"""
 GUESSED_USE = 0.6
@@ -132,7 +134,8 @@ def _peak_flops(program: Program, chip: Chip) -> float:
 
 
 def blocks_resident(launch: Launch, chip: Chip) -> int:
-    return chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
+    fit = chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
+    return min(fit, int(chip.rates["cluster_blocks"])) if math.prod(launch.cluster) > 1 else fit
 
 
 def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold: bool) -> Context:
@@ -224,6 +227,8 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
     )
     if tensor and values["tensor_work"]:
         totals = {"tensor_work": tensor, "stored": counts["sectors_stored"] + counts["tensor_sectors_stored"]}
+        if values["stored"] * tensor < LEAST_STORED * values["tensor_work"] * totals["stored"]:
+            totals.pop("stored")
     else:
         totals = {"issued": counts["instructions"]}
     left = {name: max(0.0, clusters * each - values[name]) for name, each in totals.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from evoengine.sass.cubin import read_kernel
 from evoengine.sass.grid import grid_of
 from evoengine.sass.launch import DrawnArgument, Geometry, prepare
 from evoengine.sass.listing import disassemble
-from evoengine.sass.predict import TIME_LIMIT, blocks_resident, context_of, predict, time_busiest
+from evoengine.sass.predict import TIME_LIMIT, _rest, blocks_resident, context_of, predict, time_busiest
 from tests.support.cluster_kernels import pair_text
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
@@ -537,3 +539,200 @@ def test_what_a_block_stored_it_finds_in_the_l2():
     from_dram = {a.name: t.loads_from_dram for a, t in zip(launch.allocations, traffic, strict=True)}
     assert from_dram["a"] == pytest.approx(1, rel=0.02)
     assert from_dram["o"] < 0.3
+
+
+# ── what SMs copy and exchange ──────────────────────────────────────────────────────────────────────────────────────
+
+COPIES = """
+extern "C" __global__ void copies(const char* a, float* o, int turns) {
+  extern __shared__ __align__(1024) char s[];
+  unsigned to = (unsigned)__cvta_generic_to_shared(s) + threadIdx.x / 8 * STRIDE + threadIdx.x % 8 * 16;
+  const char* from = a + (size_t)(threadIdx.x / 8) * 8192 + threadIdx.x % 8 * 16;
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    #pragma unroll
+    for (int i = 0; i < 12; i++)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+        :: "r"(to + i * 16 * STRIDE), "l"(from + i * 16 * 8192) : "memory");
+    asm volatile("cp.async.commit_group;\\ncp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+  }
+  o[threadIdx.x] = s[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize(("stride", "measured"), [(128, 538), (144, 836)])
+def test_rows_16_bytes_apart_tear_the_sectors_that_are_copied_to_them(stride, measured):
+    """12 copies of 128 threads, as an H100 took them where one SM was at work; rows of 128 bytes."""
+    program, kernel = program_of(COPIES.replace("STRIDE", str(stride)), "copies")
+    clocks = []
+    for turns in (32, 64):
+        arguments = [
+            DrawnArgument("a", 2 << 20, "uint8", False), DrawnArgument("o", 512, "fp32", True),
+            ScalarArgument("turns", np.int32(turns)),
+        ]  # fmt: skip
+        launch = prepare(kernel, Geometry((1, 1, 1), (128, 1, 1), 12 * 16 * stride), arguments, 0)
+        clocks.append(predict(program, launch, find_chip(H100), cold=False).clocks)
+    assert (clocks[1] - clocks[0]) / 32 == pytest.approx(measured, rel=0.08)
+
+
+NEIGHBORS = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) neighbors(float* o, int turns) {
+  __shared__ unsigned words[32];
+  unsigned own = (unsigned)__cvta_generic_to_shared(words) + threadIdx.x * 4, mine, x;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mine) : "r"(own), "r"(blockIdx.x));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(own), "r"(blockIdx.x ^ 1));
+  *(volatile unsigned*)(words + threadIdx.x) = mine;  // so that a load from it gives the address that was loaded from
+  asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++)
+    #pragma unroll
+    for (int i = 0; i < 16; i++) asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(x) : "memory");
+  asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+  o[threadIdx.x] = x + mine;
+}
+"""
+
+
+def clocks_of_cluster(text, entry, blocks=2, threads=32):
+    program, kernel = program_of(text, entry)
+    clocks = []
+    for turns in (16, 48):
+        arguments = [DrawnArgument("o", 1 << 20, "fp32", True), ScalarArgument("turns", np.int32(turns))]
+        launch = prepare(kernel, Geometry((blocks, 1, 1), (threads, 1, 1)), arguments, 0)
+        clocks.append(predict(program, launch, find_chip(H100)).clocks)
+    return (clocks[1] - clocks[0]) / 32
+
+
+def test_a_load_from_a_neighbors_shared_memory_takes_194_clocks():
+    assert clocks_of_cluster(NEIGHBORS, "neighbors") / 16 == pytest.approx(194, rel=0.05)
+
+
+PING = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) ping(float* o, int turns) {
+  __shared__ unsigned long long bar[1];
+  unsigned own = (unsigned)__cvta_generic_to_shared(bar), there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(blockIdx.x ^ 1));
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(own) : "memory");
+  asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    if (threadIdx.x == 0) {
+      if (blockIdx.x == 1) WAIT
+      asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+      if (blockIdx.x == 0) WAIT
+    }
+    __syncwarp();
+  }
+  asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+  o[threadIdx.x] = turns;
+}
+"""
+WAIT = (
+    'asm volatile("{\\n.reg .pred p;\\nW%=:\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\\n@p bra D%=;\\n'
+    'bra W%=;\\nD%=:\\n}" :: "r"(own), "r"(turn & 1) : "memory");'
+)
+
+
+def test_an_arrival_at_another_blocks_mbarrier_takes_as_long_as_was_measured():
+    """A fence of 680 clocks, the way to the other SM, and the wake: 938 clocks each way."""
+    assert clocks_of_cluster(PING.replace("WAIT", WAIT), "ping") / 2 == pytest.approx(938, rel=0.05)
+
+
+FENCES = """
+extern "C" __global__ void __launch_bounds__(128, 16) fences(float* o, int turns) {
+  for (int turn = 0; turn < turns; turn++) asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  o[blockIdx.x * 128 + threadIdx.x] = turns;
+}
+"""
+
+
+@pytest.mark.parametrize(("blocks", "measured"), [(1, 677), (4, 918)])
+def test_fences_that_meet_on_an_sm_take_longer(blocks, measured):
+    clocks = clocks_of_cluster(FENCES, "fences", blocks * 132, 128)
+    assert clocks == pytest.approx(measured, rel=0.06)
+
+
+REREAD = """
+extern "C" __global__ void reread(const float* a, float* o, int turns) {
+  float x = 0, y;
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    FENCE
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(y) : "l"(a + threadIdx.x + turn % 4 * 128) : "memory");
+    x += y;
+  }
+  o[threadIdx.x] = x;
+}
+"""
+
+
+def test_a_fence_makes_later_loads_go_past_the_l1():
+    program, kernel = program_of(REREAD.replace("FENCE", 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'), "reread")
+    clocks = []
+    for turns in (32, 64):
+        arguments = [
+            DrawnArgument("a", 1 << 12, "fp32", False), DrawnArgument("o", 512, "fp32", True),
+            ScalarArgument("turns", np.int32(turns)),
+        ]  # fmt: skip
+        launch = prepare(kernel, Geometry((1, 1, 1), (128, 1, 1)), arguments, 0)
+        clocks.append(predict(program, launch, find_chip(H100), cold=False).clocks)
+    assert (clocks[1] - clocks[0]) / 32 == pytest.approx(1006, rel=0.06)
+
+
+def test_an_sm_holds_eight_blocks_of_clusters():
+    chip, resident = find_chip(H100), {}
+    for cluster in ("__cluster_dims__(2, 1, 1)", ""):
+        _, kernel = program_of(
+            FENCES.replace("__launch_bounds__(128, 16)", f"{cluster} __launch_bounds__(128, 16)"), "fences"
+        )
+        arguments = [DrawnArgument("o", 1 << 16, "fp32", True), ScalarArgument("turns", np.int32(1))]
+        launch = prepare(kernel, Geometry((264, 1, 1), (128, 1, 1)), arguments, 0)
+        resident[bool(cluster)] = blocks_resident(launch, chip)
+    assert resident == {True: 8, False: 16}
+
+
+SHORT_BLOCKS = """
+extern "C" __global__ void __launch_bounds__(128) blocks(const char* a, float* o) {
+  extern __shared__ __align__(1024) char s[];
+  unsigned to = (unsigned)__cvta_generic_to_shared(s) + threadIdx.x * 16;
+  const char* from = a + (size_t)blockIdx.x * 32768 + threadIdx.x * 16;
+  #pragma unroll
+  for (int i = 0; i < 16; i++)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + i * 2048), "l"(from + i * 2048) : "memory");
+  asm volatile("cp.async.commit_group;\\ncp.async.wait_group 0;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) o[blockIdx.x] = s[0];
+}
+"""
+
+
+def test_blocks_that_have_ended_at_unlike_times_use_what_the_others_leave_of_the_dram():
+    """One block an SM, which waits for its copies: others load meanwhile."""
+    program, kernel = program_of(SHORT_BLOCKS, "blocks")
+    blocks = 132 * 24
+    arguments = [DrawnArgument("a", blocks << 15, "uint8", False), DrawnArgument("o", 4 * blocks, "fp32", True)]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1), 200 << 10), arguments, 0)
+    assert predict(program, launch, find_chip(H100)).shares["dram"] > 0.85
+
+
+def test_a_single_store_among_the_timed_work_tells_nothing_of_the_rest():
+    """Of three timed tiles one stores 64 of 1,536 sectors: the products' own rate holds for what is left."""
+    notes = np.arange(64, dtype=float)
+    progress = {
+        "clocks": notes * 2000 + np.where(notes > 32, 8000, 0), "tensor_work": notes * 1500, "ended": notes * 0,
+        "stored": np.where(notes > 32, 64.0, 0.0), "issued": notes * 4000,
+    }  # fmt: skip
+    values = {name: of[-1] for name, of in progress.items()}
+    work = SimpleNamespace(
+        alike=True, mean=1e6, instructions=np.array([1e6]),
+        counts={
+            "tensor_clock_columns": 8 * 10 * values["tensor_work"], "hmma": 0.0, "hmma_fp16": 0.0, "instructions": 1e6,
+            "sectors_stored": 1536.0 * 30, "tensor_sectors_stored": 0.0,
+        },
+    )  # fmt: skip
+    grid, share = SimpleNamespace(together=1), SimpleNamespace(clusters=[0])
+    context = SimpleNamespace(share=share, work=work, chip=find_chip(H100), grid=grid, resident=1)
+    rest = _rest(context, SimpleNamespace(progress=progress, values=values), 1)
+    assert rest == pytest.approx(9 * values["clocks"], rel=0.1)

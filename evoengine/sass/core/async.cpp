@@ -59,6 +59,20 @@ struct GlobalCopy {
   alignas(16) u8 data[LANES][16];
 };
 
+// Sectors whose bytes do not all land in one aligned piece of 32 bytes.
+int torn_sectors(const Access& from, const Lanes& to) {
+  int found = 0;
+  u64 last = ~0ull;
+  for (int lane = 1; lane < LANES; lane++) {
+    const u64 sector = from.addresses[lane] >> 5;
+    const bool both = (from.lanes >> (lane - 1) & 3) == 3 && from.addresses[lane - 1] >> 5 == sector;
+    if (!both || sector == last || to[lane] >> 5 == to[lane - 1] >> 5) continue;
+    found++;
+    last = sector;
+  }
+  return found;
+}
+
 void order_sources(Order& order, Context& c, const Instruction& i, const Access& access, u32 bytes) {
   for (u32 rest = access.lanes; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
@@ -109,6 +123,7 @@ Step copy(Context& c, const Instruction& i) {
   landing.queue = Completion::Queue::Copy;
   landing.warp = &c.warp;
   landing.bytes = i.b * __builtin_popcount(work.from_memory);
+  access.torn = torn_sectors(access, work.to);
   landing.access = access;
   landing.land = [warp = &c.warp, work, bytes] {
     Block& block = *warp->block;

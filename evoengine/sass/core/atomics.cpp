@@ -106,6 +106,12 @@ void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged,
   }
 }
 
+void note_shared(Context& c, int lane, u32 address) {
+  c.access.space = Access::Space::Shared;
+  c.access.afar = is_afar(c, address);
+  c.access.addresses[lane] = address;
+}
+
 // a = operation, b = type, c = operands before the address, d = space: 0 global, 1 generic, 2 shared
 Step atomic(Context& c, const Instruction& i) {
   const bool wide = i.b == U64_TYPE || i.b == S64_TYPE || i.b == F64_TYPE;
@@ -132,7 +138,7 @@ Step atomic(Context& c, const Instruction& i) {
     if (i.d == 2) there = shared_bytes(c, u32(at[l]), bytes, l);
     if (i.d == 1) there = window_bytes(c, at[l], bytes, l);
     if (!there) check_alignment(at[l], bytes, l);
-    else if (i.d == 1) c.access.space = Access::Space::Shared, c.access.addresses[l] = u32(at[l]);
+    else if (i.d == 1) note_shared(c, l, u32(at[l]));
     if (Order* order = order_of(c); order && (!there || i.d == 2 || at[l] >= SHARED_WINDOW))
       order_atomic(*order, c, i, there, at[l], bytes, l);
     old[l] = exchange(c, i, there, at[l], value[l], with[l], bytes);

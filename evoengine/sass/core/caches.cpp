@@ -122,13 +122,17 @@ L1::Line* L1::line(u64 tag, bool make) {
 double L1::find(u64 sector) {
   requests++;
   Line* l = line(sector >> 2, false);
-  if (!l || !(l->present >> (sector & 3) & 1)) return -1;
+  if (!l || l->filled < forgotten || !(l->present >> (sector & 3) & 1)) return -1;
   hits++;
   return l->at[sector & 3];
 }
 
+void L1::forget() { forgotten = ticks + 1; }
+
 void L1::fetched(u64 sector, double at) {
   Line* l = line(sector >> 2, true);
+  if (l->filled < forgotten) l->present = 0;
+  l->filled = ticks;
   l->present |= 1 << (sector & 3);
   l->at[sector & 3] = at;
 }

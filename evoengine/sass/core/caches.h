@@ -25,18 +25,19 @@ class L1 {
   // When the sector is there, or a negative number where it must be fetched; then `fetched` says when it arrives.
   double find(u64 sector);
   void fetched(u64 sector, double at);
+  void forget();
   double hits = 0, requests = 0;
 
  private:
   struct Line {
-    u64 tag = ~0ull, used = 0;
+    u64 tag = ~0ull, used = 0, filled = 0;
     u8 present = 0;
     double at[4];
   };
   Line* line(u64 tag, bool make);
   static constexpr int WAYS = 16;
   std::vector<Line> lines;
-  u64 sets, ticks = 0;
+  u64 sets, ticks = 0, forgotten = 0;
 };
 
 }  // namespace sass

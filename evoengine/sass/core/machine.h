@@ -194,6 +194,8 @@ struct Access {
   bool asynchronous = false;  // LDGSTS: `addresses` are those it reads
   bool matrix = false;        // LDSM, STSM: each address is a row of 16 bytes
   bool cached = true;         // false: past the L1
+  bool afar = false;          // Shared: of another block of the cluster
+  int torn = 0;               // LDGSTS: sectors of global memory that do not land in 32 bytes of shared memory as they are
   int bytes = 4;              // per lane
   u32 lanes = 0;
   u64 addresses[LANES];
@@ -389,6 +391,8 @@ struct Machine {
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;
+  // Has another block of the warp's cluster see what it does.
+  virtual void send(Warp&, std::function<void()> act) { act(); }
   // SR_CLOCK, SR_GLOBALTIMER
   virtual u64 clock() { return 0; }
 };

@@ -93,11 +93,13 @@ bool take_caching(Modifiers& m) {
   return cached;
 }
 
+bool is_afar(const Context& c, u32 address) { return address >> RANK_BIT != c.warp.block->rank; }
+
 void note_access(Context& c, Access::Space space, int bytes, bool store, bool cached) {
   Access& a = c.access;
   a.space = space;
   a.store = store;
-  a.atomic = a.asynchronous = a.matrix = false;
+  a.atomic = a.asynchronous = a.matrix = a.afar = false;
   a.cached = cached;
   a.bytes = bytes;
   a.lanes = c.lanes;
@@ -231,6 +233,7 @@ void move_generic(Context& c, const Instruction& i, u64 (&at)[LANES], u32 bytes,
   }
   if (c.access.space != Space::Global)
     for (int l = 0; l < LANES; ++l) c.access.addresses[l] = u32(at[l]);
+  c.access.afar = c.access.space == Space::Shared && is_afar(c, u32(at[__builtin_ctz(lanes)]));
 }
 
 template <bool STORE>

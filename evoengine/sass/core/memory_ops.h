@@ -32,6 +32,8 @@ int take_operation(Modifiers&);
 // Throws Fault where there is no such operation on elements of that type.
 u64 combine_elements(const Instruction&, int operation, u32 map_type, u64 old, u64 value);
 
+// Whether a shared address is of another block of the cluster.
+bool is_afar(const Context&, u32 address);
 // Takes what says only how a memory instruction is cached, ordered or addressed. False: it goes past the L1.
 bool take_caching(Modifiers&);
 void note_access(Context&, Access::Space, int bytes, bool store, bool cached);

@@ -18,6 +18,7 @@ constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps li
 constexpr double READ_WINDOW = 3;            // clocks in which an arithmetic instruction reads its sources
 constexpr double PORT_BYTES = 128;           // of shared memory per clock: 32 banks of 4 bytes
 constexpr int LADDER = 7;                    // wgmmas that issue at `hgmma_issue`; those behind them more slowly,
+constexpr double TOGETHER = 32;              // clocks within which fences are one
 constexpr double LADDER_RESET = 64;          // until so many clocks have passed without one (FlashGPU-Sim, PARAMETERS.md)
 
 // A warp on an SM, with what it waits for.
@@ -66,6 +67,7 @@ struct Sm {
   double barriers = 0;                    // until when arrivals at barriers are taken, one after the other
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
   double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
+  double adrift = 0;                      // clocks by which blocks that ended at unlike times have moved SMs from one another
   double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
   double met = 0;                         // the same by waiting for slices of the L2 that combine
   double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
@@ -73,6 +75,8 @@ struct Sm {
   double apart_in = 0;                    // as `apart`, by waiting for the L2 to take what SMs store
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
+  double fenced = -NEVER, fence = 0;      // when the fence of the GPU that is under way began, and until when it is
+  double exchange = 0;                    // until when it sends or gets what lies in other blocks of a cluster
   double port = 0;                        // until when the banks of shared memory have work
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
   double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
@@ -98,6 +102,7 @@ class Timing : public Machine {
 
   Timed simulate();
   void begin(Completion&&) override;
+  void send(Warp&, std::function<void()> act) override;
   u64 clock() override { return u64(now); }
 
  private:
@@ -113,7 +118,8 @@ class Timing : public Machine {
   void occupy_fma(Sm&, Part&);
   double arithmetic(const Sm&, double interval) const;
   double issue_gap(Slot&, const Instruction&);
-  double latency_of_order(const Instruction&) const;
+  double fence_latency(Sm&);
+  double latency_of_order(Sm&, const Instruction&);
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
   void end_warp(Slot&);

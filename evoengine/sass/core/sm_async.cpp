@@ -11,14 +11,6 @@
 
 namespace sass {
 
-namespace {
-
-// Clocks for which TMA can have a share of the L2 later that an SM left idle: one box of 8 KB at a time takes each of all
-// SMs hardly longer than one SM alone.
-constexpr double L2_BURST = 300;
-
-}  // namespace
-
 void Timing::begin(Completion&& work) {
   Slot& slot = *running;
   double at = now, read;
@@ -32,6 +24,12 @@ void Timing::begin(Completion&& work) {
       return;
   }
   land(slot, std::make_shared<Completion>(std::move(work)), at);
+}
+
+void Timing::send(Warp&, std::function<void()> act) {
+  auto work = std::make_shared<Completion>();
+  work->land = std::move(act);
+  events.push({now + rates.remote_arrival_latency, order++, std::move(work), nullptr});
 }
 
 void Timing::land(Slot& slot, std::shared_ptr<Completion> work, double at) {
@@ -66,7 +64,7 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     sm.asked[allocation].loaded += double(work.sectors) / reached;
     double dram = dram_clocks(sm, allocation, double(work.sectors) / reached);
     sm.tma = std::max(sm.tma, now) + std::max({work.bytes / rates.tma_bytes_per_clock, l2, rates.tma_issue});
-    sm.l2 = std::max(sm.l2, now - L2_BURST) + l2;
+    sm.l2 = std::max(sm.l2, now - rates.l2_burst) + l2;
     if (dram) load_dram(sm, now, dram, true);
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;

@@ -86,12 +86,12 @@ void Timing::write_back(Sm& sm, double start) {
 // Loads wait for an SM's share of the DRAM, and in turns for what is written back. SMs whose warps once had to wait for one
 // another's loads do not ask at the same time again: each goes on when it was served. So a share that was idle for no
 // longer than the longest wait so far is had later. Copies that run `ahead` of what needs them hide such waits, and leave
-// SMs in step.
+// SMs in step until their first blocks have ended.
 void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
   sm.unwritten -= turn;
-  sm.dram = std::max(sm.dram, ahead ? start : start - sm.apart) + clocks + turn * rates.dram_turn_cost;
+  sm.dram = std::max(sm.dram, start - (ahead ? sm.adrift : sm.apart)) + clocks + turn * rates.dram_turn_cost;
   if (!ahead) sm.apart = std::max(sm.apart, sm.dram - start);
   result.dram += clocks;
 }
@@ -123,9 +123,9 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       continue;
     }
     double l2 = load_clocks(allocation, false);
-    sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + l2;
+    sm.misses_l2 = sm.l2 = std::max(sm.l2, ahead ? start - rates.l2_burst : start) + l2;
     result.l2 += l2;
-    double arrives = sm.l2 + rates.l2_latency;
+    double arrives = std::max(sm.l2, start) + rates.l2_latency;
     if (sectors[n] >> 2 != line) {
       line = sectors[n] >> 2;
       dram = dram_clocks(sm, allocation, 1);
@@ -220,6 +220,10 @@ void Timing::touch_shared(Sm& sm, const Access& access, double start, double& do
   int later = access.matrix ? count - 1 : count + phases(access, of_phase) - 2;
   done = sm.lsu + rates.lds_latency + later * rates.conflict_latency;
   read = sm.lsu + 4;
+  if (!access.afar) return;
+  double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
+  sm.exchange = std::max(sm.exchange, start) + bytes / rates.remote_bytes_per_clock;
+  done = std::max(done, sm.exchange + rates.remote_latency);
 }
 
 void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
@@ -248,6 +252,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
   double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  if (access.asynchronous) takes += access.torn * rates.torn_copy_clocks;
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
@@ -260,6 +265,12 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
+    if (access.asynchronous) {
+      double again = access.torn * rates.torn_copy_sectors * SECTOR / rates.l2_private_bytes_per_clock;
+      sm.misses_l2 = sm.l2 = std::max(sm.l2, start - rates.l2_burst) + again;
+      result.l2 += again;
+      done = std::max(done, sm.l2 + rates.l2_latency) + rates.copy_latency;
+    }
     if (access.atomic) {
       done = std::max(done, change(sm, access, sectors, sector_count, start) + rates.l2_latency);
       settle(slot, done);

@@ -34,7 +34,7 @@ void Timing::start_cluster(double at) {
   for (size_t rank = 0; rank < clusters.back()->blocks.size(); rank++) {
     Block& block = *clusters.back()->blocks[rank];
     Sm& sm = chips[rank];
-    sm.started = std::max(at, sm.started + rates.block_interval);
+    sm.started = std::max(at, sm.started + (chips.size() > 1 ? rates.cluster_interval : rates.block_interval));
     for (Warp& w : block.warps) {
       auto slot = std::make_unique<Slot>();
       slot->context = std::unique_ptr<Context>(new Context{*this, w});
@@ -63,6 +63,7 @@ void Timing::end_warp(Slot& slot) {
     if (!block->done()) return;
   result.ended += own->blocks.size();
   double ended = std::max(now, settled[own]);
+  for (Sm& sm : chips) sm.adrift = std::max(sm.adrift, rates.block_drift * (ended - sm.started));
   settled.erase(own);
   result.clocks = std::max(result.clocks, ended);
   if (next_block < request.blocks.size()) start_cluster(ended + rates.block_start);
@@ -230,9 +231,18 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
   return has_registers_for_a(i) ? rates.hgmma_issue_registers : rates.hgmma_issue_shared;
 }
 
+// Warps that ask for a fence at the same time get it together; one that asks while another is under way waits longer.
+double Timing::fence_latency(Sm& sm) {
+  bool with_others = now < sm.fenced + TOGETHER, busy = sm.fence > now;
+  if (!with_others) sm.fenced = now;
+  double latency = busy && !with_others ? rates.membar_busy_latency : rates.membar_latency;
+  sm.fence = std::max(sm.fence, now + latency);
+  return latency;
+}
+
 // Clocks for which a fence or a barrier of a cluster holds its warp up at least.
-double Timing::latency_of_order(const Instruction& i) const {
-  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? rates.membar_latency : 0;
+double Timing::latency_of_order(Sm& sm, const Instruction& i) {
+  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? fence_latency(sm) : 0;
   return i.pipe == Pipe::Uniform && i.opcode.starts_with("UCGABAR_WAIT") ? rates.cluster_barrier_latency : 0;
 }
 
@@ -246,6 +256,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   double done = now + 5, read = now + 3;
   bool far = false;
   occupy(sm, part, i, done, read);
+  if (i.opcode == "CCTL.IVALL") sm.l1->forget();
   const Access& access = slot.context->access;
   if (access.space != Access::Space::None && !access.asynchronous && access.lanes) touch(sm, slot, access, done, read, far);
   for (auto [barrier, at] : {std::pair{i.write_barrier, done}, {i.read_barrier, read}}) {
@@ -262,7 +273,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   }
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
-  from = std::max(from, now + latency_of_order(i));
+  from = std::max(from, now + latency_of_order(sm, i));
   if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
   if (has_uniform_index(i)) from = std::max(from, now + rates.indexed_uniform_latency);
   slot.fixed = from;

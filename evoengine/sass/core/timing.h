@@ -19,7 +19,9 @@ namespace sass {
   X(dram_latency) X(branch_clocks) X(barrier_latency) X(barrier_interval) X(block_start) X(block_interval)            \
   X(memory_queue) X(hmma_latency) X(hmma_least) X(hgmma_clocks_per_column) X(hgmma_latency) X(hgmma_mufu_loss)        \
   X(hgmma_arithmetic_interval) X(hgmma_turns) X(hgmma_fma_turns) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared)  \
-  X(hgmma_issue_registers) X(membar_latency) X(cluster_barrier_latency)                                               \
+  X(hgmma_issue_registers) X(membar_latency) X(membar_busy_latency) X(cluster_barrier_latency)    \
+  X(cluster_interval) X(remote_latency) X(remote_arrival_latency) X(remote_bytes_per_clock) X(copy_latency)            \
+  X(block_drift) X(torn_copy_clocks) X(torn_copy_sectors) X(l2_burst)                                                                 \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
   X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(dram_loaded_delay) X(local_from_dram)
 

@@ -154,6 +154,12 @@ Step arrive(Context& c, const Instruction& i) {
       order_access(c, i, lane, ordered = address, Touch::Read);
       if (arrivals) order->arrive(c.warp, order->mbarrier(address));
     }
+    if (i.b) {  // through the network between SMs, also to the block itself
+      c.machine.send(c.warp, [block = c.warp.block, address, arrivals, bytes, by = &i] {
+        change_barrier(*block, address, arrivals, bytes, by->c ? arrivals : 0, *by);
+      });
+      continue;
+    }
     u64 before = change_barrier(*c.warp.block, address, arrivals, bytes, i.c ? arrivals : 0, i);
     state[0].v[lane] = u32(before);
     state[1].v[lane] = u32(before >> 32);

@@ -52,7 +52,7 @@ RARITY_EXPONENT = 3
 """power of the coverage of a candidate's rarest pair by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
 """share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
-PRODUCT_AFTER = 32
+PRODUCT_AFTER = 16
 """the surrogate's proposals since the best after which every second one is by the surrogate that knows products"""
 N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
