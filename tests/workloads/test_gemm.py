@@ -255,6 +255,13 @@ def test_a_fault_planted_in_a_gated_product_by_mma_is_caught(kernel_gate, proble
     assert gate.refutes(gate.configuration(TWO), old, new), "it escaped"
 
 
+def test_a_pipeline_of_twelve_buffers_passes_with_every_cell_visited(kernel_gate):
+    gate = kernel_gate("gemm:m64,n8192,k8192,bf16")
+    verdict = gate.judge(gate.start({"stages": 12}))
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
 @pytest.mark.parametrize(
     ("problem", "gpu", "wanted"),
     [

@@ -178,6 +178,14 @@ WGMMA_DRAWN = [
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("wanted", [{"family": "mma", "tile_m": 128}, {"family": "wgmma", "tile_m": 256}])
+def test_no_alarm_where_silu_of_sums_far_below_0_magnifies_their_errors(kernel_gate, wanted):
+    gate = kernel_gate("w4a16:m300,n520,k1056,bf16,g32,zeros,bias_silu")
+    verdict = gate.judge(gate.configuration(wanted), seed=8)
+    assert verdict.correct, verdict.reason
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", range(25))
 def test_a_valid_configuration_by_wgmma_passes(kernel_gate, number):
     gate = kernel_gate(WGMMA_DRAWN[number % len(WGMMA_DRAWN)])

@@ -116,6 +116,8 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     yield Case("pipeline wraps", at(tile_m - unit_m, tile_n - unit_n, (2 * stages + 2) * step - unit_k))
     yield Case("one-hot rows", at(tile_m + 3 * unit_m, tile_n - 2 * unit_n, 2 * step + 1), "one-hot rows")
     yield Case("sums that overflow a half", at(tile_m - 2 * unit_m, tile_n, 2 * step - unit_k), "large products")
+    for buffer in range(5, stages - 1):  # in the others that of some case above
+        yield Case(f"last step in buffer {buffer}", at(1, 1, (buffer + 1) * step), "whole numbers")
 
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
