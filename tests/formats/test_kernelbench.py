@@ -96,7 +96,7 @@ def get_inputs():
 """
 
 
-@pytest.mark.parametrize("operation", [*list(OPERATIONS)[:2], *more(list(OPERATIONS)[2:])])
+@pytest.mark.parametrize("operation", [*list(OPERATIONS)[:1], *more(list(OPERATIONS)[1:])])
 def test_operations_have_naive_kernels_that_are_right_at_all_sizes(tmp_path, operation):
     made = imported(tmp_path, GENERIC.replace("OPERATION", OPERATIONS[operation]))
     assert not any("skeleton" in remark for remark in made.remarks), made.remarks

@@ -283,6 +283,7 @@ def test_the_command_shows_a_row_for_each_configuration_of_which_one_is_wrong_an
     )
 
 
+@pytest.mark.exhaustive
 def test_a_configuration_that_ends_its_process_is_wrong_and_the_others_are_gated(tmp_path):
     (tmp_path / "dies.py").write_text(DIES)
     done = command("--triton", f"{tmp_path / 'dies.py'}::twice", "--call", "call", "--reference", "reference")

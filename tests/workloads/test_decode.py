@@ -143,7 +143,7 @@ DRAWN_FROM = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [0, 1, 8, 11, *more(range(2, 8)), *more(range(9, 11)), *more(range(12, 100))])
+@pytest.mark.parametrize("number", [0, 1, *more(range(2, 100))])
 def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_gate, number):
     gate = kernel_gate(DRAWN_FROM[number % len(DRAWN_FROM)])
     config = gate.draw(100, seed=5)[number]
