@@ -78,7 +78,7 @@ FAULTS = [
     ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
     ("stores that outlive their block", PAIRS, PLAIN, "if (lane() == 0) tma_store_wait<0>();", ""),
     ("a tile too few for the last blocks", PAIRS, PLAIN, "return number < all;", "return number < all - 1;"),
-    ("few rows: bias of the neighbour", FEW_ROWS, f"{DECODE},bias", "float bias = to.bias_of(col);", "float bias = to.bias_of(col ^ 1);"),
+    ("few rows: bias of the neighbour", FEW_ROWS, f"{DECODE},bias", "float bias = to.bias_of(col),", "float bias = to.bias_of(col ^ 1),"),
     ("few rows: a row too many", FEW_ROWS, DECODE, "row < m &&", "row <= m &&"),
     ("partial sums of the last block lost", SPLIT, DECODE, "block < SPLIT_K;", "block < SPLIT_K - 1;"),
     ("partial sums read before they are there", SPLIT, DECODE, "    cluster_sync();\n    if (cluster_rank() > 0) return", "    if (cluster_rank() > 0) return"),
