@@ -57,7 +57,7 @@ FAULTS = [
     ("bias behind ReLU", MMA, RELU, f"activate({LOW})", "activate(low) + low_bias"),
     ("ReLU left out", WGMMA, RELU, "fmaxf(x, 0.0f)", "x"),
     ("GELU by a sigmoid", MMA, GELU, "0.5f * x * (1.0f + erff(x * 0.70710678f))", "x / (1.0f + expf(-1.702f * x))"),
-    ("large results clamped", WGMMA, PLAIN, "return x;", "return fminf(x, 30000.0f);"),
+    ("large results clamped", WGMMA, PLAIN, "activate(float x) {\n    return x;", "activate(float x) {\n    return fminf(x, 30000.0f);"),
     ("tiles multiplied from the wrong rows", MMA, PLAIN, "element_at(first, chunk)", "element_at(first ^ 1, chunk)"),
     ("buffer not waited for", WGMMA, PLAIN, "tiles.wait(i);", ""),
     ("buffer released too early", WIDE, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
