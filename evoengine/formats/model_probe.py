@@ -206,7 +206,7 @@ class Numbers:
             at = [self.first[name] + step for step in range(PROBES)]
             try:
                 seen = [self.probe.shapes(self.first | {name: value})[i][j] for value in at]
-            except Exception:
+            except Exception:  # a model may refuse a size in any way
                 continue
             if len(set(seen)) == 1:
                 continue

@@ -1,4 +1,4 @@
-"""Whether the process of a run lives, and what a killed one leaves.
+"""Tell whether the process of a run lives, and read what a killed one leaves.
 
 A running search writes the time of the database's clock to its row of `heartbeats` every few seconds, because host
 names and process numbers mean nothing in containers. A run counts as killed if its last beat is older than
