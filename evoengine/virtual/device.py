@@ -221,7 +221,12 @@ class VirtualGpu:
         return found
 
     def _execute(
-        self, use: Use, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, prediction: Prediction | Unpredicted
+        self,
+        use: Use,
+        loaded: LoadedKernel,
+        geometry: Geometry,
+        arguments: Arguments,
+        prediction: Prediction | Unpredicted,
     ) -> Sequence[int]:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
         memory = Memory([(loaded.kernel, [*arguments.parameters, *arguments.mapped])], self.now.launches)
