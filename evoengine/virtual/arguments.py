@@ -28,8 +28,8 @@ from evoengine.devices.base import (
 from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part
 
 WHOLE_BYTES = 1 << 20
-"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped, but
-for scratch memory"""
+"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped,
+unless that is scratch memory"""
 _HELD_MULTIPLE = 256
 
 _FORMATS = {
