@@ -281,6 +281,16 @@ def test_a_block_that_may_end_before_others_have_read_its_shared_memory_is_named
             pair(execute, reads, seed, end="")
 
 
+def test_a_block_that_may_not_have_begun_when_others_reach_it_is_named_under_every_seed(execute):
+    reads = """float4 x = read_four_at(1 - cluster_rank(), shared_address(number + threadIdx.x / 4 * 4));
+               if (x.x == 1e30f) o[0] = 1;"""
+    arrives = "if (threadIdx.x == 0) barrier_arrive_at(1 - cluster_rank(), barrier);"
+    for seed in SEEDS:
+        for body, does in ((reads, "`LD"), (arrives, "`.*SYNCS.ARRIVE")):
+            with pytest.raises(KernelRaced, match=rf"block \d of the cluster may not have begun, whose .* {does}"):
+                pair(execute, body, seed, start="__syncthreads();")
+
+
 def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):
     with pytest.raises(KernelHung):
         pair(execute, "if (blockIdx.x % 2) cluster_sync(); else barrier_wait(barrier, 0);")

@@ -164,7 +164,8 @@ class Order {
   u64 store_of(u32 rank, int warp, int index) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
   void note_far(const FarTouch&, u32 rank);
-  [[noreturn]] void outlive(const FarTouch&, u32 rank) const;
+  [[noreturn]] void misses(const FarTouch&, u32 rank, const char* what) const;
+  bool knows_begun(const std::vector<u32>& seen, u32 rank) const;
 
   World& world;
   Cluster& cluster;
