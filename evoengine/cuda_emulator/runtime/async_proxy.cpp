@@ -81,8 +81,10 @@ void publish_shared() {
     one_by_one = !random_below(4);
 }
 
+// In the middle of a round with fences that wait for its end, as others do while blocks begin, these must come about.
 void poison_async(unsigned block) {
-    one_by_one = !random_below(4);
+    if (!fences_due) one_by_one = !random_below(4);
+    fence_due[block] = false;
     if (!shadow[block]) return;
     need_shadow(block);
     memset(shadow[block], 0xff, launch.shared_bytes);
