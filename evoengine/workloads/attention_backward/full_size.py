@@ -19,7 +19,7 @@ NAMES = {PREPARE: "full size, sums of dO O", LAST: "full size, dQ"}
 """of cases, by the kernel; any other is that of dK and dV"""
 MOST_WORK = 60_000_000
 """queries times keys times head_dim of all blocks of a case"""
-LEAST_BLOCKS, MOST_BLOCKS = 3, 24
+LEAST_BLOCKS, MOST_BLOCKS = 3, 12
 MOST_TILES = 16
 """of queries or keys of a head"""
 

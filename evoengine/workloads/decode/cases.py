@@ -174,12 +174,17 @@ MOST_BLOCKS = 48
 
 @dataclass(frozen=True, slots=True)
 class FullCase:
-    """All splits of some tiles of rows of a launch for `problem`, each run by itself. What combines them is not run."""
+    """All splits of some tiles of rows of a launch for `problem`, each block by itself; or blocks that combine them.
+
+    Where the last block of a tile combines its splits, that is not run.
+    """
 
     name: str
     problem: DecodeProblem
     config: Config = field(hash=False)
     part: str | None = None
+    entry: str | None = None
+    """the second kernel, where it is that"""
 
     @property
     def splits(self) -> int:
@@ -209,11 +214,14 @@ class FullCase:
 
 
 def full_plan(problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the problem's own launch, of its first kernel; none where the configuration states no sizes of tiles.
+    """Return the problem's own launch, each kernel's by itself; none where the configuration states no sizes of tiles.
 
-    Nor is there one where q or the block table is too large to be drawn.
+    Nor is there one where q, the block table or the splits' states are too large to be drawn.
     """
-    drawn = max(problem.batch * problem.table_width, problem.batch * problem.seq_q * problem.heads * problem.head_dim)
+    rows, splits = problem.batch * problem.seq_q * problem.heads, int(config.get("splits", 1))
+    drawn = max(problem.batch * problem.table_width, rows * problem.head_dim, rows * splits * 2)
     if not {"tile_m", "tile_n", "warps"} <= config.keys() or drawn > MOST_DRAWN:
         return ()
-    return [(FullCase("full grid", problem, config), replace(launch_of(problem), then=()))]
+    launch = launch_of(problem)
+    first = (FullCase("full grid", problem, config), replace(launch, then=()))
+    return [first, *((FullCase("full grid, combined", problem, config, entry=k.entry), k.launch) for k in launch.then)]
