@@ -130,6 +130,16 @@ def test_workloads_give_sizes_and_values_and_what_else_they_hold_is_named(tmp_pa
     assert made.problem["constraints"] == ["ends == batch + 1", "ends >= 2"]
 
 
+def test_large_constants_of_a_gemm_vary_so_that_the_gate_can_afford_them(tmp_path):
+    axes = GEMM["axes"] | {axis: {"type": "const", "value": value} for axis, value in (("N", 4096), ("K", 14336))}
+    made = imported(tmp_path, GEMM | {"axes": axes}, [{"axes": {"M": 7}}])
+    assert made.problem["workloads"] == [{"axes": {"M": 7, "N": 4096, "K": 14336}, "inputs": {}}]
+    assert "int M, int N, int K" in made.kernel
+    assert any("that N=4096, K=14336 are constants" in remark for remark in made.remarks)
+    named = GEMM["reference"].replace("    return", "    assert B.shape == (4096, 14336)\n    return")
+    assert imported(tmp_path, GEMM | {"axes": axes, "reference": named}).problem["axes"] == axes
+
+
 def test_without_workloads_sizes_and_values_are_chosen_and_said(tmp_path):
     made = imported(tmp_path, RMS_NORM)
     assert "sizes: no workload gives any; problem.json has batch_size=256" in made.remarks
