@@ -132,7 +132,23 @@ def _shape(item: Any) -> list[str]:
 
 
 def _shortest(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
-    """Return the constraints that offsets have a segment."""
+    """Return the constraints that offsets have a segment, and that no token's query comes before its keys."""
+    if _sees_before(data, totals):
+        return [f"{totals['kv_indptr']} >= {totals['qo_indptr']}", *_one_segment(totals, data)]
+    return _one_segment(totals, data)
+
+
+def _sees_before(data: dict[str, Any], totals: Mapping[str, str]) -> bool:
+    """Return whether queries are the last tokens of their keys: an attention of causal prefill."""
+    inputs = data["inputs"]
+    same = (
+        "qo_indptr" in totals and "kv_indptr" in totals and _shape(inputs["qo_indptr"]) == _shape(inputs["kv_indptr"])
+    )
+    before = same and [*inputs].index("qo_indptr") < [*inputs].index("kv_indptr")
+    return before and "causal" in f"{data.get('name')} {data.get('description')} {data.get('reference')}".lower()
+
+
+def _one_segment(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
     sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
     return [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
 
@@ -153,6 +169,8 @@ def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, d
             draws[name] = {"type": "integers", "low": 1, "high": f"{caches[0][1]} + 1"}
         elif name.endswith("scale") and item.get("shape") == []:
             draws[name] = {"type": "constant", "value": SCALE}
+    if _sees_before(data, totals) and {"qo_indptr", "kv_indptr"} <= draws.keys():
+        draws["kv_indptr"]["over"] = "qo_indptr"
     return draws
 
 

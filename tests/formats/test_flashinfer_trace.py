@@ -260,6 +260,21 @@ def test_a_definition_of_attention_has_valid_draws_of_its_indices(decode):
     assert problem["constraints"] == ["len_indptr == batch_size + 1", "len_indptr >= 2"]
 
 
+def test_of_a_causal_prefill_every_query_has_its_own_key(tmp_path):
+    queries = {"qo_indptr": {"shape": ["len_indptr"], "dtype": "int32"}}
+    inputs = {"q": PAGED["inputs"]["q"] | {"shape": ["total_q", *PAGED["inputs"]["q"]["shape"][1:]]}} | queries
+    changes = {
+        "name": "causal",
+        "axes": PAGED["axes"] | {"total_q": {"type": "var"}},
+        "inputs": inputs | {name: item for name, item in PAGED["inputs"].items() if name != "q"},
+        "constraints": [*PAGED["constraints"], "total_q == qo_indptr[-1].item()"],
+    }
+    made = imported(tmp_path, PAGED | changes)
+    draws = made.problem["workloads"][0]["inputs"]
+    assert draws["kv_indptr"] == {"type": "indptr", "total": "num_kv_indices", "over": "qo_indptr"}
+    assert "num_kv_indices >= total_q" in made.problem["constraints"]
+
+
 ATTENTION = {"family": "decode", "block_size_x": 64}
 
 
