@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from evoengine.space.expression import Expression
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MAX_WORKLOADS = 64
+MOST_CONSTANT = 1 << 17
+"""product of a GEMM's constant sizes that the gate can afford"""
 SIZE = 256
 """default of a var axis without a workload"""
 FEW = 24
@@ -62,6 +65,7 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
             for workload in _workloads(data, axes, workloads, remarks)
         ],
     }
+    _free_sizes(problem, remarks)
     kernel = naive_kernel(problem)
     if kernel.flops:
         problem["flops"] = kernel.flops
@@ -70,6 +74,25 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
             f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is"
         )
     return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=tuple(remarks))
+
+
+def _free_sizes(problem: dict[str, Any], remarks: list[str]) -> None:
+    """Let the large constants of a GEMM vary, unless its reference names their values; the example has them.
+
+    The gate runs whole problems on a CPU, and the product of thousands of columns with thousands takes minutes there.
+    """
+    if problem["op_type"].lower() != "gemm":
+        return
+    axes = problem["axes"].items()
+    constants = {a: e.get("value") for a, e in axes if isinstance(e, dict) and e.get("type") == "const"}
+    named = {int(number) for number in re.findall(r"\b\d{1,18}\b", str(problem["reference"]))}
+    free = {axis: value for axis, value in constants.items() if type(value) is int and value not in named}
+    if prod(free.values()) <= MOST_CONSTANT:
+        return
+    problem["axes"] |= {axis: {"type": "var"} for axis in free}
+    problem["workloads"] = [{**one, "axes": {**one["axes"], **free}} for one in problem["workloads"]]
+    listed = ", ".join(f"{axis}={value}" for axis, value in free.items())
+    remarks.append(f"that {listed} are constants: the kernel takes them as it runs, so that the gate can choose others")
 
 
 def _without(entry: Any, *keys: str) -> Any:
@@ -109,7 +132,23 @@ def _shape(item: Any) -> list[str]:
 
 
 def _shortest(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
-    """Return the constraints that offsets have a segment."""
+    """Return the constraints that offsets have a segment, and that no token's query comes before its keys."""
+    if _sees_before(data, totals):
+        return [f"{totals['kv_indptr']} >= {totals['qo_indptr']}", *_one_segment(totals, data)]
+    return _one_segment(totals, data)
+
+
+def _sees_before(data: dict[str, Any], totals: Mapping[str, str]) -> bool:
+    """Return whether queries are the last tokens of their keys: an attention of causal prefill."""
+    inputs = data["inputs"]
+    same = (
+        "qo_indptr" in totals and "kv_indptr" in totals and _shape(inputs["qo_indptr"]) == _shape(inputs["kv_indptr"])
+    )
+    before = same and [*inputs].index("qo_indptr") < [*inputs].index("kv_indptr")
+    return before and "causal" in f"{data.get('name')} {data.get('description')} {data.get('reference')}".lower()
+
+
+def _one_segment(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
     sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
     return [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
 
@@ -130,6 +169,8 @@ def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, d
             draws[name] = {"type": "integers", "low": 1, "high": f"{caches[0][1]} + 1"}
         elif name.endswith("scale") and item.get("shape") == []:
             draws[name] = {"type": "constant", "value": SCALE}
+    if _sees_before(data, totals) and {"qo_indptr", "kv_indptr"} <= draws.keys():
+        draws["kv_indptr"]["over"] = "qo_indptr"
     return draws
 
 

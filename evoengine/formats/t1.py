@@ -62,7 +62,7 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
         block=_sizes(spec.get("LocalSize"), "1"),
         problem_size=_sizes(spec.get("GlobalSize"), "1"),
         shared=str(spec.get("SharedMemory") or 0),
-        constants={a.name: a.name for a in arguments if not a.is_parameter},
+        constants={a.name: a.name for a in arguments if not a.is_parameter} | _copies(spec, text, arguments),
         remarks=remarks,
     )
     _grid(spec, kernel)
@@ -157,6 +157,18 @@ def _arguments(
     if not any(argument.output for argument in found):
         raise UsageError(f"{file} says of no argument that the kernel writes it (AccessType WriteOnly or ReadWrite)")
     return found + constants
+
+
+def _copies(spec: dict[str, Any], text: str, arguments: Sequence[Argument]) -> dict[str, str]:
+    """Return the `__constant__` variables of the text that hold an argument too, which has MemType Constant."""
+    given = [g for g in _list(spec, "Arguments") if g.get("MemoryType") not in ("Symbol", "Local")]
+    found = {}
+    for entry, argument in zip(given, arguments, strict=False):
+        symbol = str(entry.get("Name"))
+        declared = re.search(rf"__constant__[^;(){{}}]*\b{re.escape(symbol)}\b", text)
+        if entry.get("MemType") == "Constant" and argument.size is not None and declared:
+            found[symbol] = argument.name
+    return found
 
 
 def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]]) -> str:

@@ -75,7 +75,8 @@ class Draw:
     """The draw of an input: a type and its numbers, which may be expressions of axes.
 
     `low` and `high` are of `indptr` the shortest segment and the sum of all, of `permutation` `high` is what all
-    integers are below. `maker` is the function of the folder that makes it.
+    integers are below. `maker` is the function of the folder that makes it. Segments of an `indptr` are at least as
+    long as those of the input `over`.
     """
 
     kind: str = "random"
@@ -83,6 +84,7 @@ class Draw:
     low: Expression | None = None
     high: Expression | None = None
     maker: str | None = None
+    over: str | None = None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
     "uniform": ("low", "high"), "integers": ("low", "high"), "indptr": ("total",), "permutation": (), "made": ("by",),
 }  # fmt: skip # a table
-_MORE = {"indptr": ("least",), "permutation": ("high",)}
+_MORE = {"indptr": ("least", "over"), "permutation": ("high",)}
 """draw → what it may say besides"""
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
@@ -477,7 +477,14 @@ class _Reader:
             next((self._expression(entry[k], f"{at}.{k}") for k in keys if k in entry), None)
             for keys in (("low", "least"), ("high", "total"))
         )
-        return Draw(kind, value, low, high, maker)
+        over = entry.get("over")
+        if over is not None:
+            before = [*self.inputs][: [*self.inputs].index(item.name)]
+            like = self.inputs[over] if over in before else None
+            shapes = {tuple(size.text for size in one.shape or ()) for one in (item, like) if one is not None}
+            if like is None or len(shapes) > 1 or like.dtype != item.dtype:
+                self._fail(f"{at} is over {over!r}, which is no input before {item.name} of its shape and dtype")
+        return Draw(kind, value, low, high, maker, over)
 
     def _tolerance(self, outputs: tuple[Item, ...]) -> Tolerance:
         entry = self._object(self.data, "tolerance", "tolerance")

@@ -105,10 +105,13 @@ class FolderTensors(Tensors[FolderProblem]):
     ) -> dict[str, torch.Tensor]:
         generator = torch.Generator(device=device).manual_seed(seed)
         found: dict[str, torch.Tensor] = {}
-        for item, draw in self._draws(case):
+        draws = list(self._draws(case))
+        without = {*without} - {draw.over for _, draw in draws}
+        for item, draw in draws:
             if item.name in without:
                 continue
-            values = _drawn(self._definition, item, draw, case, generator)
+            over = found[draw.over] if draw.over else None
+            values = _drawn(self._definition, item, draw, case, generator, over)
             if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
                 values = _ends(item, draw, case.problem, values, generator)
             if draw.kind == "random" and values.is_floating_point():
@@ -133,13 +136,18 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _drawn(
-    definition: Definition, item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.Generator
+    definition: Definition,
+    item: Item,
+    draw: Draw,
+    case: Case[FolderProblem],
+    generator: torch.Generator,
+    over: torch.Tensor | None,
 ) -> torch.Tensor:
     match draw.kind:
         case "made":
             return _made(definition, item, draw, case).to(generator.device)
         case "indptr":
-            return _indptr(item, draw, case, generator)
+            return _indptr(item, draw, case, generator, over)
         case "permutation":
             return _permutation(item, draw, case.problem, generator)
     return _values(item, draw, case.problem, generator)
@@ -161,15 +169,25 @@ def _made(definition: Definition, item: Item, draw: Draw, case: Case[FolderProbl
     return tensor.reshape(shape)
 
 
-def _indptr(item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.Generator) -> torch.Tensor:
-    """Return ascending offsets from 0 to `high` of segments of at least `low`; with `ends` one segment has the rest."""
+def _indptr(
+    item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.Generator, over: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ascending offsets from 0 to `high` of segments of at least `low`; with `ends` one segment has the rest.
+
+    Segments are as long as those of the offsets `over` and the rest, which is shared out.
+    """
     axes = case.problem.axes
     total, least = (int(float(e.evaluate(axes))) if e is not None else 0 for e in (draw.high, draw.low))
     (size,) = shape_of(item, case.problem)
-    free, device = total - least * (size - 1), generator.device
+    device = generator.device
+    base = least * torch.arange(size, device=device)
+    if over is not None:
+        base = base + over.long()
+    free = total - int(base[-1])
     if free < 0:
+        at_least = f"{least} at least" + (f", and those of {draw.over}" if over is not None else "")
         raise UsageError(
-            f"{item.name} is drawn indptr with {size - 1} segments of {least} at least, which are more than {total} "
+            f"{item.name} is drawn indptr with {size - 1} segments of {at_least}, which are more than {total} "
             f"for {case.problem}; state a constraint that sizes must fulfil"
         )
     inner = torch.randint(0, free + 1, (max(0, size - 2),), generator=generator, device=device).sort().values
@@ -177,7 +195,7 @@ def _indptr(item: Item, draw: Draw, case: Case[FolderProblem], generator: torch.
         first = int(torch.randint(0, max(1, size - 1), (), generator=generator, device=device))
         inner = torch.where(torch.arange(len(inner), device=device) < first, 0, free)
     cuts = torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), free)])[:size] if size > 1 else inner.new_zeros(1)
-    return cuts + least * torch.arange(size, device=device)
+    return cuts + base
 
 
 def _permutation(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:

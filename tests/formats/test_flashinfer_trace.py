@@ -130,6 +130,16 @@ def test_workloads_give_sizes_and_values_and_what_else_they_hold_is_named(tmp_pa
     assert made.problem["constraints"] == ["ends == batch + 1", "ends >= 2"]
 
 
+def test_large_constants_of_a_gemm_vary_so_that_the_gate_can_afford_them(tmp_path):
+    axes = GEMM["axes"] | {axis: {"type": "const", "value": value} for axis, value in (("N", 4096), ("K", 14336))}
+    made = imported(tmp_path, GEMM | {"axes": axes}, [{"axes": {"M": 7}}])
+    assert made.problem["workloads"] == [{"axes": {"M": 7, "N": 4096, "K": 14336}, "inputs": {}}]
+    assert "int M, int N, int K" in made.kernel
+    assert any("that N=4096, K=14336 are constants" in remark for remark in made.remarks)
+    named = GEMM["reference"].replace("    return", "    assert B.shape == (4096, 14336)\n    return")
+    assert imported(tmp_path, GEMM | {"axes": axes, "reference": named}).problem["axes"] == axes
+
+
 def test_without_workloads_sizes_and_values_are_chosen_and_said(tmp_path):
     made = imported(tmp_path, RMS_NORM)
     assert "sizes: no workload gives any; problem.json has batch_size=256" in made.remarks
@@ -248,6 +258,21 @@ def test_a_definition_of_attention_has_valid_draws_of_its_indices(decode):
     assert draws["kv_indices"] == {"type": "integers", "low": 0, "high": "num_pages"}
     assert draws["last_page_len"] == {"type": "integers", "low": 1, "high": "page_size + 1"}
     assert problem["constraints"] == ["len_indptr == batch_size + 1", "len_indptr >= 2"]
+
+
+def test_of_a_causal_prefill_every_query_has_its_own_key(tmp_path):
+    queries = {"qo_indptr": {"shape": ["len_indptr"], "dtype": "int32"}}
+    inputs = {"q": PAGED["inputs"]["q"] | {"shape": ["total_q", *PAGED["inputs"]["q"]["shape"][1:]]}} | queries
+    changes = {
+        "name": "causal",
+        "axes": PAGED["axes"] | {"total_q": {"type": "var"}},
+        "inputs": inputs | {name: item for name, item in PAGED["inputs"].items() if name != "q"},
+        "constraints": [*PAGED["constraints"], "total_q == qo_indptr[-1].item()"],
+    }
+    made = imported(tmp_path, PAGED | changes)
+    draws = made.problem["workloads"][0]["inputs"]
+    assert draws["kv_indptr"] == {"type": "indptr", "total": "num_kv_indices", "over": "qo_indptr"}
+    assert "num_kv_indices >= total_q" in made.problem["constraints"]
 
 
 ATTENTION = {"family": "decode", "block_size_x": 64}

@@ -356,6 +356,22 @@ def test_constant_memory_of_a_t1_file_is_filled(tmp_path):
     assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
 
 
+def test_an_argument_of_a_t1_file_may_be_constant_memory_too(tmp_path):
+    """As in the benchmark hub's convolution, whose filter is a parameter and what a __constant__ variable holds."""
+    kernel = SCALED.replace("factors", "B").replace("int n", "const float* unused, int n")
+    constant = {"Name": "B", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, "MemType": "Constant"}
+    *arrays, n = T1["KernelSpecification"]["Arguments"]
+    made = t1(tmp_path, kernel, None, Arguments=[*arrays, VECTOR | constant | {"Size": "max(per_thread)"}, n])
+    assert made.problem["constants"] == {"B": "unused"}
+    plain = t1(
+        tmp_path,
+        kernel.replace("__constant__ float B", "__constant__ float other"),
+        None,
+        Arguments=[*arrays, VECTOR | constant | {"Size": 4}, n],
+    )
+    assert plain.problem["constants"] == {}
+
+
 OTHER = "tune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n"
 
 

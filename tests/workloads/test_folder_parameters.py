@@ -252,6 +252,43 @@ def test_offsets_ascend_from_zero_to_their_total_with_segments_of_some_length(tm
     assert sorted(most.diff().tolist()) == [0] * 19 + [200]
 
 
+def over(tmp_path, total: str, pattern: str = "normal", over: str = "i") -> tuple[Any, Any]:
+    """Draw offsets `i` that end at n, and `j` over them."""
+    offsets = {"shape": ["n // 4"], "dtype": "int32"}
+    path = folder(
+        tmp_path,
+        "",
+        inputs={"x": {"shape": ["n"], "dtype": "float32"}, "i": offsets, "j": offsets},
+        outputs={"y": {"shape": ["n"], "dtype": "float32"}},
+        reference="def run(x, i, j):\n    return x\n",
+        workloads=[{"axes": {"n": 20}, "inputs": {
+            "i": {"type": "indptr", "total": "n"}, "j": {"type": "indptr", "total": total, "over": over},
+        }}],
+    )  # fmt: skip
+    workload = load_folder(path)
+    found = workload.tensors()
+    inputs = found.draw(Case("one", workload.parse("n=20"), pattern, {"THREADS": 64}), 3).inputs
+    assert found.draw_some(Case("one", workload.parse("n=20"), pattern), 3, ["i"])["j"].equal(inputs["j"])
+    return inputs["i"], inputs["j"]
+
+
+@pytest.mark.parametrize("pattern", ["normal", "ends"])
+def test_offsets_over_others_have_segments_at_least_as_long(tmp_path, pattern):
+    i, j = over(tmp_path, "3 * n", pattern)
+    more = j.diff() - i.diff()
+    assert j[-1] == 60 and more.min() >= 0 and more.sum() == 40
+
+
+def test_offsets_over_what_comes_later_or_does_not_fit_are_refused(tmp_path):
+    from evoengine.errors import UsageError
+
+    for name in ("x", "j", "none"):
+        with pytest.raises(UsageError, match=f"is over '{name}', which is no input before j of its shape and dtype"):
+            over(tmp_path / name, "3 * n", over=name)
+    with pytest.raises(UsageError, match="segments of 0 at least, and those of i, which are more than 10 for own:n=20"):
+        over(tmp_path, "n // 2")
+
+
 def test_offsets_that_do_not_fit_are_refused(tmp_path):
     from evoengine.errors import UsageError
 
