@@ -44,8 +44,15 @@ class Conv2d(Workload[Conv2dProblem]):
         return 2.0 * problem.gemm.m * problem.gemm.n * problem.gemm.k
 
     def min_dram_bytes(self, problem: Conv2dProblem) -> float:
-        """Return the bytes of images, weights and the residual read once and of y written once."""
-        return float(DTYPE_BYTES[problem.dtype]) * sum(prod(problem.shape(name)) for name in _tensors(problem))
+        """Return the bytes of pixels that a window sees, weights and the residual read once and of y written once."""
+        p = problem
+        seen = (
+            p.images
+            * p.seen(p.height, p.out_height, p.filter_h)
+            * p.seen(p.width, p.out_width, p.filter_w)
+            * p.channels
+        )
+        return float(DTYPE_BYTES[p.dtype]) * (seen + sum(prod(p.shape(name)) for name in _tensors(p)[1:]))
 
     def cases(self, problem: Conv2dProblem, config: Config) -> tuple[Case[Conv2dProblem], ...]:
         return gate_cases(problem, config)

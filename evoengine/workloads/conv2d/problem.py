@@ -15,6 +15,8 @@ NUMBERS = {
     "stride": "stride", "pad": "pad", "dilation": "dilation",
 }  # fmt: skip # a table
 OPTIONAL = {"stride": 1, "pad": 0, "dilation": 1}
+COUNTED = 4096
+"""outputs along an axis whose windows are looked at one by one; of longer axes what they see is a lower bound"""
 CHUNK = 8
 """channels that are moved together where a pixel's are a multiple of them"""
 
@@ -64,6 +66,12 @@ class Conv2dProblem:
     @property
     def out_width(self) -> int:
         return (self.width + 2 * self.pad - self.dilation * (self.filter_w - 1) - 1) // self.stride + 1
+
+    def seen(self, length: int, outputs: int, of_filter: int) -> int:
+        """Return how many of an image's rows (or columns) the windows of its outputs see, of the first COUNTED."""
+        first = range(-self.pad, self.stride * min(outputs, COUNTED) - self.pad, self.stride)
+        taps = range(0, self.dilation * of_filter, self.dilation)
+        return len({at + tap for at in first for tap in taps if 0 <= at + tap < length})
 
     @property
     def gemm(self) -> GemmProblem:
