@@ -45,7 +45,7 @@ FAULTS = [
     ("rows and columns of an image exchanged", OBLONG, DEEP, "const Image image = {height, width, channels};", "const Image image = {width, height, channels};"),
     ("rows of an image without its last columns", SAME, PLAIN, "* image.width + left) * image.channels;", "* (image.width - 1) + left) * image.channels;"),
     ("a filter that goes on behind its last row", SAME, {**PLAIN, "tile_k": 64}, "0xffffu << FILTER_H & 0xffffu : ~0u", "0 : ~0u"),
-    ("rows behind the last output", SAME, PLAIN, "outside[j] = row < m ?", "outside[j] = row <= m ?"),
+    ("rows behind the last output", SAME, PLAIN, "outside[j] = own < m - first_row ?", "outside[j] = own <= m - first_row ?"),
     ("the next pixel a channel too late", SAME, PLAIN, "while (channel >= image.channels)", "while (channel > image.channels)"),
     ("one pixel further at most in a step", SAME, PLAIN, "while (channel >= image.channels)", "if (channel >= image.channels)"),
     ("images one after the other without their rows", SAME, PLAIN, "(long long)entry * image.height + top", "(long long)entry * (image.height - 1) + top"),
@@ -77,7 +77,7 @@ FAULTS += [
     ("direct: filters behind the last read", POINTS, {**DIRECT, "filters_each": 8}, "min(f, filters - 1 - col)", "f + 1"),
     ("direct: a filter too many", ODD, {**DIRECT, "filters_each": 8}, "if (col + f < filters) y", "if (col + f <= filters) y"),
     ("direct: the last channels left out", OBLONG, DIRECT, "c < channels; c += CHUNK", "c + CHUNK < channels; c += CHUNK"),
-    ("direct: outputs behind the last", SAME, DIRECT, "if (row >= m) return;", "if (row > m) return;"),
+    ("direct: outputs behind the last", SAME, DIRECT, "if (unsigned(row) >= unsigned(m)) return;", "if (row > m) return;"),
     ("direct: sums kept in 16 bits", SAME, DIRECT, "sum[f] = multiplied(sum[f], value, factor);", "sum[f] = to_float(T(multiplied(sum[f], value, factor)));"),
 ]  # fmt: skip
 PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
