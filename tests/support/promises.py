@@ -404,6 +404,7 @@ PROBLEMS = (
     ("rms_norm:rows4096,hidden4096,bf16", "h100"),
     ("rowwise:softmax,rows8192,hidden4096,bf16", "h100"),
     ("convolution:w4096,h4096,fw17,fh17", "a100"),
+    ("conv2d:n32,c128,h28,w28,k128,r3,s3,pad1,fp16", "a100"),
     ("decode:b32,h32,kv8,s8192,d128,bf16,page16", "h100"),
 )
 

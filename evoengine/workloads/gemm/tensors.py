@@ -81,7 +81,7 @@ class GemmTensors(Tensors[GemmProblem]):
 
     def reference(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         products = products_of(problem, inputs, torch.float64)
-        return {"c": _epilogue(problem, products, inputs, torch.float64)}
+        return {"c": behind_products(problem, products, inputs, torch.float64)}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         """Compute as a library does: the product summed in float32 and rounded, then each step of the epilogue rounded.
@@ -91,11 +91,11 @@ class GemmTensors(Tensors[GemmProblem]):
         """
         out = TORCH_DTYPES[problem.out_dtype]
         products = [product.to(out) for product in products_of(problem, inputs, torch.float32)]
-        return {"c": _epilogue(problem, products, inputs, out)}
+        return {"c": behind_products(problem, products, inputs, out)}
 
     def rounded_once(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
         products = products_of(problem, inputs, torch.float32)
-        return {"c": _epilogue(problem, products, inputs, torch.float32).to(TORCH_DTYPES[problem.out_dtype])}
+        return {"c": behind_products(problem, products, inputs, torch.float32).to(TORCH_DTYPES[problem.out_dtype])}
 
     def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
         if case.draw in ("normal", CUT_OFF):
@@ -272,7 +272,7 @@ def _activated(problem: GemmProblem, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _epilogue(
+def behind_products(
     problem: GemmProblem, products: Sequence[torch.Tensor], inputs: Inputs, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the epilogue of a product, of two with swiglu, each step of it in that dtype."""
