@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.formats.device_text import HostLaunch, device_code, host_launch, instantiated, with_includes
 from evoengine.formats.folder import NewFolder, inside, read_text, run_script
 from evoengine.formats.pointer_use import Use, pointer_uses
 from evoengine.formats.tuned_kernel import (
@@ -20,12 +21,23 @@ from evoengine.formats.tuned_kernel import (
     parameters_of,
     require_divisors,
 )
+from evoengine.space.expression import Expression
 from evoengine.workloads.folder_reader import DTYPES, require_name
 
 _BLOCK_NAMES = ("block_size_x", "block_size_y", "block_size_z")
 _DEFAULT_BLOCK = ("256", "1", "1")
 _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
-_NOT_TAKEN = ("smem_args", "texmem_args", "compiler_options", "metrics", "observers")
+_NOT_TAKEN = ("compiler_options", "metrics", "observers")
+_LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "HIP", "C")
+"""those whose kernels may be CUDA"""
+_DEFINED = {
+    "kernel_tuner": "1",
+    "grid_size_x": "gridDim.x",
+    "grid_size_y": "gridDim.y",
+    "grid_size_z": "gridDim.z",
+}
+"""what Kernel Tuner defines beside the parameters"""
+_PRECISIONS = {"half": "float16", "__half": "float16", "float": "float32", "double": "float64"}
 
 
 def import_script(
@@ -36,66 +48,190 @@ def import_script(
     The script runs in a child process with a stand-in for kernel_tuner, with `arguments` behind its name. Of several
     calls for the same kernel the first is taken. Raises UsageError.
     """
-    call = _chosen(script, run_script("kernel-tuner", script, arguments=arguments), entry)
+    calls = run_script("kernel-tuner", script, arguments=arguments)
     remarks: list[str] = []
-    named = require_name(call.get("kernel_name"), f"{script}: kernel_name", "a kernel")
-    text = _text(script, call)
-    kernel_entry = _launched_by(named, text, remarks)
+    call = _chosen(script, calls, entry, remarks)
+    kernel = _tuned(script, name, call, remarks)
+    require_divisors(kernel)
+    naive = _computes_answer(call, calls)
+    if naive is not None and reference is None:
+        kernel.answered_by = _answering(script, kernel, call, naive)
+    remarks += [f"{key} of the call" for key in _NOT_TAKEN if call.get(key)]
+    if kernel.answered_by is None and (call.get("answer") is not None or call.get("verify") is not None):
+        remarks.append("the answer: arrays hold for the script's own inputs alone, a reference for all")
+    return folder_of(kernel, reference)
+
+
+def _tuned(script: Path, name: str, call: dict[str, Any], remarks: list[str]) -> TunedKernel:
+    """Return the kernel of a call."""
+    named = str(call.get("kernel_name"))
     knobs = _knobs(script, call, remarks)
-    given = _arguments(script, call, parameters_of(text, kernel_entry), pointer_uses(text, kernel_entry), remarks)
-    constants, more = _constants(script, call, given)
-    kernel = TunedKernel(
+    text, named = instantiated(_text(script, call), named, str(script))
+    launch = host_launch(require_name(named, f"{script}: kernel_name", "a kernel"), text)
+    own, entry = _of_one_precision(call.get("arguments") or [], knobs, remarks), named
+    if launch is not None:
+        entry = launch.kernel
+        remarks.append(f"the host function {named}, which is what the script times: the folder has the kernel {entry}")
+    text = device_code(text, remarks)
+    if launch is not None:
+        _host_knobs(launch, text, knobs, remarks)
+    text = _with_defines(call, text, knobs)
+    declared = parameters_of(text, entry)
+    given = _given(script, call, own, declared, launch)
+    found = _arguments(script, call, given, declared, pointer_uses(text, entry), remarks)
+    held = _mapping(call, "cmem_args")
+    if launch is not None:
+        held = {symbol: own[i] for symbol, i in launch.constants.items() if i < len(own)} | held
+    constants, more = _constants(script, held, given, found)
+    return TunedKernel(
         name=name,
-        entry=kernel_entry,
+        entry=entry,
         text=text,
-        knobs=knobs,
-        arguments=[*given, *more],
+        knobs=_with_block(call, text, knobs),
+        arguments=[*found, *more],
         constants=constants,
         conditions=_conditions(call, remarks),
         block=_block(call, knobs),
         problem_size=_problem_size(call, remarks),
         grid_div=[_divisors(call, i, remarks) for i in range(3)],
+        shared=_shared(call, remarks),
         remarks=remarks,
     )
-    require_divisors(kernel)
-    remarks += [f"{key} of the call" for key in _NOT_TAKEN if call.get(key)]
-    if call.get("answer") is not None or call.get("verify") is not None:
-        remarks.append("the answer: arrays hold for the script's own inputs alone, a reference for all")
-    return folder_of(kernel, reference)
 
 
-def _chosen(script: Path, calls: list[dict[str, Any]], entry: str | None) -> dict[str, Any]:
-    fitting = [call for call in calls if entry in (None, call.get("kernel_name"))]
-    named = ", ".join(f"{call.get('kernel_name')} at line {call['line']}" for call in calls)
+def _chosen(script: Path, calls: list[dict[str, Any]], entry: str | None, remarks: list[str]) -> dict[str, Any]:
+    """Return the call to take: of tune_kernel where there is one, else of run_kernel or PythonKernel."""
+    tuned = [call for call in calls if call["by"] == "tune_kernel"]
+    fitting = [call for call in tuned or calls if entry in (None, _plain_name(call))]
+    fitting = fitting or [call for call in calls if entry == _plain_name(call)]
+    named = ", ".join(f"{call.get('kernel_name')} at line {call['line']}" for call in tuned or calls)
     if not fitting:
         raise UsageError(f"{script} tunes no kernel {entry}; it tunes {named}")
     if len({str(call.get("kernel_name")) for call in fitting}) > 1:
-        raise UsageError(f"{script} calls tune_kernel {len(calls)} times: {named}; choose one kernel with --entry")
-    return fitting[0]
+        raise UsageError(
+            f"{script} calls tune_kernel {len(tuned or calls)} times: {named}; choose one kernel with --entry"
+        )
+    call = fitting[0]
+    language = str(call.get("lang") or "CUDA")
+    if language.upper() not in _LANGUAGES:
+        raise UsageError(f"{script} tunes a kernel in {language}; evoengine takes CUDA")
+    if call.get("texmem_args"):
+        raise UsageError(
+            f"{script} passes textures (texmem_args), and CUDA has had no texture references since version 12; let the "
+            "kernel read that array through a pointer to const"
+        )
+    if call["by"] != "tune_kernel":
+        remarks.append(
+            f"other values of the knobs: {call['by']} at line {call['line']} gives one of each; add yours to space.toml"
+        )
+    return call
+
+
+def _plain_name(call: dict[str, Any]) -> str:
+    return str(call.get("kernel_name")).partition("<")[0].strip()
 
 
 def _text(script: Path, call: dict[str, Any]) -> str:
-    """Return the kernel's text, given as text or as the name of a file beside the script."""
-    source = call.get("kernel_source")
+    """Return the kernel's text, given as text, as the name of a file beside the script, or by a generator."""
+    source, folder = call.get("kernel_source"), script.resolve().parent
     if isinstance(source, list) and source:
-        return "\n".join(_text(script, {**call, "kernel_source": one}) for one in source)
+        source = source[0]  # which includes the others
+    if isinstance(source, dict) and isinstance(source.get("text"), str):
+        source = source["text"]
     if not isinstance(source, str):
         raise UsageError(
-            f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that"
+            f"{script} makes its kernel by a function that calculates with the values of its parameters; write the "
+            "text of one configuration to a file and tune that"
         )
-    if "\n" in source or "{" in source:
-        return source
-    return read_text(inside(script.resolve().parent, source, f"kernel_source of {script}"), "the kernel file")
+    if "\n" not in source and "{" not in source:
+        file = inside(folder, source, f"kernel_source of {script}")
+        return with_includes(read_text(file, "the kernel file"), file.parent, folder, str(file))
+    return with_includes(source, folder, folder, str(script))
 
 
-def _launched_by(name: str, text: str, remarks: list[str]) -> str:
-    """Return the kernel that a host function of the text launches, where `name` is such a function; else `name`."""
-    body = re.search(rf"\b{re.escape(name)}\s*\([^;{{}}]*\)\s*\{{(.*)", text, re.DOTALL)
-    launched = re.search(r"\b(\w+)\s*<<<", body[1]) if body else None
-    if launched is None or re.search(rf"__global__[^;{{}}]*\b{re.escape(name)}\s*\(", text):
-        return name
-    remarks.append(f"the host function {name}, which is what the script times: the folder has the kernel {launched[1]}")
-    return launched[1]
+def _of_one_precision(given: list[Any], knobs: dict[str, list[Any]], remarks: list[str]) -> list[Any]:
+    """Return the arguments, arrays of a tuned type (TunablePrecision) as ones of its first value, which fixes it."""
+    found = []
+    for argument in given:
+        knob = argument.get("precision") if isinstance(argument, dict) else None
+        if knob in knobs and (dtype := _PRECISIONS.get(str(knobs[knob][0]))):
+            if len(knobs[knob]) > 1:
+                remarks.append(f"types other than {knobs[knob][0]} for {knob}: a folder's tensors have one type each")
+                knobs[knob] = knobs[knob][:1]
+            argument = {**argument, "array": dtype}
+        found.append(argument)
+    return found
+
+
+def _host_knobs(launch: HostLaunch, device: str, knobs: dict[str, list[Any]], remarks: list[str]) -> None:
+    """Fix the parameters that only the host's function reads, such as a number of streams; 1 where that is a value."""
+    read = re.sub(r"^[ \t]*#[ \t]*(?:ifndef|define)[ \t]+\w+", "", device, flags=re.MULTILINE)
+    of_host = set(re.findall(r"\w+", launch.body)) - {*re.findall(r"\w+", read), *_BLOCK_NAMES}
+    for knob in [knob for knob in knobs if knob in of_host]:
+        knobs[knob] = [1] if 1 in knobs[knob] else knobs[knob][:1]
+        remarks.append(f"the knob {knob}, which only the host reads: it is {knobs[knob][0]}")
+
+
+def _with_defines(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[Any]]) -> str:
+    """Return the text below the macros that the tuner defines: those of `defines`, and its own where they are used."""
+    used = set(re.findall(r"[A-Za-z_]\w*", text))
+    lines = [f"#define {macro} {value}" for macro, value in _DEFINED.items() if macro in used and macro not in knobs]
+    for macro, value in _mapping(call, "defines").items():
+        value = value.get("formula") if isinstance(value, dict) and "formula" in value else _plain(value)
+        if not macro.isidentifier() or not isinstance(value, str | int | float) or "\n" in str(value):
+            raise UsageError(f"the value of {macro[:80]!r} in defines is no text, number or formula of the parameters")
+        if macro != str(value):
+            lines.append(f"#define {macro} {_as_c(value)}")
+    return "\n".join([*lines, text])
+
+
+def _as_c(value: str | int | float) -> str:
+    """Return a value as a macro's text: integers are divided by / in C."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return re.sub(r"//", "/", f"({value})" if isinstance(value, str) and " " in value.strip() else str(value))
+
+
+def _with_block(call: dict[str, Any], text: str, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the knobs with the sizes of a block that the text uses and the script does not tune."""
+    used = set(re.findall(r"[A-Za-z_]\w*", text))
+    own = {m[1] for m in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", text, re.MULTILINE)}
+    names = call.get("block_size_names") or _BLOCK_NAMES
+    more = {n: [int(d)] for n, d in zip(names, _DEFAULT_BLOCK, strict=False) if n in used - own and n not in knobs}
+    return {**knobs, **more}
+
+
+def _plain(value: Any) -> Any:
+    """Return the number of a NumPy scalar, and anything else as it is."""
+    return value["value"] if isinstance(value, dict) and "scalar" in value else value
+
+
+def _floored(text: str) -> str:
+    """Return an expression of integers whose divisions are rounded down, as the tuner does with the whole."""
+    return text if "//" in text else text.replace("/", "//")
+
+
+def _formula(given: dict[str, Any], of_sizes: bool = True) -> list[str] | None:
+    """Return the formulas of a function of the script, if they give its values wherever it was tried.
+
+    Those of sizes are integers.
+    """
+    written = given.get("formula")
+    values = given.get("values")
+    if written is None or not isinstance(values, list) or not values:
+        return None
+    texts = [str(text) for text in (written if isinstance(written, list) else [written])]
+    texts = [_floored(text) if of_sizes else text for text in texts]
+    try:
+        formulas = [Expression.parse(text, "it") for text in texts]
+        for configuration, value in values:
+            wanted = [_plain(v) for v in (value if isinstance(value, list) else [value])]
+            named = {name: _plain(v) for name, v in configuration.items()}
+            if [formula.evaluate(named) for formula in formulas] != wanted:
+                return None
+    except (UsageError, TypeError):
+        return None
+    return texts
 
 
 def _mapping(call: dict[str, Any], key: str) -> dict[str, Any]:
@@ -108,7 +244,7 @@ def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, 
     for knob, listed in _mapping(call, "tune_params").items():
         require_name(knob, f"{script}: tune_params", "a knob")
         values = listed if isinstance(listed, list) else []
-        plain = [v["value"] if isinstance(v, dict) and "value" in v else v for v in values]
+        plain = [_plain(v) for v in values]
         if (
             plain
             and all(isinstance(v, bool | int | float | str) for v in plain)
@@ -117,6 +253,8 @@ def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, 
             knobs[knob] = list(dict.fromkeys(one_type(plain)))
         else:
             remarks.append(f"the knob {knob}, whose values are no numbers, texts or truth values of one type")
+    if not knobs and call["by"] != "tune_kernel":
+        return {_BLOCK_NAMES[0]: [int(_DEFAULT_BLOCK[0])]}
     if not knobs:
         raise UsageError(f"{script} gives tune_kernel no parameters that can be taken; there is nothing to tune")
     return knobs
@@ -128,6 +266,8 @@ def _conditions(call: dict[str, Any], remarks: list[str]) -> list[str]:
     for condition in given if isinstance(given, list) else [given]:
         if isinstance(condition, str):
             found.append(condition)
+        elif isinstance(condition, dict) and (written := _formula(condition, of_sizes=False)) and len(written) == 1:
+            found += written
         else:
             what = condition.get("function", "") if isinstance(condition, dict) else condition
             remarks.append(f"the restriction {what}, a function: write it as a [[constraint]] of space.toml")
@@ -143,8 +283,9 @@ def _block(call: dict[str, Any], knobs: dict[str, list[Any]]) -> list[str]:
 
 def _problem_size(call: dict[str, Any], remarks: list[str]) -> list[str]:
     size = call.get("problem_size")
-    sizes = size if isinstance(size, list) else [size]
-    plain = [s["value"] if isinstance(s, dict) and "value" in s else s for s in sizes]
+    if isinstance(size, dict) and "function" in size:
+        size = _formula(size) or size
+    plain = [_plain(s) for s in (size if isinstance(size, list) else [size])]
     if not all(isinstance(s, int | str) for s in plain):
         remarks.append("the problem size, which is a function; space.toml has a grid of 1 in its place")
         return ["1", "1", "1"]
@@ -152,23 +293,59 @@ def _problem_size(call: dict[str, Any], remarks: list[str]) -> list[str]:
 
 
 def _divisors(call: dict[str, Any], i: int, remarks: list[str]) -> list[str]:
-    """Return the divisors of the grid; along x, Kernel Tuner's default is the size of a block."""
-    key = f"grid_div_{'xyz'[i]}"
-    given = call.get(key)
+    """Return the divisors of the grid along x, y or z; Kernel Tuner's default is the size of a block."""
+    key, given = f"grid_div_{'xyz'[i]}", call.get(f"grid_div_{'xyz'[i]}")
     if given is None:
-        return ["block_size_x"] if i == 0 and "block_size_x" in (call.get("tune_params") or {}) else []
-    if isinstance(given, dict):
-        remarks.append(f"{key}, which is a function: {given.get('function', '')}")
-        return []
-    return [str(divisor) for divisor in (given if isinstance(given, list) else [given])]
+        default = [*(call.get("block_size_names") or _BLOCK_NAMES), "", ""][i]
+        return [default] if default in (call.get("tune_params") or {}) else []
+    found = []
+    for divisor in given if isinstance(given, list) else [given]:
+        if isinstance(divisor, dict) and "function" in divisor:
+            written = _formula(divisor)
+            if written is None or len(written) != 1:
+                remarks.append(f"{key}, which is a function: {divisor['function']}")
+                continue
+            divisor = written[0]
+        found.append(_floored(str(_plain(divisor))))
+    return found
+
+
+def _shared(call: dict[str, Any], remarks: list[str]) -> str:
+    """Return the bytes of dynamic shared memory."""
+    size = _mapping(call, "smem_args").get("size", 0)
+    written = _formula(size) if isinstance(size, dict) and "function" in size else [_plain(size)]
+    if written is None or len(written) != 1 or not isinstance(written[0], int | str):
+        remarks.append("the size of shared memory (smem_args), which is a function: write it as shared in space.toml")
+        return "0"
+    return str(written[0])
+
+
+def _given(
+    script: Path, call: dict[str, Any], given: list[Any], declared: list[Parameter], launch: HostLaunch | None
+) -> list[Any]:
+    """Return what the kernel's parameters get, of the script's arguments. Raises UsageError if that is not seen."""
+    if launch is not None:
+        seen = [i for i in launch.arguments if i is not None and i < len(given)]
+        if len(seen) != len(declared):
+            raise UsageError(
+                f"{script} gives {len(given)} arguments to {call['kernel_name']}, a function of the host, whose text "
+                f"does not show which of them {launch.kernel} takes as its {len(declared)}; tune that kernel itself"
+            )
+        return [given[i] for i in seen]
+    if len(given) != len(declared):
+        raise UsageError(f"{script} gives {len(given)} arguments, and {call['kernel_name']} takes {len(declared)}")
+    return given
 
 
 def _arguments(
-    script: Path, call: dict[str, Any], declared: list[Parameter], uses: list[Use] | None, remarks: list[str]
+    script: Path,
+    call: dict[str, Any],
+    given: list[Any],
+    declared: list[Parameter],
+    uses: list[Use] | None,
+    remarks: list[str],
 ) -> list[Argument]:
-    given = call.get("arguments") or []
-    if len(given) != len(declared):
-        raise UsageError(f"{script} gives {len(given)} arguments, and {call['kernel_name']} takes {len(declared)}")
+    """Return the kernel's arguments: which of them it writes is read from its text."""
     arrays = [isinstance(g, dict) and "array" in g for g in given]
     if uses is None or not any(use.written and array for use, array in zip(uses, arrays, strict=True)):
         answer = call.get("answer")
@@ -189,18 +366,21 @@ def _arguments(
     return found
 
 
-def _constants(script: Path, call: dict[str, Any], arguments: list[Argument]) -> tuple[dict[str, str], list[Argument]]:
-    """Return what __constant__ variables hold (cmem_args): an argument's own array, or another input."""
-    given_arrays = zip(call.get("arguments") or [], arguments, strict=True)
-    names = {g.get("identity"): a.name for g, a in given_arrays if isinstance(g, dict) and "array" in g}
+def _constants(
+    script: Path, held: Mapping[str, Any], given: list[Any], arguments: list[Argument]
+) -> tuple[dict[str, str], list[Argument]]:
+    """Return what __constant__ variables hold, by their names: an argument's own array, or another input."""
+    names = {
+        g.get("identity"): a.name for g, a in zip(given, arguments, strict=True) if isinstance(g, dict) and "array" in g
+    }
     constants: dict[str, str] = {}
     more: list[Argument] = []
-    for symbol, given in _mapping(call, "cmem_args").items():
+    for symbol, array in held.items():
         require_name(symbol, f"{script}: cmem_args", "a __constant__ variable")
-        same = names.get(given.get("identity")) if isinstance(given, dict) else None
+        same = names.get(array.get("identity")) if isinstance(array, dict) else None
         constants[symbol] = same or symbol
         if same is None:
-            more.append(replace(_argument(script, given, symbol, output=False), is_parameter=False))
+            more.append(replace(_argument(script, array, symbol, output=False), is_parameter=False))
     return constants, more
 
 
@@ -211,11 +391,51 @@ def _argument(script: Path, given: Any, name: str, output: bool) -> Argument:
         raise UsageError(f"{script}: the argument {name} is no NumPy array or number of {', '.join(DTYPES)}")
     if "scalar" in given:
         return Argument(name, dtype, None, value=given["value"])
+    if given["size"] < 1:
+        raise UsageError(
+            f"{script}: the argument {name} is an array of no elements; where its size is calculated, NumPy's integers "
+            "of 32 bits may overflow, so calculate with int(...)"
+        )
     draw: dict[str, Any] = {"type": "random"}
     if given["constant"] is not None:
         draw = {"type": "constant", "value": given["constant"]}
+    elif given["offsets"]:
+        draw = {"type": "indptr", "total": int(given["high"])}
     elif dtype.startswith("int"):
         draw = {"type": "integers", "low": int(given["low"]), "high": int(given["high"]) + 1}
     elif given["low"] >= 0:
         draw = {"type": "uniform", "low": given["low"], "high": given["high"]}
     return Argument(name, dtype, given["size"], output=output, draw=draw)
+
+
+# A kernel that the script runs to get its answer
+
+
+def _computes_answer(call: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the call of run_kernel whose results the answer holds."""
+    answer = call.get("answer")
+    held = {a.get("identity") for a in answer if isinstance(a, dict)} if isinstance(answer, list) else set()
+    return next((one for one in calls if one["by"] == "run_kernel" and held & {*one.get("results", [])}), None)
+
+
+def _answering(script: Path, kernel: TunedKernel, call: dict[str, Any], naive: dict[str, Any]) -> TunedKernel | None:
+    """Return the kernel of that call with arguments by the names of the tuned kernel's; None where they differ."""
+    try:
+        found = _tuned(script, kernel.name, naive, [])
+        require_divisors(found)
+    except UsageError:
+        return None
+    by_identity = {
+        g.get("identity"): a.name
+        for g, a in zip(call.get("arguments") or [], kernel.arguments, strict=False)
+        if isinstance(g, dict) and "array" in g
+    }
+    named = []
+    for given, argument in zip(naive.get("arguments") or [], found.arguments, strict=False):
+        same = by_identity.get(given.get("identity")) if isinstance(given, dict) and "array" in given else None
+        scalars = {a.name for a in kernel.arguments if a.size is None and a.value == argument.value}
+        name = same or (argument.name if argument.name in scalars else min(scalars, default=None))
+        if name is None or (argument.size is None) != (same is None):
+            return None
+        named.append(replace(argument, name=name))
+    return replace(found, arguments=named) if not found.constants else None

@@ -12,17 +12,23 @@ import importlib.machinery
 import inspect
 import json
 import os
+import random
+import re
 import resource
 import runpy
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_BYTES = 256 << 20
 """limit of each file that the script writes, and of its output"""
 GPU_LIBRARIES = ("pycuda", "cupy", "cupy_backends", "cupyx", "nvidia", "cuda", "pynvml", "nvmetrics", "pmt")
 CALLS: list[dict[str, Any]] = []
+RESULTS: list[Any] = []
+"""of run_kernel, kept so that no other object gets the identity of one"""
+PARAMETERS: dict[str, list[Any]] = {}
+"""those of the call that is described"""
 
 
 class AnyClass(type):
@@ -35,7 +41,10 @@ class AnyClass(type):
 
 
 class Anything(metaclass=AnyClass):
-    """A stand-in for the tuner's other names: it can be called, read and iterated, and does nothing."""
+    """A stand-in for the tuner's other names: called, read, iterated or calculated with, it does nothing.
+
+    As a number it is 1, which divides.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -51,8 +60,40 @@ class Anything(metaclass=AnyClass):
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __getitem__(self, key: Any) -> Anything:
-        return Anything()
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __index__(self) -> int:
+        return 1
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    def __exit__(self, *error: Any) -> None:
+        return None
+
+
+def _anything(self: Anything, *args: Any) -> Anything:
+    return Anything()
+
+
+def _false(self: Anything, other: Any) -> bool:
+    return False
+
+
+_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
+for _name in [*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "invert", "abs", "getitem", "enter"]:
+    setattr(Anything, f"__{_name}__", _anything)
+for _name in ("lt", "le", "gt", "ge", "contains"):
+    setattr(Anything, f"__{_name}__", _false)
+for _name in ("setitem", "delitem"):
+    setattr(Anything, f"__{_name}__", lambda self, *args: None)
 
 
 class StandInModule(types.ModuleType):
@@ -62,17 +103,20 @@ class StandInModule(types.ModuleType):
         return Anything
 
 
+_ALLOCATED = re.compile(r"(?:(?:pagelocked|aligned|managed)_)?(empty|zeros)(_like)?(?:_pinned)?(_like)?(?:_pinned)?")
+
+
 class ArrayModule(types.ModuleType):
-    """cupy by NumPy, and what allocates host memory in pycuda: arrays that no GPU needs."""
+    """cupy by NumPy, and what allocates memory in pycuda and cupyx: arrays that no GPU needs."""
 
     def __getattr__(self, name: str) -> Any:
         import numpy as np
 
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ("pagelocked_empty", "aligned_empty", "managed_empty"):
-            return lambda shape, dtype=np.float32, **_: np.empty(shape, dtype)
-        if name in ("pagelocked_zeros", "aligned_zeros", "managed_zeros"):
+        if (allocated := _ALLOCATED.fullmatch(name)) and self.__name__ != "cupy":
+            if allocated[2] or allocated[3]:
+                return lambda like, dtype=None, **_: np.zeros_like(like, dtype)
             return lambda shape, dtype=np.float32, **_: np.zeros(shape, dtype)
         if name in ("asnumpy", "to_gpu", "asarray"):
             return np.asarray
@@ -91,26 +135,44 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ArrayModule(spec.name) if spec.name.partition(".")[0] in GPU_LIBRARIES else StandInModule(spec.name)
 
     def exec_module(self, module: Any) -> None:
-        if module.__name__ == "kernel_tuner":
-            module.tune_kernel, module.run_kernel = tune_kernel, run_kernel
+        for name in OWN.get(module.__name__, ()):
+            setattr(module, name, globals()[name])
 
 
+OWN = {
+    "kernel_tuner": ("tune_kernel", "run_kernel"),
+    "kernel_tuner.interface": ("tune_kernel", "run_kernel"),
+    "kernel_tuner.kernelbuilder": ("PythonKernel",),
+    "kernel_tuner.accuracy": ("TunablePrecision",),
+}
+"""names of the tuner that this file has itself"""
 NAMES = (
     "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y",
     "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
     "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
 )  # fmt: skip # a table
 """the documented order of kernel_tuner.tune_kernel's parameters"""
+RUN_NAMES = (
+    "kernel_name", "kernel_source", "problem_size", "arguments", "params", "grid_div_x", "grid_div_y", "grid_div_z",
+)  # fmt: skip # a table
+"""of run_kernel, the ones that both tuner and importer read"""
+BUILDER_NAMES = ("kernel_name", "kernel_source", "problem_size", "arguments", "params", "inputs", "outputs")
 
 
 def tune_kernel(*args: Any, **kwargs: Any) -> tuple[list[Result], Result]:
     given = dict(zip(NAMES, args, strict=False)) | kwargs
-    line = next((f.lineno for f in inspect.stack()[1:] if f.filename == SCRIPT), 0)
-    CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
-    save()
+    record("tune_kernel", given, given.get("tune_params") or {})
     params = given.get("tune_params") or {}
     first = {name: next(iter(values)) for name, values in params.items() if len(values)}
     return [Result(first, time=1.0)], Result()
+
+
+def record(by: str, given: dict[str, Any], params: Any) -> None:
+    line = next((f.lineno for f in inspect.stack()[2:] if f.filename == SCRIPT), 0)
+    global PARAMETERS
+    PARAMETERS = {str(name): list(values) for name, values in params.items()} if isinstance(params, dict) else {}
+    CALLS.append({name: described(value) for name, value in given.items()} | {"line": line, "by": by})
+    save()
 
 
 class Result(dict[str, Any]):
@@ -120,23 +182,55 @@ class Result(dict[str, Any]):
         return 1.0
 
 
-def run_kernel(
-    kernel_name: Any, kernel_source: Any, problem_size: Any, arguments: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Return the arguments unchanged: no kernel is run here."""
-    return list(arguments)
+def run_kernel(*args: Any, **kwargs: Any) -> Any:
+    """Return the arguments as they are, since no kernel is run here; arrays as views, which an answer may hold."""
+    import numpy as np
+
+    given = _one_configuration("run_kernel", RUN_NAMES, args, kwargs)
+    results = [a.view() if isinstance(a, np.ndarray) else a for a in given.get("arguments") or []]
+    RESULTS.extend(results)
+    CALLS[-1]["results"] = [id(result) for result in results]
+    save()
+    return results
+
+
+def _one_configuration(by: str, names: tuple[str, ...], args: Any, kwargs: Any) -> dict[str, Any]:
+    given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
+    if "kernel_string" in given:
+        given["kernel_source"] = given.pop("kernel_string")
+    params = given.pop("params", None) or {}
+    given["tune_params"] = {name: [value] for name, value in params.items()}
+    record(by, given, given["tune_params"])
+    return given
+
+
+class PythonKernel(Anything):
+    """A kernel with one configuration, which a script calls; the call gives its arguments back."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _one_configuration("PythonKernel", BUILDER_NAMES, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return list(args)
+
+
+class TunablePrecision:
+    """An array whose type is a tuning parameter."""
+
+    def __init__(self, name: str, array: Any, *args: Any, **kwargs: Any) -> None:
+        self.name, self.array = name, array
 
 
 def described(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON: arrays by dtype and size, functions by their source."""
+    """Return a value as JSON: arrays by dtype and size, functions by their source and as a formula."""
     import numpy as np
 
+    if isinstance(value, TunablePrecision):
+        return described(value.array, depth + 1) | {"precision": value.name}
+    if type(value).__module__ == "torch" and hasattr(value, "numpy"):
+        return described(value.detach().cpu().numpy(), depth) | {"identity": id(value)}
     if isinstance(value, np.ndarray):
-        constant = value.size > 0 and bool((value == value.flat[0]).all())
-        low, high = (float(value.min()), float(value.max())) if value.size and value.dtype.kind in "fiu" else (0, 0)
-        first = value.flat[0].item() if constant else None
-        limits = {"constant": first, "low": low, "high": high}
-        return {"array": value.dtype.name, "size": int(value.size), "identity": id(value), **limits}
+        return described_array(value)
     if isinstance(value, np.generic):
         return {"scalar": value.dtype.name, "value": value.item()}
     if isinstance(value, dict):
@@ -145,12 +239,91 @@ def described(value: Any, depth: int = 0) -> Any:
         return [described(item, depth + 1) for item in value]
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
+    if isinstance(value, os.PathLike):
+        return str(value)
     if callable(value):
-        try:
-            return {"function": " ".join(inspect.getsource(value).split())[:120]}
-        except (OSError, TypeError):
-            return {"function": getattr(value, "__name__", "a function")}
+        return described_function(value)
     return {"other": type(value).__name__}
+
+
+SAMPLE = 1 << 22
+"""elements of a large array of decimals that are looked at"""
+
+
+def described_array(value: Any) -> dict[str, Any]:
+    import numpy as np
+
+    flat = np.ascontiguousarray(value).reshape(-1)
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)  # as float2 and double2 have them
+    found = {"array": flat.dtype.name, "size": int(flat.size), "identity": id(value)}
+    found |= {"constant": None, "low": 0.0, "high": 0.0, "offsets": False}
+    if flat.dtype.kind not in "biuf" or not flat.size:
+        return found
+    is_whole = flat.dtype.kind in "biu"
+    looked = flat if is_whole or flat.size <= SAMPLE else flat[:: flat.size // SAMPLE]
+    looked = looked if is_whole else looked[np.isfinite(looked)]
+    if looked.size and (looked == looked[0]).all():
+        found["constant"] = looked[0].item()
+    elif looked.size and flat.dtype.kind != "b":
+        found |= {"low": float(looked.min()), "high": float(looked.max())}
+        found["offsets"] = bool(is_whole and flat[0] == 0 and (flat[1:] >= flat[:-1]).all())
+    return found
+
+
+MOST_CONFIGURATIONS = 256
+"""in which a function of the script is compared with its formula"""
+MOST_TRIED = 64
+"""in which a generator of text is compared with its text by names"""
+
+
+def configurations(most: int) -> list[dict[str, Any]]:
+    """Return some combinations of the values that are tuned, always the same."""
+    rng = random.Random(1)
+    values = {name: each for name, each in PARAMETERS.items() if each}
+    return [{name: rng.choice(each) for name, each in values.items()} for _ in range(most)] if values else []
+
+
+def described_function(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the start of a function's source, its formula if it is one, and its values in some configurations."""
+    try:
+        found: dict[str, Any] = {"function": " ".join(inspect.getsource(function).split())[:120]}
+    except (OSError, TypeError):
+        found = {"function": getattr(function, "__name__", "a function")}
+    if (text := generated_text(function)) is not None:
+        return found | {"text": text}
+    written = FORMULA(function, list(PARAMETERS)) if hasattr(function, "__code__") else None
+    if written is None:
+        return found
+    values = []
+    for configuration in configurations(MOST_CONFIGURATIONS):
+        try:
+            by_name = function.__code__.co_varnames[: function.__code__.co_argcount]
+            takes_names = set(by_name) <= set(configuration)
+            value = function(*(configuration[n] for n in by_name)) if takes_names else function(configuration)
+        except Exception:  # whatever the script raises, the configuration is none that it means
+            continue
+        values.append([configuration, value])
+    return found | {"formula": written, "values": described(values)}
+
+
+def generated_text(function: Callable[..., Any]) -> str | None:
+    """Return the text that a generator of kernels gives for the names in place of their values, if it holds for all.
+
+    It does if the values in place of the names give what the generator gives for them.
+    """
+
+    def filled(text: str, configuration: dict[str, Any]) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda word: str(configuration.get(word[0], word[0])), text)
+
+    try:
+        text = function({name: name for name in PARAMETERS})
+        if isinstance(text, str) and "__global__" in text:
+            tried = configurations(MOST_TRIED)
+            return text if all(filled(text, one) == filled(function(one), one) for one in tried) else None
+    except Exception:  # it calculates with the values, or is no generator
+        pass
+    return None
 
 
 def save() -> None:
@@ -175,5 +348,6 @@ if __name__ == "__main__":
         CALLS.append(runpy.run_path(PROBE)["look"](SCRIPT))
         save()
     else:
+        FORMULA = runpy.run_path(os.path.join(os.path.dirname(PROBE), "script_formula.py"))["formula"]
         sys.meta_path.insert(0, StandIn())
         runpy.run_path(SCRIPT, run_name="__main__")

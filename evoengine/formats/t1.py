@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.formats.device_text import device_code, with_includes
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
 from evoengine.formats.pointer_use import Use, pointer_uses
 from evoengine.formats.tuned_kernel import (
@@ -45,8 +46,10 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
     if str(spec.get("Language", "CUDA")).upper() != "CUDA":
         raise UsageError(f"{file} describes a kernel in {spec['Language']}; evoengine takes CUDA")
     entry = require_name(spec.get("KernelName"), f"{file}: KernelName", "a kernel")
-    text = read_text(inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}"), "the kernel file")
     remarks: list[str] = []
+    source = inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}")
+    text = with_includes(read_text(source, "the kernel file"), source.parent, file.parent.resolve(), str(source))
+    text = device_code(text, remarks)
     knobs = _knobs(file, space, spec, remarks)
     arguments = _arguments(file, spec, knobs, text, entry, remarks)
     kernel = TunedKernel(

@@ -177,6 +177,8 @@ class TunedKernel:
     shared: str = "0"
     constants: Mapping[str, str] = field(default_factory=dict)
     """`__constant__` variables, each with the argument whose contents it holds"""
+    answered_by: TunedKernel | None = None
+    """a kernel of one configuration that says what is right, with arguments by this one's names"""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -195,7 +197,13 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
     text = extern_c(kernel.text, kernel.entry)
     start = first_configuration(kernel.knobs, rules, axes)
     given: Any = reference
-    if reference is None:
+    if reference is None and kernel.answered_by is not None:
+        given = _answering_reference(kernel.answered_by, sizes)
+        kernel.remarks.append(
+            f"the answer's values: candidates are compared with the kernel {kernel.answered_by.entry}, by which the "
+            "script makes it, in reference.cu"
+        )
+    elif reference is None:
         kernel.remarks.append(
             "a reference: candidates are compared with the kernel itself at the space's start point, in reference.cu; "
             "say what is right in a reference.py, or give --reference FILE.py"
@@ -232,7 +240,7 @@ def _problem(kernel: TunedKernel, sizes: Sizes, reference: Any, *, is_own: bool)
         "constants": dict(kernel.constants),
         "compile_time": [name for name in free if name in sizes.in_text],
         "reference": reference,
-        "workloads": _workloads(kernel, sizes, free, {a.name: _draw(a) for a in inputs}),
+        "workloads": _workloads(kernel, sizes, free, {a.name: _draw(a, axes) for a in inputs}),
     }
     if not kept:
         del problem["inout"]
@@ -259,8 +267,19 @@ def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]
     return {"shape": None if argument.size is None else shapes[argument.name], "dtype": argument.dtype}
 
 
-def _draw(argument: Argument) -> dict[str, Any]:
-    return {"type": "scalar", "value": argument.value} if argument.size is None else dict(argument.draw)
+def _draw(argument: Argument, axes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the draw, with offsets that end at an axis and indices below one where the script's own do."""
+    if argument.size is None:
+        return {"type": "scalar", "value": argument.value}
+    draw, named = dict(argument.draw), {axes[name]: name for name in reversed([*axes])}
+    if draw["type"] == "indptr":
+        if draw["total"] in named:
+            return draw | {"total": named[draw["total"]]}
+        return {"type": "integers", "low": 0, "high": draw["total"] + 1}
+    if draw["type"] == "integers" and draw["low"] == 0 and draw["high"] > LEAST_SIZE:
+        above = [size for size in named if draw["high"] <= size <= 1.25 * draw["high"]]
+        return draw | {"high": named[min(above)]} if above else draw
+    return draw
 
 
 LEAST_SIZE = 64
@@ -293,7 +312,8 @@ def kernel_sizes(kernel: TunedKernel) -> Sizes:
 
     Sizes of equal value are tied to one another, since it is unknown which of them stands where.
     """
-    values = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype == "int32"}
+    values = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype in ("int32", "int64")}
+    values |= _ends(kernel, values)
     macros = {name: int(number) for name, number in _DEFINE.findall(kernel.text) if name not in kernel.knobs}
     macros |= {k: v[0] for k, v in kernel.knobs.items() if len(v) == 1 and type(v[0]) is int}
     known = {**macros, **values}
@@ -314,8 +334,15 @@ def kernel_sizes(kernel: TunedKernel) -> Sizes:
     return Sizes(axes, in_text, tied, shapes)
 
 
+def _ends(kernel: TunedKernel, values: Mapping[str, int]) -> dict[str, int]:
+    """Return a size for each end of offsets that some array has as its size: the entries of a sparse matrix, say."""
+    sizes = {a.size for a in kernel.arguments}
+    ends = {a.name: a.draw["total"] for a in kernel.arguments if a.draw.get("type") == "indptr"}
+    return {f"{n}_end": end for n, end in ends.items() if end in sizes and end not in values.values()}
+
+
 def _shape(size: int, named: Mapping[str, int]) -> list[str]:
-    """Return a tensor's shape in terms of sizes: [n], [m, k], [2 * n], [m + 16, k + 16], or a number."""
+    """Return a tensor's shape in terms of sizes: [n], [m, k], [2 * n], [n + 1], [m + 16, k + 16], or a number."""
     for count in (1, 2):
         for pair in combinations_with_replacement(named, count):
             if _product(named, pair) == size:
@@ -325,6 +352,9 @@ def _shape(size: int, named: Mapping[str, int]) -> list[str]:
             for factor in _FACTORS:
                 if factor * _product(named, pair) == size:
                     return [f"{factor} * {pair[0]}", *pair[1:]]
+    for name, value in named.items():
+        if value + 1 == size:
+            return [f"{name} + 1"]
     for m, k in combinations_with_replacement([n for n in named if named[n] >= LEAST_SIZE], 2):
         for border in range(1, _MOST_BORDER):
             if (named[m] + border) * (named[k] + border) == size:
@@ -401,6 +431,17 @@ def _own_reference(
     }
 
 
+def _answering_reference(kernel: TunedKernel, sizes: Sizes) -> dict[str, Any]:
+    """Return the kernel of one configuration as a reference of problem.json."""
+    start, names = {knob: values[0] for knob, values in kernel.knobs.items()}, {*kernel.knobs, *sizes.axes}
+    grid = [_grid(kernel, sizes.axes, names, i) for i in range(3)]
+    block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
+    made = _own_reference(extern_c(kernel.text, kernel.entry), kernel, start, sizes, block, grid)
+    first_line = "// What candidates are compared with.\n"
+    text = first_line + made["text"].partition("\n")[2]
+    return {**made, "text": text, "parameters": [a.name for a in kernel.arguments]}
+
+
 def _rules(kernel: TunedKernel, names: set[str]) -> list[Rule]:
     rules = []
     for condition in kernel.conditions:
@@ -441,11 +482,11 @@ def require_divisors(kernel: TunedKernel) -> None:
 
 
 def extern_c(text: str, entry: str) -> str:
-    """Return the text with its entry declared `extern "C"`, unless it declares anything so already.
+    """Return the text with its entry declared `extern "C"`, unless it is so already, or within `extern "C" {`.
 
     The driver looks the entry up by that name.
     """
-    if re.search(r'extern\s*"C"', text):
+    if re.search(rf'extern\s*"C"\s*(?:\{{|[^;{{}}]*\b{re.escape(entry)}\s*\()', text):
         return text
     return re.sub(rf"\b__global__\b(?=[^;{{}}]*\b{re.escape(entry)}\s*\()", 'extern "C" __global__', text, count=1)
 

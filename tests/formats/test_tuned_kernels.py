@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -273,10 +274,55 @@ def test_a_kernel_tuner_script_becomes_a_folder_that_passes_the_gate(tmp_path):
     assert "the answer: arrays hold for the script's own inputs alone, a reference for all" in made.remarks
 
 
-def test_a_restriction_that_is_a_function_is_named(tmp_path):
-    made = imported(tmp_path, restrictions="[lambda p: p['per_thread'] > 1, 'block_size_x > 32']")
-    assert any("the restriction" in remark and "lambda p" in remark for remark in made.remarks)
-    assert 'expr = "block_size_x > 32"' in made.space
+FUNCTIONS = """[
+    lambda p: p['per_thread'] > 1, lambda q: q["block_size_x"] % (2 * q["per_thread"]) == 0,
+    lambda per_thread, block_size_x: block_size_x / per_thread >= 2.5,
+    whole, hidden, "block_size_x > 32",
+]"""
+DEFINED = """
+LEAST = np.int32(2)
+
+def whole(p):
+    total = p["block_size_x"] * p.get("per_thread")
+    if p["per_thread"] == 1:
+        return False
+    return total >= LEAST and math.ceil(total / 3) > 5
+
+def hidden(p):
+    return known(p["per_thread"])
+
+def known(value):
+    return value < 4
+"""
+
+
+def test_a_restriction_that_is_a_function_becomes_a_constraint_or_is_named(tmp_path):
+    path = script(tmp_path, restrictions=FUNCTIONS)
+    path.write_text(
+        path.read_text().replace("def tune", f"{DEFINED}\ndef tune", 1).replace("import", "import math, ", 1)
+    )
+    made = make_folder("add", f"kernel-tuner:{path}", tmp_path / "r.py")
+    rules = re.findall(r'^expr = "(.*)"$', made.space, re.MULTILINE)
+    assert rules == [
+        "per_thread > 1",
+        "block_size_x % (2 * per_thread) == 0",
+        "block_size_x / per_thread >= 2.5",
+        "False if per_thread == 1 else block_size_x * per_thread >= 2 and ceil_div(block_size_x * per_thread, 3) > 5",
+        "block_size_x > 32",
+    ]
+    assert [remark for remark in made.remarks if "restriction" in remark] == [
+        'the restriction def hidden(p): return known(p["per_thread"]), a function: write it as a [[constraint]] of '
+        "space.toml"
+    ]
+
+
+def test_a_function_whose_formula_gives_other_values_is_no_constraint(tmp_path):
+    """A name that the script gives another meaning is misread, which the function's own values show."""
+    path = script(tmp_path, restrictions="[lambda p: p['per_thread'] == min(2, p['per_thread'])]")
+    other = "min = lambda *of: 4\nmin.__name__ = 'min'\n\ndef tune"
+    path.write_text(path.read_text().replace("def tune", other, 1))
+    made = make_folder("add", f"kernel-tuner:{path}", tmp_path / "r.py")
+    assert "expr =" not in made.space and any("a function: write it as" in remark for remark in made.remarks)
 
 
 SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace(

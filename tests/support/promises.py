@@ -33,11 +33,10 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
-from evoengine.tuning.ray_cluster import Node
+from evoengine.tuning.ray_cluster import BusyGpu, ClusterStatus, DetachedStatus, Node
 from evoengine.tuning.setup import register_kernel
 from evoengine.views import jsonable
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json

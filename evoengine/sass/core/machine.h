@@ -391,6 +391,8 @@ struct Machine {
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;
+  // Has the stores of tiles and of bytes from shared memory write that have begun and not landed.
+  virtual void land_stores() {}
   // Has another block of the warp's cluster see what it does.
   virtual void send(Warp&, std::function<void()> act) { act(); }
   // SR_CLOCK, SR_GLOBALTIMER

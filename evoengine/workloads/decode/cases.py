@@ -47,6 +47,7 @@ GROUPS = ("as the problem's are grouped", "grouped by another number, which is n
 CODES = ("the largest", "subnormal ones alone")
 """kinds of codes in a cache of FP8"""
 BEFORE_WINDOW = "the last key before the window would take all weight"
+WINDOWS = ("begins behind the first key of a step", "begins with the last key of a step")
 
 
 def step_keys(config: Config) -> int:
@@ -87,6 +88,8 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     yield Case("several queries", at(step + 5, 2, replace(two, heads=2 * other), seq_q=5), "last keys")
     if problem.window:
         yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
+        yield Case(f"the window {WINDOWS[0]}", at(problem.window + step + 1, base=two, seq_q=1), "before the window")
+        yield Case(f"the window {WINDOWS[1]}", at(problem.window + step - 1, base=two, seq_q=1), "before the window")
     if problem.cache:
         yield Case("subnormal codes", at(step + 7, 2, two), "subnormal codes")
     rows = tile_m + 3
@@ -129,6 +132,7 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
     }
     if problem.window:
         found.add(Cell("values", BEFORE_WINDOW))
+        found |= {Cell("window", what) for what in WINDOWS}
     if problem.cache:
         found |= {Cell("codes", what) for what in CODES}
     if problem.page:
@@ -152,6 +156,9 @@ def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
         found.add(Cell("queries", "several"))
     if p.seq_k == affordable_keys(whole):
         found.add(Cell("extents", "keys"))
+    if p.window and p.seq_q == 1 and case.draw == "before the window":
+        begins, step = p.seq_k - p.window, step_keys(config)
+        found |= {Cell("window", what) for what, at in zip(WINDOWS, (1, step - 1), strict=True) if begins % step == at}
     return frozenset(found)
 
 
