@@ -149,8 +149,13 @@ def _sees_before(data: dict[str, Any], totals: Mapping[str, str]) -> bool:
 
 
 def _one_segment(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
+    """Return that every offset begins a segment but the last, also where lengths of pages are given for each."""
     sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
-    return [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
+    named = [set(re.findall(r"\w+", str(constraint))) for constraint in _constraint_list(data)]
+    lengths = {s[0] for name, item in data["inputs"].items() if name.endswith("last_page_len") and (s := _shape(item))}
+    pairs = [(size, n) for size in sorted(sizes) for n in sorted(lengths - sizes) if {size, n} <= data["axes"].keys()]
+    tied = [f"{size} == {n} + 1" for size, n in pairs if not any({size, n} <= names for names in named)]
+    return tied + [f"{size} >= 2" for size in sorted(sizes) if size in data["axes"]]
 
 
 def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -165,7 +170,7 @@ def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, d
     for name, item in inputs.items():
         if name.endswith("indices") and caches and "int" in str(item.get("dtype")):
             draws[name] = {"type": "integers", "low": 0, "high": caches[0][0]}
-        elif name == "last_page_len" and caches and "int" in str(item.get("dtype")):
+        elif name.endswith("last_page_len") and caches and "int" in str(item.get("dtype")):
             draws[name] = {"type": "integers", "low": 1, "high": f"{caches[0][1]} + 1"}
         elif name.endswith("scale") and item.get("shape") == []:
             draws[name] = {"type": "constant", "value": SCALE}
@@ -221,7 +226,8 @@ def _workloads(
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
     if found:
         return found
-    sizes = _chosen_sizes(var, _constraint_list(data), FEW if _totals(data) else SIZE)
+    totals = _totals(data)
+    sizes = _chosen_sizes(var, [*_constraint_list(data), *_shortest(totals, data)], FEW if totals else SIZE)
     if sizes:
         chosen = ", ".join(f"{axis}={value}" for axis, value in sizes.items())
         remarks.append(f"sizes: no workload gives any; problem.json has {chosen}")

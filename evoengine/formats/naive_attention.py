@@ -153,8 +153,9 @@ def _range(problem: Mapping[str, Any], indptr: str, paged: bool) -> str:
         key = next(name for name in ("k_cache", "ckv_cache") if name in inputs)
         size = str(inputs[key]["shape"][1])
         named = str(problem["reference"])
-        if "last_page_len" in inputs and re.search(r"\blast_page_len\s*\[", named):
-            lines.append(f"keys_ = keys_ ? (keys_ - 1) * {size} + last_page_len[segment_] : 0;")
+        last = next((name for name in inputs if name.endswith("last_page_len")), None)
+        if last is not None and re.search(rf"\b{re.escape(last)}\s*\[", named):
+            lines.append(f"keys_ = keys_ ? (keys_ - 1) * {size} + {last}[segment_] : 0;")
         else:
             lines.append(f"keys_ *= {size};")
     if queries is not None and re.search(r"causal", str(problem["reference"]) + str(problem.get("description")), re.I):

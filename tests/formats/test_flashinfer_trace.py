@@ -275,6 +275,18 @@ def test_of_a_causal_prefill_every_query_has_its_own_key(tmp_path):
     assert "num_kv_indices >= total_q" in made.problem["constraints"]
 
 
+def test_lengths_of_last_pages_are_one_fewer_than_offsets_where_no_constraint_says_so(tmp_path):
+    named = {f"kv_{n}" if n == "last_page_len" else n: item for n, item in PAGED["inputs"].items()}
+    reference = PAGED["reference"].replace("last_page_len", "kv_last_page_len")
+    constraints = [one for one in PAGED["constraints"] if "batch_size" not in one]
+    made = imported(tmp_path, PAGED | {"inputs": named, "reference": reference, "constraints": constraints})
+    assert "len_indptr == batch_size + 1" in made.problem["constraints"]
+    example = made.problem["workloads"][0]
+    assert example["axes"]["len_indptr"] == example["axes"]["batch_size"] + 1
+    assert example["inputs"]["kv_last_page_len"] == {"type": "integers", "low": 1, "high": "page_size + 1"}
+    assert "kv_last_page_len[segment_]" in made.kernel
+
+
 ATTENTION = {"family": "decode", "block_size_x": 64}
 
 
