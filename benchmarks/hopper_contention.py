@@ -17,22 +17,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare
 from benchmarks.hopper_constants import (
     ARITHMETIC,
     FILL,
-    MB,
-    SHARED,
-    SMS,
     TILES,
     TILES_BYTES,
-    Bench,
     beside_products,
-    kernel,
-    loop,
+    boxes_in_flight,
     many,
     operands,
     operation,
-    prepare,
     sums_of,
     total,
 )
@@ -577,28 +572,8 @@ for (int i = 0; i < 2; ++i) {
 
 
 def sharers() -> Iterator[Bench]:
-    init = (
-        "if (threadIdx.x == 0) {\n#pragma unroll\nfor (int i = 0; i < 16; ++i) bar_init(at(s + 8 * i), 1);\n"
-        "init_fence(); }\n__syncthreads();\n"
-    )
-    issue = "expect(at(s + 8 * j), 8192); load_box(at(s + 1024 + j * 8192), map, at(s + 8 * j), first + box * 64); "
-    issue += "if (++box == 32) box = 0;"
-    boxes = kernel(
-        f"""{init}if (threadIdx.x == 0) {{
-int group = q ? blockIdx.x % (gridDim.x / p) : blockIdx.x / p, first = group * 2048, box = 0;
-u64 t0 = now();
-#pragma unroll
-for (int j = 0; j < 8; ++j) {{ {issue} }}
-#pragma unroll 1
-for (int i = 0; i < n; ++i) {{
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {{ wait(at(s + 8 * j), i & 1); {issue} }}
-}}
-u64 t1 = now();
-#pragma unroll
-for (int j = 0; j < 8; ++j) wait(at(s + 8 * j), n & 1);
-record(out, t0, t1); }}""",
-        tensor_map=True,
+    boxes = boxes_in_flight(
+        "int group = q ? blockIdx.x % (gridDim.x / p) : blockIdx.x / p, first = group * 2048, box = 0;"
     )
     loads = "".join(
         f'asm volatile("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(y{j}.x), "=r"(y{j}.y), '

@@ -17,21 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.hopper_constants import (
-    FILL,
-    MB,
-    SHARED,
-    SMS,
-    TILES,
-    TILES_BYTES,
-    Bench,
-    kernel,
-    loop,
-    many,
-    prepare,
-    product,
-    sums_of,
-)
+from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare
+from benchmarks.hopper_constants import FILL, TILES, TILES_BYTES, beside_products, boxes_in_flight, product, sums_of
 
 # ── cp.async ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -374,41 +361,9 @@ def registers() -> Iterator[Bench]:
         for name in ("ex2", "fadd of two", "lop3 of three", "fmnmx of two", "ex2, ffma, fadd, fmnmx", "ffma of three")
     ]
     for name, n, a, groups in cases:
-        declared, stored = sums_of(n)
-        stored = stored.replace("sink +", "sink + 8192 +")
         names = PATTERNS[name]
         work, turn, end = pattern(names, 8)
-        text = kernel(f"""{TILES.replace("q + 1", "n | 1")}
-u64 t0, t1;
-if (threadIdx.x < 128) {{
-  if (!p) return;
-  {declared}
-  asm volatile("bar.sync 1, {128 * (groups + 1)};" ::: "memory");
-  t0 = now();
-  #pragma unroll 1
-  for (int i = 0; i < q; ++i) {{
-    fence();
-    {many(n, 8, a=a)}
-    commit();
-    pending<1>();
-    if (threadIdx.x == 0) out[64 + i] = now();
-  }}
-  t1 = now();
-  pending<0>();
-  {stored}
-}} else {{
-  {work}
-  if (p) asm volatile("bar.sync 1, {128 * (groups + 1)};" ::: "memory");
-  if (p) pause(2000);
-  t0 = now();
-  #pragma unroll 1
-  for (int i = 0; i < n; ++i) {{
-    {turn * 4}
-  }}
-  t1 = now();
-  {end}
-}}
-record(out, t0, t1);""", threads=128 * (groups + 1))  # fmt: skip
+        text = beside_products(n, a, groups, work, turn * 4, end)
         yield Bench(
             "registers", f"{name}, {groups} warps a sub-core: clocks each beside n{n} {a}", text, kind="beside",
             n=(24, 96), threads=128 * (groups + 1), shared=TILES_BYTES, ops=4 * len(names) * groups,
@@ -463,45 +418,11 @@ def turns() -> Iterator[Bench]:
 
 
 def distances() -> Iterator[Bench]:
-    init = (
-        "if (threadIdx.x == 0) {\n#pragma unroll\nfor (int i = 0; i < 16; ++i) bar_init(at(s + 8 * i), 1);\n"
-        "init_fence(); }\n__syncthreads();\n"
+    text = boxes_in_flight(
+        "int b = blockIdx.x, group = b / (2 * p) * p + b % p, first = (q & 1 ? group : b) * 2048, box = 0;\n"
+        "if (q >> 1 && b / p % 2) pause(q >> 1);"
     )
-    issue = "expect(at(s + 8 * j), 8192); load_box(at(s + 1024 + j * 8192), map, at(s + 8 * j), first + box * 64); "
-    issue += "if (++box == 32) box = 0;"
-    text = kernel(
-        f"""{init}if (threadIdx.x == 0) {{
-int b = blockIdx.x, group = b / (2 * p) * p + b % p, first = (q & 1 ? group : b) * 2048, box = 0;
-if (q >> 1 && b / p % 2) pause(q >> 1);
-u64 t0 = now();
-#pragma unroll
-for (int j = 0; j < 8; ++j) {{ {issue} }}
-#pragma unroll 1
-for (int i = 0; i < n; ++i) {{
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {{ wait(at(s + 8 * j), i & 1); {issue} }}
-}}
-u64 t1 = now();
-#pragma unroll
-for (int j = 0; j < 8; ++j) wait(at(s + 8 * j), n & 1);
-record(out, t0, t1); }}""",
-        tensor_map=True,
-    )
-    for p, q in (
-        (1, 0),
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (4, 1),
-        (6, 1),
-        (8, 1),
-        (11, 1),
-        (16, 1),
-        (22, 1),
-        (33, 1),
-        (44, 1),
-        (66, 1),
-    ):
+    for p, q in [(1, 0)] + [(p, 1) for p in (1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66)]:
         for late in (0, 400, 4000) if (p, q) in ((1, 1), (66, 1)) else (0,):
             yield Bench(
                 "distances", f"TMA, two SMs load the same, {p} blocks apart, one {late} clocks later" if q else

@@ -15,8 +15,8 @@ from evoengine.cli import dashboard
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.ledger.database import display_url, parse_url
-from evoengine.ledger.optuna import dashboard as study_summary
 from evoengine.ledger.optuna import study
+from evoengine.ledger.optuna import study as study_summary
 from evoengine.paths import chosen_database
 from evoengine.text import command_line, hide_passwords
 from tests.support.recorded import cache

@@ -55,8 +55,7 @@ def dashboard(db: str | None, port: int) -> None:
 
     from evoengine.cli.output import say
     from evoengine.errors import hint
-    from evoengine.ledger.optuna.dashboard import summarise_large_studies
-    from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage
+    from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage, summarise_large_studies
     from evoengine.text import hide_passwords
 
     with reading(db) as ledger:

@@ -1,13 +1,16 @@
-"""evoengine problems, gpus, doctor and cubins: what there is to search for, for which GPUs, and on this machine"""
+"""evoengine problems, gpus, doctor, cubins and cluster: what there is to search for, on which GPUs and machines"""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import click
 
-from evoengine.cli.options import json_option
+from evoengine.cli.options import CheckedGroup, OneOf, cluster_option, complete_gpu, json_option
 from evoengine.errors import NothingFound, UsageError
+from evoengine.gpu import AUTO, known_gpus
 
 
 @click.command()
@@ -92,3 +95,86 @@ def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> No
         print_json(cubins_json(file, found))
     else:
         stdout.print(cubins_table(found))
+
+
+@click.group(cls=CheckedGroup)
+def cluster() -> None:
+    """Write the files of a Ray cluster that runs searches, inspect it, or describe this machine's GPUs for one."""
+
+
+@cluster.command()
+@cluster_option(default=AUTO)
+@json_option
+def status(cluster: str, as_json: bool) -> None:
+    """List the nodes of a cluster with their versions, and the current task of each GPU."""
+    from evoengine.cli.output import print_json, say, stdout
+    from evoengine.tuning.detached import cluster_status
+    from evoengine.views.boards import cluster_json, cluster_remarks, nodes_table
+
+    found = cluster_status(cluster)
+    if as_json:
+        print_json(cluster_json(found))
+        return
+    stdout.print(nodes_table(found))
+    for line in cluster_remarks(found):
+        say(line)
+
+
+@cluster.command()
+@click.argument("name")
+@cluster_option(default=AUTO)
+def stop(name: str, cluster: str) -> None:
+    """Stop a search that was started with --detach. Its results so far are kept."""
+    from evoengine.tuning.detached import stop
+
+    stop(cluster, name)
+
+
+@cluster.command()
+def resources() -> None:
+    """Print this machine's GPUs as JSON for `ray start --resources`: the number of each kind."""
+    from evoengine.tuning.ray_cluster import gpu_resources
+
+    click.echo(json.dumps(gpu_resources()))
+
+
+@cluster.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--slurm", is_flag=True, help="A script for sbatch: one job, whose nodes are the cluster.")
+@click.option("--k8s", is_flag=True, help="Objects for KubeRay: a cluster that stays, and a job that makes its own.")
+@click.option(
+    "--gpu",
+    type=OneOf(sorted(known_gpus())),
+    default="h100",
+    show_default=True,
+    shell_complete=complete_gpu,
+    help="Kind of GPU that the nodes have.",
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, 10000), default=2, show_default=True, help="Nodes, or the most of them."
+)
+@click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of each node.")
+@click.option("--cpus", type=click.IntRange(2, 1024), default=64, show_default=True, help="CPUs of each node.")
+@click.option("--image", metavar="IMAGE", help="With --k8s: of the pods (deploy/Containerfile, target ray-node).")
+def up(folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cpus: int, image: str | None) -> None:
+    """Write the files that bring up a cluster for searches, for Slurm or for Kubernetes.
+
+    Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
+    """
+    from evoengine.cli.output import say
+    from evoengine.tuning.ray_cluster import KUBERNETES, SLURM, Cluster, write_files
+
+    if slurm == k8s:
+        raise UsageError("cluster up takes one of --slurm and --k8s")
+    if k8s == (image is None):
+        raise UsageError(
+            "--k8s needs --image, and --slurm takes none: the image of the pods, as REGISTRY/evoengine:TAG"
+        )
+    written = write_files(folder, KUBERNETES if k8s else SLURM, Cluster(gpu, nodes, gpus, cpus, image))
+    say(f"wrote {', '.join(path.name for path in written)} to {folder}")
+    place = shlex.quote(str(folder))
+    say(
+        f"next: kubectl apply -f {place}/access.yaml -f {place}/cluster.yaml"
+        if k8s
+        else f"next: sbatch {place}/search.sh"
+    )

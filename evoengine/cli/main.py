@@ -48,9 +48,10 @@ COMMANDS = {
     "retune": "Queue a job for another GPU for each problem in the ledger.",
 }
 MODULES = {
-    "problems": "machine", "gpus": "machine", "doctor": "machine", "cubins": "machine",
-    "runs": "history", "compare": "history", "claims": "history",
-    "report": "best", "profile": "show", "new": "transfer", "import": "transfer", "export": "transfer",
+    "problems": "machine", "gpus": "machine", "doctor": "machine", "cubins": "machine", "cluster": "machine",
+    "runs": "history", "compare": "history", "claims": "history", "show": "history", "profile": "history",
+    "report": "best", "measure": "accuracy", "propose": "search",
+    "new": "transfer", "import": "transfer", "export": "transfer",
     "serve": "service", "token": "service", "retune": "service",
 }  # fmt: skip # a table
 """command → the module of `evoengine.cli` that has it, where that is not the one of its name"""

@@ -198,11 +198,11 @@ _CONSTANT = re.compile(r"\b(?:const|constexpr|__constant__|extern)\b")
 
 _SHARES_MEMORY = re.compile(
     r"\batomic\w*|\b__threadfence\w*|\b__nv_atomic\w*|\bcuda\s*::\s*(?:std\s*::\s*)?atomic|"
-    r"\bvolatile\b|\b__nanosleep\b"
+    r"\bvolatile\b|\b__nanosleep\b|\bmap_shared_rank\b|\b__cvta_shared_to_generic\b"
 )
 _ASM_QUALIFIER = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile|__volatile__)\b")
 _SHARES_MEMORY_IN_PTX = re.compile(
-    r"\b(?:atom|red|membar|multimem)\.|\bfence\.(?:sc|acq_rel|acquire|release)\b|"
+    r"\b(?:atom|red|membar|multimem)\.|\bmapa\.u64\b|\bfence\.(?:sc|acq_rel|acquire|release)\b|"
     r"\b(?:ld|st)\.[\w.:]*\b(?:relaxed|acquire|release|volatile|mmio)\b"
 )
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
@@ -261,9 +261,10 @@ def _without_directives(masked: str) -> str:
 
 
 def shares_memory(text: str) -> bool:
-    """Return whether blocks of the text's kernels may communicate.
+    """Return whether blocks of the text's kernels may communicate by what only checked kernels show.
 
-    They may by atomics, fences, volatile or strong accesses, device variables, or from kernel to kernel.
+    They may by atomics, fences, volatile or strong accesses, pointers to another block's shared memory, device
+    variables, or from kernel to kernel.
     """
     masked = mask(text)
     if len(find_kernels(masked)) > 1 or find_device_variables(masked):

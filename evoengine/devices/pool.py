@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import ConstantArgument, PassedParameter, TensorArgument, TensorParameter
+from evoengine.devices.base import (
+    ConstantArgument,
+    PassedParameter,
+    ScratchParameter,
+    TensorArgument,
+    TensorParameter,
+)
 from evoengine.records import Launch
 
 PAGE = 4096
@@ -75,6 +81,8 @@ class BlockLaunch:
     """tensors by shape, or inputs with their contents; constants after the kernel's parameters"""
     pool: Pool
     blocks: Sequence[ChosenBlock]
+    entry: str | None = None
+    """the kernel; None for the candidate's first"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ class BlockTrace:
     """it read more of the inputs than allowed, and was aborted"""
     pages: dict[str, list[tuple[int, np.ndarray]]]
     """tensor → offset in bytes of every page that was touched; of an output with the contents [uint8], 0xFF where
-    nothing was written"""
+    nothing was written, and of zeroed scratch memory with what the block left there"""
 
 
 # Of a device's output: a block, and behind it each page with its contents. BlockHeader and PageHeader of
@@ -102,7 +110,7 @@ def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[Block
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
         touched: dict[str, list[tuple[int, np.ndarray]]] = {
-            a.name: [] for a in arguments if isinstance(a, TensorParameter)
+            a.name: [] for a in arguments if isinstance(a, TensorParameter | ScratchParameter)
         }
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)

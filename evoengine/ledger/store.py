@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Select, func, select
 from sqlalchemy.orm import aliased, joinedload
@@ -81,6 +81,8 @@ from evoengine.records import (
     config_key,
 )
 
+Row = TypeVar("Row", bound=Base)
+Record = TypeVar("Record")
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
 
@@ -311,9 +313,8 @@ class Ledger:
             session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.baseline_values(baseline)))
 
     def baselines(self, run: int) -> list[Baseline]:
-        with self.database.reading() as session:
-            of_run = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
-            return list(map(rows.to_baseline, of_run))
+        """Return the baselines of a run, oldest first."""
+        return self._records(rows.to_baseline, BaselineRow, run_id=run)
 
     @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
@@ -600,23 +601,22 @@ class Ledger:
     @patient
     def measurements(self, trial: int) -> list[Measurement]:
         """Return all figures of a candidate, of every kind, oldest first."""
-        of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
-        with self.database.reading() as session:
-            return list(map(rows.to_measurement, session.scalars(of_trial)))
+        return self._records(rows.to_measurement, MeasurementRow, candidate_id=trial)
 
     @patient
     def verdicts(self, trial: int) -> list[Verdict]:
         """Return all verdicts on a candidate, oldest first."""
-        of_trial = select(VerdictRow).where(VerdictRow.candidate_id == trial).order_by(VerdictRow.id)
-        with self.database.reading() as session:
-            return list(map(rows.to_verdict, session.scalars(of_trial)))
+        return self._records(rows.to_verdict, VerdictRow, candidate_id=trial)
 
     def profile(self, trial: int) -> Profile | None:
         """Return the last profile taken."""
-        last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
+        taken = self._records(rows.to_profile, ProfileRow, candidate_id=trial)
+        return taken[-1] if taken else None
+
+    def _records(self, to_record: Callable[[Row], Record], row: type[Row], **of: int) -> list[Record]:
+        """Return the records of a run's or a trial's rows, oldest first."""
         with self.database.reading() as session:
-            row = session.scalar(last)
-            return None if row is None else rows.to_profile(row)
+            return list(map(to_record, session.scalars(select(row).filter_by(**of).order_by(row.__table__.c.id))))
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:

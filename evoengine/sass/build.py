@@ -29,19 +29,19 @@ from evoengine.sandbox.machine import machine_error
 CORE = Path(__file__).with_name("core")
 KEPT = 16
 """limit of cached libraries; a build removes the least recently used beyond it"""
-FLAGS = ("-std=c++20", "-fPIC", "-w")
+FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off")
 OFTEN = {
     "gcc": ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fpeel-loops", "-funswitch-loops"),
     "clang": ("-O3",),
 }
 """flags of the unit that runs often: of GCC's -O3 what makes it faster"""
-SELDOM = ("-Og", "-ffp-contract=off")
+SELDOM = ("-Og",)
 """flags of the other unit, which is compiled at the same time; each more would cost a second for its headers alone"""
 OF_KIND = {"gcc": ("--param=ggc-min-expand=300",), "clang": ()}
 """the compiler collects its garbage less often, which saves a tenth of the time"""
 RUN_OFTEN = frozenset((
-    "bits", "caches", "floating", "functional", "half", "integer", "machine", "memory_ops", "operands", "order",
-    "products", "shared_races", "sparse", "wgmma",
+    "bits", "caches", "counting", "floating", "functional", "half", "integer", "machine", "matrix", "memory_ops",
+    "operands", "order", "products", "shared_races", "sm_async", "sm_memory", "sparse", "timing", "wgmma",
 ))  # fmt: skip
 """sources in which the executor spends nine tenths of its time: more optimisation of the others costs more than it
 saves (benchmarks/notes/first-search.md)"""

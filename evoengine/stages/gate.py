@@ -102,7 +102,7 @@ def executor(contender: CompiledCandidate) -> Judge:
 
     def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
         with _naming_lines(contender):
-            return rounds.run_blocks(executables[source.entry], asked, seed)
+            return rounds.run_blocks(executables[asked.entry or source.entry], asked, seed)
 
     return Judge(EXECUTOR, launch, launch_blocks)
 
@@ -130,7 +130,7 @@ def emulator(source: Source, arch: str) -> Judge:
         return run_rounds(executable, rounds, seed, LAUNCH_SECONDS)
 
     def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
-        return run_blocks(executable, source.entry, asked, seed, LAUNCH_SECONDS)
+        return run_blocks(executable, asked.entry or source.entry, asked, seed, LAUNCH_SECONDS)
 
     return Judge(EMULATOR, launch, launch_blocks)
 

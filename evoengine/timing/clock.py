@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,8 +18,8 @@ from evoengine.devices import cuda_api
 from evoengine.devices.cuda import CudaKernel, Parameters, await_gpu
 from evoengine.devices.nvml import Reading, Sensors, open_sensors
 from evoengine.devices.torch_gpu import Call, gpu
-from evoengine.records import L2, Clocks, Launch, LaunchMode, Policy
-from evoengine.timing.rounds import Dropped, Repetition
+from evoengine.records import Launch, LaunchMode, Policy
+from evoengine.timing.rounds import Dropped, Repetition, Sustained
 
 # Run a kernel back to back for seconds, at the clocks that the power limit permits, not those of an idle GPU.
 
@@ -28,33 +28,6 @@ SETTLING_US = 5e5
 COUNTED_US = 1e6
 BLOCK_US = 5e4
 """duration of the launches between two events, which yield one sample"""
-BUSY = 0.98
-"""share of the wall time that the GPU must have been running; below it the GPU idled, and there is no such figure"""
-
-
-@dataclass(frozen=True, slots=True)
-class Sustained:
-    """Microseconds per launch, a sample per block, with the sensors read while each block ran."""
-
-    samples_us: tuple[float, ...]
-    readings: tuple[Reading, ...]
-    launches: int
-    """per block"""
-    busy: float
-    """share of the wall time that the GPU ran"""
-
-    @property
-    def rested(self) -> bool:
-        return self.busy < BUSY
-
-
-def sustained_policy(policy: Policy) -> Policy:
-    """Return the policy of a sustained figure beside one of `policy`.
-
-    Nothing flushes the L2 between successive launches, and blocks last longer than any batch, so that their length is
-    not part of the policy.
-    """
-    return replace(policy, l2=L2.WARM, clocks=Clocks.SUSTAINED, batch=1)
 
 
 def run_sustained(
@@ -100,8 +73,6 @@ timed"""
 MOST_FLUSHES = 64
 """limit of how often it is zeroed for a CPU that does not get ahead in that time; with one flush the baselines of an
 attention problem lost all repetitions on an H100"""
-BASELINE = "baseline"
-"""the baseline's name in a round"""
 POISON = 0xFF
 """bytes of NaN, in every floating-point type"""
 

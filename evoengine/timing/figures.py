@@ -11,8 +11,7 @@ from evoengine.devices.base import KernelFailure
 from evoengine.devices.nvml import Reading
 from evoengine.gpu import Gpu
 from evoengine.records import L2, Baseline, Clocks, CompiledCandidate, Kind, LaunchMode, Measurement, Outcome, Policy
-from evoengine.timing.clock import BASELINE, Sustained, sustained_policy
-from evoengine.timing.rounds import Dropped, Rounds
+from evoengine.timing.rounds import BASELINE, Dropped, Rounds, Sustained, sustained_policy
 from evoengine.timing.statistics import normalised_median, paired_ratio, spread
 from evoengine.workloads.base import Target
 

@@ -34,10 +34,10 @@ from evoengine.records import (
 )
 from evoengine.stages.verify import verify
 from evoengine.timing.bench import PLAIN, BaselineRefused, Bench
-from evoengine.timing.clock import BASELINE, Prepared
+from evoengine.timing.clock import Prepared
 from evoengine.timing.figures import TICK_US, Subject, choose_policy, make_baselines, make_figure, make_sustained
 from evoengine.timing.finals import Ranking, rank, run_finals
-from evoengine.timing.rounds import Rounds, Timed, run_rounds
+from evoengine.timing.rounds import BASELINE, Rounds, Timed, run_rounds
 from evoengine.timing.statistics import clearly_slower, stop_reason
 from evoengine.workloads.base import Problem, Target
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from evoengine.devices.nvml import Reading
+from evoengine.records import L2, Clocks, Policy
 
 INPUT_SETS = 2
 """sets of inputs that repetitions take in an unpredictable order, so that a cached result is a wrong one"""
@@ -27,6 +28,10 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 ALL_PAUSES_S = 30.0
 """a GPU that has throttled through pauses of this sum will not recover in time"""
+BASELINE = "baseline"
+"""the baseline's name in a round"""
+BUSY = 0.98
+"""share of the wall time that the GPU must have been running; below it the GPU idled, and there is no such figure"""
 
 
 class Dropped(StrEnum):
@@ -171,3 +176,31 @@ class _Pauses:
         self._taken += self._next
         self._next = min(2 * self._next, LONGEST_PAUSE_S)
         return True
+
+
+# ── runs back to back ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Microseconds per launch, a sample per block, with the sensors read while each block ran."""
+
+    samples_us: tuple[float, ...]
+    readings: tuple[Reading, ...]
+    launches: int
+    """per block"""
+    busy: float
+    """share of the wall time that the GPU ran"""
+
+    @property
+    def rested(self) -> bool:
+        return self.busy < BUSY
+
+
+def sustained_policy(policy: Policy) -> Policy:
+    """Return the policy of a sustained figure beside one of `policy`.
+
+    Nothing flushes the L2 between successive launches, and blocks last longer than any batch, so that their length is
+    not part of the policy.
+    """
+    return replace(policy, l2=L2.WARM, clocks=Clocks.SUSTAINED, batch=1)

@@ -13,35 +13,30 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from typing_extensions import TypedDict
 
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.search.progress import Progress
 from evoengine.tuning.fleet import FleetSearch, GpuFinder
-from evoengine.tuning.ray_cluster import AUTO, GPU_ACTOR, LOCAL, NAMESPACE, Node, connected, import_ray, survey
+from evoengine.tuning.ray_cluster import (
+    AUTO,
+    GPU_ACTOR,
+    LOCAL,
+    NAMESPACE,
+    BusyGpu,
+    ClusterStatus,
+    DetachedStatus,
+    connected,
+    import_ray,
+    survey,
+)
 from evoengine.tuning.search import SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo
 
 SEARCH_ACTOR = "search"
 """prefix of the name of a coordinator"""
 DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
-
-
-@dataclass(frozen=True, slots=True)
-class DetachedStatus:
-    """The state of a detached search."""
-
-    name: str
-    host: str
-    problem: str
-    gpus: tuple[str, ...]
-    done: int
-    total: int
-    last: str
-    """its last message"""
 
 
 class DetachedSearch:
@@ -169,32 +164,6 @@ def stop(address: str, name: str) -> None:
 
 ANSWER_SECONDS = 10.0
 """time limit of an actor's answer"""
-
-
-@dataclass(frozen=True, slots=True)
-class BusyGpu:
-    """A GPU that a search holds."""
-
-    kind: str
-    host: str
-    device: str
-    uuid: str
-    label: str
-    task: str | None
-    """None while it is idle"""
-    seconds: float
-
-
-class ClusterStatus(TypedDict):
-    """Resources by Ray's count; `cpus_busy` and `gpus_busy` count what anybody holds."""
-
-    nodes: Sequence[Node]
-    cpus: float
-    cpus_busy: float
-    gpus: float
-    gpus_busy: float
-    at_work: Sequence[BusyGpu]
-    searches: Sequence[DetachedStatus]
 
 
 def cluster_status(address: str) -> ClusterStatus:

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from typing_extensions import TypedDict
 
 from evoengine import __version__
 from evoengine.devices.driver import find_driver
@@ -81,6 +82,46 @@ class Node:
     compiler: str | None = None
     why_unfit: str | None = None
     """why no task of a search can run there"""
+
+
+@dataclass(frozen=True, slots=True)
+class BusyGpu:
+    """A GPU that a search holds."""
+
+    kind: str
+    host: str
+    device: str
+    uuid: str
+    label: str
+    task: str | None
+    """None while it is idle"""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedStatus:
+    """The state of a detached search."""
+
+    name: str
+    host: str
+    problem: str
+    gpus: tuple[str, ...]
+    done: int
+    total: int
+    last: str
+    """its last message"""
+
+
+class ClusterStatus(TypedDict):
+    """Resources by Ray's count; `cpus_busy` and `gpus_busy` count what anybody holds."""
+
+    nodes: Sequence[Node]
+    cpus: float
+    cpus_busy: float
+    gpus: float
+    gpus_busy: float
+    at_work: Sequence[BusyGpu]
+    searches: Sequence[DetachedStatus]
 
 
 def check_address(address: str, given_by: str = "--cluster") -> str:

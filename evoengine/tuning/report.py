@@ -8,11 +8,11 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError, hint
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.publish.report import gate_charts, knob_charts, speed_charts
+from evoengine.publish.report import knob_charts, trial_charts
 from evoengine.publish.report.overview import MOST_TRIALS, Overview, read_overview
 from evoengine.publish.report.page import Facts, page, require_writable, write_page
-from evoengine.publish.report.speed_charts import Peaks
 from evoengine.publish.report.style import Section
+from evoengine.publish.report.trial_charts import Peaks
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.terms import digits, range_us
 from evoengine.text import rounded
@@ -78,16 +78,16 @@ def _peaks(ledger: Ledger, overview: Overview) -> tuple[Peaks | None, str]:
 
 def _sections(overview: Overview, peaks: Peaks | None, why_not: str) -> list[Section]:
     return [
-        speed_charts.convergence(overview, peaks),
-        speed_charts.prediction(overview),
-        speed_charts.roofline(overview, peaks, why_not),
+        trial_charts.convergence(overview, peaks),
+        trial_charts.prediction(overview),
+        trial_charts.roofline(overview, peaks, why_not),
         knob_charts.effects(overview),
         knob_charts.pairs(overview),
-        gate_charts.outcomes(overview),
+        trial_charts.outcomes(overview),
         knob_charts.lineage(overview),
         knob_charts.sources(overview),
-        gate_charts.errors(overview),
-        speed_charts.finals(overview),
+        trial_charts.errors(overview),
+        trial_charts.finals(overview),
     ]
 
 

@@ -10,9 +10,8 @@ from typing_extensions import TypedDict
 
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
-from evoengine.tuning.detached import ClusterStatus
 from evoengine.tuning.doctor import Finding
-from evoengine.tuning.ray_cluster import Node
+from evoengine.tuning.ray_cluster import ClusterStatus, Node
 from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.tables import Cell, Column, Styled, Table
 from evoengine.workloads import workloads

@@ -28,7 +28,8 @@ from evoengine.devices.base import (
 from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part
 
 WHOLE_BYTES = 1 << 20
-"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped"""
+"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped,
+unless that is scratch memory"""
 _HELD_MULTIPLE = 256
 
 _FORMATS = {
@@ -77,6 +78,8 @@ class Arguments:
         self._storages: dict[int, HostMemory] = {}
         self.fresh: dict[str, torch.UntypedStorage] = {}
         """those that PyTorch alone has and no launch had before, by their names"""
+        self.scratch: set[str] = set()
+        """names of memory in which a kernel keeps what it needs to go on, as tensor maps that it makes"""
         self._addresses: dict[str, np.ndarray] = {}
         """64-bit integers that may be addresses, by the names of the parameters"""
 
@@ -87,7 +90,11 @@ class Arguments:
 
     def for_model(self) -> list[DrawnArgument]:
         """Return the storages' contents for a prediction, which leaves the tensors as they are."""
-        return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: _held(s.bytes)], s.address) for s in self.mapped]
+
+        def held(s: HostMemory) -> int:
+            return s.bytes if s.name in self.scratch else _held(s.bytes)
+
+        return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: held(s)], s.address) for s in self.mapped]
 
     def key(self) -> tuple[object, ...]:
         """Return what a prediction depends on, but for the contents of tensors."""

@@ -26,6 +26,7 @@ from evoengine.stages.verify import by_own_error
 from evoengine.virtual.cubin_file import find
 from evoengine.virtual.device import (
     LoadedKernel,
+    Unpredicted,
     VirtualGpu,
     VirtualGpuError,
     explained,
@@ -50,7 +51,7 @@ class LaunchVerdict:
     """One launch: its kernel and its prediction, or why there is none."""
 
     kernel: Kernel
-    prediction: Prediction | str
+    prediction: Prediction | Unpredicted
     figures: Mapping[str, float]
     sampled: int
     """blocks that were executed, where not all were; else 0"""

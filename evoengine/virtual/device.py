@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,9 +27,10 @@ from evoengine.sass import core
 from evoengine.sass.chip import find_chip, why_unmodelled
 from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
-from evoengine.sass.grid import WHOLE_LIMIT
+from evoengine.sass.grid import WHOLE_LIMIT, grid_of
 from evoengine.sass.launch import Geometry, Launch, Memory, prepare, require_arch_of
 from evoengine.sass.listing import line_table, linked_listing, names_an_instruction, with_source_lines
+from evoengine.sass.model import count_block
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.text import number, plain
 
@@ -55,6 +56,18 @@ PATIENCE = 10.0
 
 class VirtualGpuError(RuntimeError):
     """A launch that failed on the virtual GPU, in place of the error by which a driver reports it."""
+
+
+class Unpredicted(str):
+    """Why a launch has no predicted time."""
+
+    counts: Mapping[str, float]
+    """what a block of it executes; empty where that is not known"""
+
+    def __new__(cls, reason: str, counts: Mapping[str, float]) -> Self:
+        found = super().__new__(cls, reason)
+        found.counts = counts
+        return found
 
 
 class RaceWarning(UserWarning):
@@ -126,7 +139,7 @@ class VirtualGpu:
         self.launched: Callable[[str, float], None] | None = None
         """called with the name and the predicted µs of each launch, infinite for one without"""
         self._uses: dict[tuple[str, str], Use] = {}
-        self._predictions: dict[object, Prediction | str] = {}
+        self._predictions: dict[object, Prediction | Unpredicted] = {}
         self._spent: dict[str, float] = defaultdict(float)
         """kernel → estimated seconds for which its launches were executed"""
 
@@ -182,7 +195,7 @@ class VirtualGpu:
             use.failures.append(explained(error, loaded))
             raise VirtualGpuError(use.failures[-1]) from None
 
-    def predicted(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Prediction | str:
+    def predicted(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> Prediction | Unpredicted:
         """Return the launch's prediction, or why there is none."""
         key = (loaded, geometry, arguments.key())
         if key not in self._predictions:
@@ -193,21 +206,27 @@ class VirtualGpu:
             self._predictions[key] = self._prediction(loaded, launch)
         return self._predictions[key]
 
-    def _prediction(self, loaded: LoadedKernel, launch: Launch) -> Prediction | str:
+    def _prediction(self, loaded: LoadedKernel, launch: Launch) -> Prediction | Unpredicted:
         if unmodelled := why_unmodelled(self.gpu):
-            return unmodelled
+            return Unpredicted(unmodelled, _counted(loaded, launch))
         try:
             found = predict(loaded.program, launch, find_chip(self.gpu.key))
         except Unpredictable as error:
-            return str(error)
+            return Unpredicted(str(error), _counted(loaded, launch))
         if found.counts["instructions"] > WHOLE_LIMIT:
-            return (
-                f"a block executes more than {WHOLE_LIMIT:,} warp instructions, behind which the model does not count"
+            return Unpredicted(
+                f"a block executes more than {WHOLE_LIMIT:,} warp instructions, behind which the model does not count",
+                found.counts,
             )
         return found
 
     def _execute(
-        self, use: Use, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, prediction: Prediction | str
+        self,
+        use: Use,
+        loaded: LoadedKernel,
+        geometry: Geometry,
+        arguments: Arguments,
+        prediction: Prediction | Unpredicted,
     ) -> Sequence[int]:
         """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
         memory = Memory([(loaded.kernel, [*arguments.parameters, *arguments.mapped])], self.now.launches)
@@ -246,16 +265,16 @@ class VirtualGpu:
             )
         return ()
 
-    def _pass(self, use: Use, prediction: Prediction | str) -> None:
+    def _pass(self, use: Use, prediction: Prediction | Unpredicted) -> None:
         """Let the launch's time pass."""
         us, launches, unpredicted = self.now
-        if isinstance(prediction, str):
+        if isinstance(prediction, Unpredicted):
             use.unpredictable = prediction
             self.now = Instant(us, launches + 1, unpredicted + 1)
         else:
             self.now = Instant(us + prediction.time_us, launches + 1, unpredicted)
         if self.launched is not None:
-            self.launched(use.name, math.inf if isinstance(prediction, str) else prediction.time_us)
+            self.launched(use.name, math.inf if isinstance(prediction, Unpredicted) else prediction.time_us)
 
     # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -279,28 +298,37 @@ class VirtualGpu:
         return table(self.gpu, list(self._uses.values()))
 
 
-def _note(use: Use, prediction: Prediction | str, sampled: bool) -> None:
+def _note(use: Use, prediction: Prediction | Unpredicted, sampled: bool) -> None:
     """Count a launch that was executed."""
     use.executed += 1
     use.sampled += sampled
-    if not isinstance(prediction, str):
+    if not isinstance(prediction, Unpredicted):
         use.times_us.append(prediction.time_us)
         use.bounds[prediction.bound] += prediction.time_us
 
 
-def seconds_to_execute(prediction: Prediction | str, geometry: Geometry) -> float:
-    """Return an estimate of how long the executor takes; 0 where the model has none."""
-    if isinstance(prediction, str):
-        return 0.0
+def _counted(loaded: LoadedKernel, launch: Launch) -> Mapping[str, float]:
+    """Return what the block in the middle of the grid executes; nothing where it cannot be run alone."""
+    grid = grid_of(launch)
+    try:
+        return count_block(loaded.program, launch, grid.block(grid.clusters // 2), WHOLE_LIMIT)
+    except KernelFailure:
+        return {}
+
+
+def seconds_to_execute(prediction: Prediction | Unpredicted, geometry: Geometry) -> float:
+    """Return an estimate of how long the executor takes; 0 where nothing was counted."""
     counts = prediction.counts
+    if not counts:
+        return 0.0
     products = 256 * counts["tensor_clock_columns"] + 16 * 8 * 16 * (counts["hmma"] + counts["hmma_fp16"])
     of_block = counts["instructions"] / INSTRUCTIONS_PER_SECOND + products / PRODUCTS_PER_SECOND
     return of_block * math.prod(geometry.grid)
 
 
-def limit_of(prediction: Prediction | str) -> int:
+def limit_of(prediction: Prediction | Unpredicted) -> int:
     """Return how many warp instructions a block may execute before it is said to hang."""
-    if isinstance(prediction, str):
+    if isinstance(prediction, Unpredicted):
         return core.LIMIT
     return int(min(max(SPINS * prediction.counts["instructions"], LEAST_LIMIT), core.LIMIT))
 

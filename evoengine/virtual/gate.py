@@ -27,6 +27,7 @@ from evoengine.stages.verify import Bound, by_own_error
 from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import (
     LoadedKernel,
+    Unpredicted,
     VirtualGpu,
     VirtualGpuError,
     explained,
@@ -92,7 +93,7 @@ class ConfigVerdict:
     """whether the reference is compared with in exact algebra: it launches Triton kernels"""
     unbuilt: dict[str, str] = field(default_factory=dict)
     """sizes → why the build in exact algebra could not be executed"""
-    prediction: Prediction | str | None = None
+    prediction: Prediction | Unpredicted | None = None
     """of the first launch with the function's own sizes, or why there is none"""
 
     @property

@@ -335,6 +335,7 @@ class Launcher:
                 found.add(str(name), kind, _with_meta(kind, value, descriptors))
             for name, memory in scratch.items():
                 found.add(name, "*i8", memory)
+                found.scratch.add(name)
             found.follow(triton.runtime.driver.active.addresses)
         return found
 

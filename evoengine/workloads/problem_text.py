@@ -22,13 +22,16 @@ def read_parts(
     words: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
     lists: Sequence[str] = (),
+    from_zero: Sequence[str] = (),
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Return the fields of a problem: those that are numbers, and those that are words.
 
     `numbers` maps how a part begins to its field; `words` maps a field to the words that it may be. All fields but the
-    `optional` ones must be present; numbers are at least 1. `lists` are fields written as `field=512+37`; what stands
-    behind the `=` is returned among the words, for `read_runs`. `example` is a whole problem as a user would write it,
-    including its workload's name. Raises UsageError naming the part that is wrong and what would be right.
+    `optional` ones must be present; numbers are at least 1, those `from_zero` at least 0. `lists` are fields written as
+    `field=512+37`; what stands behind the `=` is returned among the words, for `read_runs`. `example` is a whole
+    problem as a user would write it, including its workload's name.
+
+    Raises UsageError naming the part that is wrong and what would be right.
     """
     workload, _, _ = example.partition(":")
     sizes: dict[str, int] = {}
@@ -40,8 +43,9 @@ def read_parts(
         if isinstance(value, str):
             chosen[name] = value
             continue
-        if not 1 <= value <= LARGEST:
-            raise UsageError(f"the problem {text!r} has {name} {value}; it must be from 1 to {LARGEST}")
+        least = 0 if name in from_zero else 1
+        if not least <= value <= LARGEST:
+            raise UsageError(f"the problem {text!r} has {name} {value}; it must be from {least} to {LARGEST}")
         sizes[name] = value
     fields = {*sizes, *chosen}
     missing = [name for name in (*numbers.values(), *words, *lists) if name not in fields and name not in optional]

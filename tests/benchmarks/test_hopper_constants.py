@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hopper_constants, hopper_contention
+from benchmarks import hopper_bench, hopper_constants, hopper_contention
 from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.sass.listing import disassemble
 from tests.support.machine_code import require_tools
@@ -56,7 +56,7 @@ def test_what_an_h100_measured_is_predicted(group, name, within, measured):
     require_tools()
     bench = next(b for b in GROUPS[group]() if b.name == name)
     cubin = InstalledNvrtc().compile(bench.text, "sm_90a", ())
-    predicted = hopper_constants.predicted(bench, cubin, disassemble(cubin))
+    predicted = hopper_bench.predicted(bench, cubin, disassemble(cubin))
     assert predicted == pytest.approx(measured[name], rel=within)
 
 
@@ -71,4 +71,4 @@ def test_products_are_late_by_about_as_much_as_measured_where_others_add_and_mul
     bench = next(b for b in hopper_constants.beside() if b.name == name)
     cubin = InstalledNvrtc().compile(bench.text, "sm_90a", ())
     one = replace(bench, p=1, q=64, n=(0, 96), ops=1)  # p: products, q of their turns
-    assert hopper_constants.predicted(one, cubin, disassemble(cubin)) == pytest.approx(late, rel=within)
+    assert hopper_bench.predicted(one, cubin, disassemble(cubin)) == pytest.approx(late, rel=within)

@@ -18,6 +18,7 @@ from evoengine.errors import NothingFound
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Candidate, Outcome
 from tests.cli.conftest import SMALL
+from tests.support.exhaustive import more
 from tests.support.waiting import wait_for
 
 HELPS = """
@@ -78,7 +79,7 @@ def test_doctor_names_the_remedy_for_a_missing_compiler(evoengine, tmp_path):
     assert "apt install g++" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", ["doctor", "doctor --json"])
+@pytest.mark.parametrize("arguments", ["problems", "problems --json", *more(["doctor", "doctor --json"])])
 def test_a_reader_that_goes_away_is_no_failure(arguments):
     command = f"set -o pipefail; {sys.executable} -m evoengine {arguments} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

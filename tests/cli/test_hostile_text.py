@@ -12,9 +12,9 @@ from rich.console import Console
 from sqlalchemy import JSON, String, update
 
 import evoengine.cli
+from evoengine.cli.history import show
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.output import Output
-from evoengine.cli.show import show
 from evoengine.ledger import integrity
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild

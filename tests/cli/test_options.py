@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from evoengine.cli.main import COMMANDS, evoengine, main
-from evoengine.cli.reference import commands
+from tests.support.command_reference import commands
 from tests.support.recorded import cache
 
 SINGLE = [

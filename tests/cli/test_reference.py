@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from evoengine.cli.reference import reference, undocumented
+from tests.support.command_reference import reference, undocumented
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -31,7 +31,7 @@ def silent():
 
 
 def test_the_page_is_up_to_date():
-    assert COMMANDS.read_text() == reference(), "python -m evoengine.cli.reference > docs/commands.md"
+    assert COMMANDS.read_text() == reference(), "python -m tests.support.command_reference > docs/commands.md"
 
 
 def test_every_command_and_option_says_what_it_does():

@@ -9,7 +9,7 @@ from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 from tests.support.cluster_kernels import READS, multicast, multicast_text, pair, pair_text
-from tests.support.exhaustive import more
+from tests.support.exhaustive import more, representatives
 
 SEEDS = [0, 1, *more([2, 3])]
 
@@ -42,16 +42,106 @@ def test_a_thread_waits_in_its_own_block_alone(emulate):
         pair(emulate, body.replace("%1, 1;", "%1, 2;"))
 
 
-def test_a_block_reached_before_it_has_set_up_its_barrier_is_named(emulate):
-    with pytest.raises(KernelCrashed, match="there is no mbarrier .* not initialised yet, or overwritten"):
-        for seed in range(64):  # until the other block is the slower one
-            pair(emulate, "if (threadIdx.x == 0) barrier_arrive_at(1 - cluster_rank(), barrier);", seed, start="")
+WORD = """unsigned there; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+    : "=r"(there) : "r"(shared_address(number + threadIdx.x)), "r"(1 - cluster_rank()));"""
+GENERIC = "int* there = cooperative_groups::this_cluster().map_shared_rank(number, 1 - cluster_rank()) + threadIdx.x;"
+MAPPED = """unsigned long long to; asm volatile("mapa.u64 %0, %1, %2;"
+    : "=l"(to) : "l"(number + threadIdx.x), "r"(1 - cluster_rank())); volatile int* there = (int*)to;"""
+ACCESSES = {
+    "load": WORD + 'asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(number[threadIdx.x]) : "r"(there));',
+    "store": WORD + 'asm volatile("st.shared::cluster.s32 [%0], %1;" :: "r"(there), "r"(7));',
+    "reduction": WORD + 'asm volatile("red.relaxed.cluster.shared::cluster.add.s32 [%0], %1;" :: "r"(there), "r"(7));',
+    "atomic": GENERIC + "atomicAdd(there, 7);",
+    "generic load": GENERIC + "number[threadIdx.x] = *there;",
+    "generic store": GENERIC + "*there = 7;",
+    "volatile load": MAPPED + "number[threadIdx.x] = *there;",
+    "generic load by the address": WORD + "number[threadIdx.x] = *(int*)__cvta_shared_to_generic(there);",
+    "arrival": "if (threadIdx.x == 0) barrier_arrive_at(1 - cluster_rank(), barrier);",
+}
+"""a thread's access to the other block's shared memory"""
 
 
-def test_a_block_reached_after_it_has_ended_is_named(emulate):
-    late = "if (cluster_rank() == 1) { for (int i = 0; i < 99; ++i) __syncthreads(); barrier_arrive_at(0, barrier); }"
-    with pytest.raises(KernelCrashed, match="mbarrier.arrive at line .*: the mbarrier is of a block that has ended"):
-        pair(emulate, end=late)
+def reach(emulate, body, seed=0, **parts):
+    o = np.zeros(256, np.int32)
+    text = "#include <cooperative_groups.h>\n" + pair_text(body, **parts)
+    return emulate(text, o, grid=(2, 1, 1), threads=128, shared=1280, seed=seed)["o"]
+
+
+TALKS = representatives(
+    [pytest.param(body, id=name) for name, body in ACCESSES.items()], "load", "generic store", "arrival"
+)
+ENDED = (
+    r"block \d of the cluster ends, .* reached by .* at line \d+, block \d, thread \d+: nothing orders the two|"
+    r"at line \d+ reaches shared memory of block \d of the cluster, which has ended"
+)
+NOT_BEGUN = r"at line \d+ reaches shared memory of block \d of the cluster, which may not have begun"
+
+
+@pytest.mark.parametrize("body", TALKS)
+def test_a_block_is_reached_between_its_begin_and_its_end(emulate, body):
+    assert reach(emulate, body).any()
+
+
+@pytest.mark.parametrize("body", TALKS)
+def test_a_block_that_may_not_have_begun_is_named_under_every_schedule(emulate, body):
+    for seed in range(3):
+        with pytest.raises(KernelCrashed, match=NOT_BEGUN):
+            reach(emulate, body, seed, start="__syncthreads();")
+
+
+@pytest.mark.parametrize("body", TALKS)
+def test_a_block_that_may_have_ended_is_named_under_every_schedule(emulate, body):
+    for seed in range(3):
+        with pytest.raises(KernelCrashed, match=ENDED):
+            reach(emulate, body, seed, end="")
+
+
+ANSWERED = ACCESSES["load"] + "barrier_arrive_at(1 - cluster_rank(), barrier); barrier_wait(barrier, 0);"
+FLAG = """if (threadIdx.x == 0) number[128] = 0;
+cluster_sync();
+__syncthreads();
+unsigned flag; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+    : "=r"(flag) : "r"(shared_address(number + 128)), "r"(1 - cluster_rank()));
+if (threadIdx.x == 0) {
+    asm volatile("st.release.cluster.shared::cluster.s32 [%0], 1;" :: "r"(flag) : "memory");
+    for (int there = 0; !there;)
+        asm volatile("ld.acquire.cluster.shared::cta.s32 %0, [%1];"
+            : "=r"(there) : "r"(shared_address(number + 128)) : "memory");
+}
+__syncthreads();"""
+
+
+@pytest.mark.parametrize("body", [ANSWERED, *more([ACCESSES["load"] + FLAG])])
+def test_any_order_keeps_a_block_from_ending_too_early(emulate, body):
+    """By an mbarrier of each block at which all threads of the other one arrive, and by a word that one stores."""
+    count = "barrier_init(barrier, 2)"
+    assert count in pair_text()
+    for seed in range(3):
+        text = "#include <cooperative_groups.h>\n" + pair_text(body, end="").replace(
+            count, "barrier_init(barrier, 128)"
+        )
+        assert emulate(text, np.zeros(256, np.int32), grid=(2, 1, 1), threads=128, shared=1280, seed=seed)["o"].any()
+
+
+def test_a_tile_for_a_block_that_may_not_have_begun_is_named(emulate):
+    text = multicast_text()
+    begin = text.index("cluster_sync();\n    if (threadIdx.x == 0)")
+    early = text[:begin] + "__syncthreads();" + text[begin + len("cluster_sync();") :]
+    for seed in range(3):
+        with pytest.raises(KernelCrashed, match=rf"a TMA load {NOT_BEGUN}"):
+            multicast(emulate, seed, text=early)
+
+
+def test_a_barrier_that_nothing_orders_behind_its_init_is_named(emulate):
+    """The block has begun, but the thread that arrives does not know that the other one has set up the barrier."""
+    early = "cluster_sync(); if (threadIdx.x == 0 && !cluster_rank()) barrier_arrive_at(1, barrier); cluster_sync();"
+    set_up = "if (threadIdx.x == 0) barrier_init(barrier, 2);"
+    assert set_up in pair_text()
+    text = pair_text(start=f"{early}").replace(set_up, "")
+    late = text.replace("cluster_sync(); if", f"cluster_sync(); if (cluster_rank()) {{ {set_up} }} if")
+    with pytest.raises(KernelCrashed, match="there is no mbarrier|nothing orders it behind the mbarrier.init"):
+        for seed in range(3):
+            emulate(late, np.zeros(256, np.int32), grid=(2, 1, 1), threads=128, shared=1280, seed=seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -70,7 +160,6 @@ def test_threads_that_have_ended_are_not_waited_for_by_the_cluster(emulate):
         ("if (blockIdx.x % 2) cluster_sync(); else barrier_wait(barrier, 0);", KernelHung, "at barrier.cluster.wait"),
         ('asm volatile("barrier.cluster.arrive.release;"); cluster_sync();', KernelCrashed, "has arrived before"),
         ('asm volatile("barrier.cluster.wait.acquire;");', KernelCrashed, "the thread has not arrived"),
-        ("__shared__ int x; x = 1;", KernelCrashed, "shared variable x: the emulator's clusters have dynamic"),
     ],
 )  # fmt: skip
 def test_a_cluster_used_as_none_can_be_is_named(emulate, body, failure, message):

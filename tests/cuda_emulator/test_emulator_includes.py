@@ -210,7 +210,6 @@ def test_a_tile_that_not_all_threads_bring_to_its_barrier_hangs(emulate):
     [
         ("cg::this_grid().sync();", "needs a cooperative launch"),
         ("auto wide = cg::tiled_partition<64>(block);", "tiles of 1, 2, 4, 8, 16 or 32 threads"),
-        ("o = cg::this_cluster().map_shared_rank(scratch, 1);", "another block's shared memory by inline PTX"),
     ],
 )
 def test_what_the_emulator_cannot_do_with_groups_is_said(emulate, more, why):

@@ -279,3 +279,32 @@ def test_a_wrong_bulk_addition_is_named(emulate, wrong, said):
 def test_the_instructions_are_spelt_as_the_real_compiler_takes_them(text):
     mix = compile_source(Source(text, "f", Launch((1, 1, 1), 64, 0)), "sm_90a").mix
     assert any(name.startswith("UTMA") or name.startswith("UBLK") for name in mix) or not mix
+
+
+FENCED = """
+extern "C" __global__ void f(unsigned* count, float* o) {
+    extern __shared__ __align__(128) float staged[];
+    for (int step = 0; step < 8 + blockIdx.x % 3; ++step) {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < 64; ++i) staged[i] = step + i;
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;"
+                :: "l"(o + 64 * blockIdx.x), "r"((unsigned)__cvta_generic_to_shared(staged)) : "memory");
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+        }
+        __syncthreads();
+    }
+    atomicAdd(count, 1u);
+}
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 6])
+def test_a_fence_counts_whatever_blocks_begin_beside_it(emulate, seed):
+    """Of 96 blocks, several run side by side, and others begin where one has ended, in the middle of a round."""
+    count, o = np.zeros(1, np.uint32), np.zeros((96, 64), np.float32)
+    found = emulate(FENCED, count, o, grid=(96, 1, 1), threads=64, shared=256, seed=seed)
+    last = 7 + np.arange(96)[:, None] % 3
+    np.testing.assert_array_equal(found["o"], last + np.arange(64))
+    assert found["count"] == 96 * 64

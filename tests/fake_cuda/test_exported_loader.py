@@ -131,6 +131,9 @@ SMALLER = {
     ("gemm:m2100,n2056,k520,bf16", "gemm:m130,n72,k128,bf16"): {"schedule": "persistent", "cluster": "2x1"},
     ("gemm:m300,n128,k256,fp16,bias_relu", "gemm:m70,n66,k96,fp16,bias_relu"): {"family": "mma"},
     ("convolution:w300,h200,fw5,fh3", "convolution:w70,h33,fw5,fh3"): {"family": "shared"},
+    ("conv2d:n3,c64,h20,w24,k64,r3,s3,pad1,fp16,bias", "conv2d:n2,c32,h9,w11,k40,r3,s3,pad1,fp16,bias"): {
+        "family": "mma"
+    },
     ("rowwise:softmax,rows100,hidden512,bf16", "rowwise:softmax,rows3,hidden512,bf16"): {"family": "block"},
 }
 """problem that a kernel was tuned for, and a smaller one → what the kernel must have"""

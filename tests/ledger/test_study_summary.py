@@ -14,8 +14,16 @@ from optuna.trial import create_trial
 from optuna_dashboard import wsgi
 
 from evoengine.cli.dashboard import Complaints
-from evoengine.ledger.optuna.dashboard import MOST, SUMMARY, choose, summarise_large_studies
-from evoengine.ledger.optuna.study import artifact_store, optuna_storage, rebuild, study_faults
+from evoengine.ledger.optuna.study import (
+    SUMMARY,
+    SUMMARY_TRIALS,
+    artifact_store,
+    choose_trials,
+    optuna_storage,
+    rebuild,
+    study_faults,
+    summarise_large_studies,
+)
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind
 from tests.support.ledger_examples import CONFIG, DOMAINS, GPU, PROBLEM, a_figure, add_ranked, start_run
@@ -31,18 +39,18 @@ def test_a_summary_has_the_fastest_what_led_to_them_and_a_part_of_the_rest():
     trials = [
         trial(n, 5000.0 - n if n % 50 == 0 else 9000.0 + n % 7, *((n - 1,) if n % 50 == 0 else ())) for n in range(5000)
     ]
-    chosen = choose(trials, range(5000))
-    fastest = sorted(trials, key=lambda t: t.measurement.rank_key)[: MOST // 2]
+    chosen = choose_trials(trials, range(5000))
+    fastest = sorted(trials, key=lambda t: t.measurement.rank_key)[: SUMMARY_TRIALS // 2]
     leading = [n for n in range(0, 5000, 50)]
     assert {t.trial for t in fastest} | set(leading) | {n - 1 for n in leading[1:]} <= set(chosen)
-    assert chosen == sorted(chosen) and MOST // 2 < len(chosen) <= MOST
+    assert chosen == sorted(chosen) and SUMMARY_TRIALS // 2 < len(chosen) <= SUMMARY_TRIALS
     rest = [n for n in chosen if n % 50 not in (0, 49)]
     assert rest[0] < 50 and rest[-1] > 4900
 
 
 def test_trials_that_failed_are_in_a_summary_too_and_a_small_study_is_whole():
-    assert choose([trial(3, 1.0)], range(10)) == list(range(10))
-    assert len(choose([], range(5000))) == MOST
+    assert choose_trials([trial(3, 1.0)], range(10)) == list(range(10))
+    assert len(choose_trials([], range(5000))) == SUMMARY_TRIALS
 
 
 @pytest.fixture

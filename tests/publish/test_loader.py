@@ -15,6 +15,7 @@ import torch
 
 from evoengine.devices.base import TensorMapArgument
 from evoengine.devices.cuda import encode_tensor_map
+from evoengine.publish import export as exporting
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support.loader import ALL_MAPS, PROBLEM, SMS, STATIC, WGMMA, WMMA, cupy_tensors, parameters_of, tensors
 
@@ -119,8 +120,13 @@ def test_a_map_is_encoded_again_for_another_pointer_shape_or_stride_alone(driver
     assert counts == [3, 3, 4, 6, 7, 7]
 
 
-def test_what_is_remembered_is_bounded(driver, load):
+def test_what_is_remembered_is_bounded(driver, load, tmp_path, monkeypatch):
+    text = exporting.CUDA_LAUNCH.read_text()
+    small = tmp_path / "cuda_launch.py"  # a thousand launches would show no more
+    small.write_text(text.replace("CACHED = 1024", "CACHED = 40"))
+    monkeypatch.setattr(exporting, "CUDA_LAUNCH", small)
     module = load(WGMMA)
+    assert module.CACHED == 40
     many = torch.zeros(module.CACHED + 50, 1, 1, 16, 64, dtype=torch.bfloat16)
     out = torch.zeros_like(many[0])
     for q in many:

@@ -21,6 +21,7 @@ from evoengine.publish.export import export_files
 from evoengine.publish.folder import write_new
 from evoengine.publish.packages import FORMS, package_files
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from tests.support.exhaustive import more
 from tests.support.kernel_gate import attention_target
 
 TARGET = attention_target("b2,h4,s100,d64,fp16,kv2")
@@ -81,7 +82,7 @@ def sum_of(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.json", "_cuda.py"])
+@pytest.mark.parametrize("name", ["kernel.cubin", *more(["kernel.json", "_cuda.py"])])
 def test_a_file_that_was_changed_in_an_installed_package_is_refused_at_the_import(wheel, tmp_path, name):
     site = installed(wheel, tmp_path / "site")
     changed = site / MODULE / name

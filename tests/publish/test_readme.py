@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
-from evoengine.publish.export import describe, export
-from evoengine.publish.readme import code
+from evoengine.publish.export import code, describe, export
 from evoengine.records import (
     L2,
     Binary,

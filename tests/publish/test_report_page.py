@@ -18,7 +18,7 @@ from evoengine.ledger.ranking import ComparisonKey, Timed
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.report import overview as overview_module
 from evoengine.publish.report import page as page_module
-from evoengine.publish.report import speed_charts
+from evoengine.publish.report import trial_charts
 from evoengine.publish.report.page import BEGINNING, is_unchanged, page, write_page
 from evoengine.publish.report.style import Section, category_axis, label, styles
 from evoengine.records import Kind, Measurement, Outcome
@@ -150,14 +150,14 @@ def test_a_number_of_a_pair_is_that_of_its_best_trial(report, db):
 
 
 def test_of_many_points_a_part_is_drawn_with_all_improvements(monkeypatch):
-    monkeypatch.setattr(speed_charts, "MAX_POINTS", 10)
+    monkeypatch.setattr(trial_charts, "MAX_POINTS", 10)
     sort = ComparisonKey(Kind.MEASURED, None, "H200", POLICY)
     times = [Timed(n, sort, 100.0 if n % 7 else 90.0 - n, None) for n in range(1, 41)]
-    best = speed_charts._improvements(times)
+    best = trial_charts._improvements(times)
     assert [t.trial for t in best] == [1, 7, 14, 21, 28, 35]
-    drawn = {t.trial for t in speed_charts._thinned(times, best)}
+    drawn = {t.trial for t in trial_charts._thinned(times, best)}
     assert drawn == {1, 5, 9, 13, 17, 21, 25, 29, 33, 37} | {7, 14, 28, 35}
-    assert speed_charts._thinned(times[:10], best[:2]) == times[:10]
+    assert trial_charts._thinned(times[:10], best[:2]) == times[:10]
 
 
 def test_of_many_trials_the_last_are_drawn_and_the_page_says_so(db, tmp_path, monkeypatch):

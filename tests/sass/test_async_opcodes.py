@@ -196,6 +196,45 @@ def test_an_operation_that_elements_of_the_tensor_map_do_not_have_is_named(execu
         combined_tile(execute, "min", "fp32")
 
 
+TWICE = """
+extern "C" __global__ void
+f(const unsigned char* a, unsigned char* o, const __grid_constant__ TensorMap map, int count) {
+    extern __shared__ __align__(1024) unsigned char tiles[];
+    for (int i = threadIdx.x; i < 2 * count; i += 64) tiles[i] = a[i];
+    async_proxy_fence();
+    __syncthreads();
+    unsigned char* tile = tiles + threadIdx.x / 32 * count;
+    if (threadIdx.x % 32 == 0) {
+        asm volatile(STORE :: "l"(&map), "r"(shared_address(tile)), "l"(o), "r"(count) : "memory");
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+"""
+STORES = {
+    "UTMASTG": "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {0, 0}], [%1];",
+    "UBLKCP": "cp.async.bulk.global.shared::cta.bulk_group [%2], [%1], %3;",
+}
+
+
+@pytest.mark.parametrize(("opcode", "store"), STORES.items())
+def test_two_warps_may_store_a_tile_of_the_same_contents_and_none_of_others(execute, opcode, store):
+    tile_map = TensorMapArgument("map", "o", "fp16", (16, 8), (32,), (16, 8), 0)
+    a = np.tile(np.random.default_rng(5).integers(0, 99, 256, np.uint8), 2)
+
+    def stored(a, seed):
+        arguments = (a, np.zeros(256, np.uint8), tile_map, np.int32(256))
+        text = VOCABULARY + TWICE.replace("STORE", f'"{store}"')
+        return execute(text, *arguments, threads=64, shared=512, seed=seed)["o"]
+
+    for seed in SEEDS:
+        np.testing.assert_array_equal(stored(a, seed), a[:256])
+    a[-1] += 1
+    for seed in SEEDS:
+        with pytest.raises(KernelRaced, match=f"{opcode}.*: lane 0 writes byte 240 of o, which `{opcode}"):
+            stored(a, seed)
+
+
 def test_a_store_that_its_block_does_not_wait_for_is_named(execute):
     image, shape = tensor(16, 64).ravel(), (40, 128)
     with pytest.raises(KernelCrashed, match=r"UTMASTG.*: its block has ended without waiting for it"):
@@ -240,6 +279,16 @@ def test_a_block_that_may_end_before_others_have_read_its_shared_memory_is_named
         assert pair(execute, reads, seed).any()
         with pytest.raises(KernelRaced, match=r"block \d of the cluster ends, whose shared memory `LD.* reads in lane"):
             pair(execute, reads, seed, end="")
+
+
+def test_a_block_that_may_not_have_begun_when_others_reach_it_is_named_under_every_seed(execute):
+    reads = """float4 x = read_four_at(1 - cluster_rank(), shared_address(number + threadIdx.x / 4 * 4));
+               if (x.x == 1e30f) o[0] = 1;"""
+    arrives = "if (threadIdx.x == 0) barrier_arrive_at(1 - cluster_rank(), barrier);"
+    for seed in SEEDS:
+        for body, does in ((reads, "`LD"), (arrives, "`.*SYNCS.ARRIVE")):
+            with pytest.raises(KernelRaced, match=rf"block \d of the cluster may not have begun, whose .* {does}"):
+                pair(execute, body, seed, start="__syncthreads();")
 
 
 def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):

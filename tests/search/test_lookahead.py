@@ -60,7 +60,7 @@ def test_a_model_that_is_wrong_is_dropped(numbered, all_first, monkeypatch, drop
         monkeypatch.setattr(
             evolution, "fit_mean", lambda scores, logs, tried, of, covariance: Mean(-9 * tried[0], -9 * of[0], 0.1)
         )
-        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search: True)
+        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search, believed: True)
     numbered.coordinator(range(40), trials=24, sampler="evolution", predictor=faulty_device.wrong_model).search()
     assert tried(numbered)[:2] == [0, 1]
     assert (max(tried(numbered)) >= 35) == dropping

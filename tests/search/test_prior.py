@@ -72,7 +72,7 @@ def test_a_prior_that_is_wrong_is_dropped_and_costs_little(space, monkeypatch, d
         monkeypatch.setattr(
             evolution, "fit_mean", lambda scores, logs, tried, of, covariance: believed(tried[0], of[0])
         )
-        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search: True)
+        monkeypatch.setattr(evolution.Evolution, "_follows_prior", lambda search, believed: True)
     without = np.mean([needed(space, None, seed) for seed in range(SEEDS)])
     wrong = np.mean([needed(space, noisy(space, 0.5, seed, -1.0), seed) for seed in range(SEEDS)])
     assert (wrong < 1.3 * without + evolution.MIN_COMPLETED) == dropping, (wrong, without)
@@ -257,7 +257,7 @@ def test_forecasts_that_the_results_confirm_add_trust_and_others_take_it():
         bad.forecast(place, [(0.0, 0.3), (1.0, 0.3)], True)
     for trust in (good, bad):
         trust.learn(range(6), np.array([1.0] * 5 + [np.nan]))
-    assert good.likelihood(5, 6) > 0.99 and bad.likelihood(5, 6) < 0.05
+    assert good.likelihood(5, 6, True) > 0.99 and bad.likelihood(5, 6, True) < 0.05
 
 
 def test_each_proposal_that_followed_the_prior_without_a_new_best_takes_trust():
@@ -265,22 +265,35 @@ def test_each_proposal_that_followed_the_prior_without_a_new_best_takes_trust():
     for place in range(20):
         trust.forecast(place, [(0.0, 1.0), (0.0, 1.0)], True)
     trust.learn(range(20), np.zeros(20))
-    assert trust.likelihood(16, 20) == pytest.approx(1 / (1 + np.exp(3 * prior.FAILURE - prior.CREDIT)))
-    assert trust.likelihood(25, 26) > 0.5, "a best that did not follow the prior changes nothing"
+    assert trust.likelihood(16, 20, True) == pytest.approx(1 / (1 + np.exp(3 * prior.FAILURE - prior.CREDIT)))
+    assert trust.likelihood(25, 26, False) > 0.5, "a best that did not follow the prior changes nothing"
     for place in range(26, 32):
         trust.forecast(place, [(0.0, 1.0), (0.0, 1.0)], True)
     trust.forecast(32, [(0.0, 0.1), (3.0, 0.1)], True)
     trust.learn([32], np.zeros(1))
-    assert trust.likelihood(25, 33) == 0.0 < trust.likelihood(32, 33)
+    assert trust.likelihood(25, 33, False) == 0.0 < trust.likelihood(32, 33, False)
 
 
-def test_a_prior_without_a_new_best_is_followed_by_no_more_than_a_share_of_the_trials():
+@pytest.mark.parametrize(("measured", "share"), [(False, prior.FAILURE_SHARE), (True, 0.0)])
+def test_a_prior_without_a_new_best_is_followed_a_few_times_and_a_model_by_a_share_of_the_trials(measured, share):
     trust = prior.Trust()
     for place in range(1000):
-        if trust.likelihood(-1, place) > 0:
+        if trust.likelihood(-1, place, measured) > 0:
             trust.forecast(place, [(1.0, 0.1), (0.0, 0.1)], True)
             trust.learn([place], np.ones(1))
-    assert len(trust._followed) == prior.FAILURES + prior.FAILURE_SHARE * 1000
+    assert len(trust._followed) == prior.FAILURES + share * 1000
+
+
+def test_a_board_that_was_measured_is_no_longer_followed_where_a_model_of_the_same_figures_is(space):
+    """The best of the space is what it does not know, so that nothing that follows it is a new best for long."""
+    followed = {}
+    for measured in (False, True):
+        made = Prior(space)
+        for config in sorted(space.enumerate(), key=time_us)[20:]:
+            (made.measure if measured else made.predict)(config, time_us(config))
+        found = search(space, 0, 60, Evolution(space, 0, made), lambda config: 1 / time_us(config))
+        followed[measured] = sum(evolution.LED_BY in t.operator for t in found)
+    assert followed[True] < followed[False], followed
 
 
 def test_what_the_prior_found_is_no_sign_that_the_search_without_it_has_stalled(space):

@@ -98,11 +98,18 @@ def test_a_killed_worker_is_started_again(tmp_path, recorded):
         assert any("SIGKILL" in str(event.data.get("why")) for event in told)
 
 
-def test_a_server_that_cannot_start_says_why_in_a_sentence(tmp_path):
-    def serve(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "evoengine", "serve", "--db", str(tmp_path / "evo.db"), *arguments]
-        return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300)
+SERVED = """
+import sys
+from evoengine.cli.main import main
+code = main()
+print("torch" in sys.modules)
+sys.exit(code)
+"""
 
-    refused = serve("--host", "0.0.0.0")
+
+def test_a_server_that_cannot_start_says_why_in_a_sentence_and_has_not_loaded_torch(tmp_path):
+    arguments = ("serve", "--db", str(tmp_path / "evo.db"), "--host", "0.0.0.0")
+    refused = subprocess.run([sys.executable, "-c", SERVED, *arguments], capture_output=True, text=True, timeout=300)
     assert refused.returncode == 2
     assert "requests need a token here, and there is none" in refused.stderr
+    assert refused.stdout == "False\n"  # it takes two seconds and 200 MB

@@ -72,9 +72,9 @@ def multicast_text(half="8 * cluster_rank()", expect="2048", blocks="((1 << CLUS
     return text.replace("((1 << CLUSTER) - 1)", blocks)
 
 
-def multicast(emulate, seed=0, **changes):
+def multicast(emulate, seed=0, text="", **changes):
     a = np.random.default_rng(1).integers(0, 1 << 15, (16, 64), dtype=np.uint16)
     halves = TensorMapArgument("map", "a", "fp16", (64, 16, 1), (128, 2048), (64, 8, 1), 0)
     values = (a, halves, np.zeros((2, 16, 64), np.uint16))
-    o = emulate(multicast_text(**changes), *values, grid=(2, 1, 1), threads=128, shared=2056, seed=seed)["o"]
+    o = emulate(text or multicast_text(**changes), *values, grid=(2, 1, 1), threads=128, shared=2056, seed=seed)["o"]
     return a, o

@@ -3,6 +3,7 @@ which it would take hours to run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -22,7 +23,7 @@ Q_BARRIER, BARRIERS = 1000, 2000
 
 def ideal_visits(case: AnyCase, launch: Launch) -> np.ndarray:
     """Return them as VISIT [n]; none of kernels whose warps neither wait nor multiply nor vote."""
-    of = {"attention": _attention, "gemm": _gemm}.get(str(case.problem).partition(":")[0])
+    of = {"attention": _attention, "gemm": _gemm, "conv2d": _conv2d}.get(str(case.problem).partition(":")[0])
     return np.array(of(case, launch) if of else [], VISIT)
 
 
@@ -42,6 +43,10 @@ def _gemm(case: AnyCase, launch: Launch) -> list[Row]:
         for team, warps in enumerate(teams)
         for warp in warps
     ]
+
+
+def _conv2d(case: AnyCase, launch: Launch) -> list[Row]:
+    return [] if case.config["family"] == "direct" else _gemm(replace(case, problem=case.problem.gemm), launch)
 
 
 def _attention(case: AnyCase, launch: Launch) -> list[Row]:

@@ -33,11 +33,10 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
 from evoengine.space.space import SearchSpace, load_space, space_from_text
-from evoengine.tuning.detached import BusyGpu, ClusterStatus, DetachedStatus
 from evoengine.tuning.doctor import Finding
 from evoengine.tuning.measure import Agreement, MeasureResult, Pair
 from evoengine.tuning.propose import ProposeResult
-from evoengine.tuning.ray_cluster import Node
+from evoengine.tuning.ray_cluster import BusyGpu, ClusterStatus, DetachedStatus, Node
 from evoengine.tuning.setup import register_kernel
 from evoengine.views import jsonable
 from evoengine.views.accuracy import AccuracyView, PredictedAgainView, accuracy_json, again_json
@@ -405,6 +404,7 @@ PROBLEMS = (
     ("rms_norm:rows4096,hidden4096,bf16", "h100"),
     ("rowwise:softmax,rows8192,hidden4096,bf16", "h100"),
     ("convolution:w4096,h4096,fw17,fh17", "a100"),
+    ("conv2d:n32,c128,h28,w28,k128,r3,s3,pad1,fp16", "a100"),
     ("decode:b32,h32,kv8,s8192,d128,bf16,page16", "h100"),
 )
 

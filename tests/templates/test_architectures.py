@@ -26,6 +26,7 @@ PROBLEMS = {
     "grouped-gemm": "grouped-gemm:rows=100+0+37+1,n136,k256,bf16,b_nk",
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
     "rowwise": "rowwise:softmax,rows40,hidden512,bf16",
+    "conv2d": "conv2d:n1,c64,h12,w12,k64,r3,s3,pad1,fp16",
     "convolution": "convolution:w96,h64,fw5,fh5",
     "w4a16": "w4a16:m40,n264,k512,fp16,zeros",
     "varlen": "varlen:h2,d64,fp16,causal,lens=100+3,page16",

@@ -24,12 +24,16 @@ PROBLEMS = [
 ]
 SEQUENCES = ["varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048", "varlen:h32,kv8,d64,fp16,lens=512+37+2048,page16"]
 GROUPS = ["grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk", "grouped-gemm:rows=8x40,n1000,k200,fp16"]
+WINDOWS = [
+    "conv2d:n32,c128,h28,w28,k128,r3,s3,pad1,fp16",
+    "conv2d:n32,c3,h224,w224,k64,r7,s7,stride2,pad3,bf16,bias_relu",
+]
 PACKED = ["w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m4096,n4096,k4096,bf16,g32,zeros,bias_silu"]
 
 
 ALL = 99
 CASES = [(problem, "sm_80", 1) for problem in (PROBLEMS[0], PROBLEMS[3])]
-CASES += more((problem, arch, ALL) for problem in (*PROBLEMS, *PACKED) for arch in ("sm_80", "sm_90a"))
+CASES += more((problem, arch, ALL) for problem in (*PROBLEMS, *PACKED, *WINDOWS) for arch in ("sm_80", "sm_90a"))
 """problem, architecture, and how many starts of each family are compiled at most"""
 
 
@@ -45,7 +49,7 @@ def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arc
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES, *GROUPS, *PACKED])
+@pytest.mark.parametrize("problem", [*PROBLEMS, *SEQUENCES, *GROUPS, *PACKED, *WINDOWS])
 def test_every_family_has_a_start_on_every_gpu(problem):
     workload, own = parse_problem(problem)
     least = 80 if problem in (*SEQUENCES, *GROUPS, *PACKED) else 75

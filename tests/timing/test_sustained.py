@@ -6,7 +6,8 @@ import pytest
 
 from evoengine.devices.nvml import Reading
 from evoengine.records import L2, Clocks, LaunchMode, Policy
-from evoengine.timing.clock import COUNTED_US, SETTLING_US, run_sustained, sustained_policy
+from evoengine.timing.clock import COUNTED_US, SETTLING_US, run_sustained
+from evoengine.timing.rounds import sustained_policy
 
 
 class Gpu:

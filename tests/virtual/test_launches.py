@@ -13,6 +13,7 @@ from evoengine.devices.base import KernelRaced
 from evoengine.errors import UsageError
 from evoengine.sass.core import Races
 from evoengine.virtual import activate, deactivate
+from evoengine.virtual import arguments as module_arguments
 from evoengine.virtual import device as module
 from evoengine.virtual.device import RaceWarning, VirtualGpu, VirtualGpuError
 from tests.support.exhaustive import more
@@ -233,12 +234,21 @@ def test_a_launch_of_hours_is_refused_or_sampled(gpu: VirtualGpu, monkeypatch):
     assert "1 launches were sampled" in sampling.summary()
 
 
+def test_a_launch_is_predicted_whose_blocks_make_tensor_maps_in_much_scratch_memory(gpu: VirtualGpu):
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))
+    blocks = module_arguments.WHOLE_BYTES // 128 + 1
+    x = torch.zeros(blocks * 8, 64, dtype=torch.float16)
+    gpu.only_predicts = True
+    kernels.copy_by_own_map[(blocks, 1)](x, torch.empty_like(x), len(x), 64, ROWS=8, COLS=64)
+    assert gpu.now.unpredicted == 0 and gpu.now.us > 0
+
+
 def test_products_of_tensor_cores_count_towards_the_hours(monkeypatch):
     require_tools()
     monkeypatch.setattr(module, "PRODUCTS_PER_SECOND", 1.0)
     a, b, out = torch.randn(64, 32).half(), torch.randn(32, 64).half(), torch.zeros(64, 64)
     try:
-        for gpu in ("h100", "a100"):
+        for gpu in ("h100", "a100", "rtx5090"):  # the last without predicted times
             activate(gpu)
             with pytest.raises(VirtualGpuError, match=r"executing it would take about 36\.4 hours"):
                 triton_kernels.matmul[(1, 1)](a, b, out, 64, 64, 32, M=64, N=64, K=32)

@@ -11,8 +11,8 @@ import torch
 
 from evoengine.devices.base import ScratchParameter
 from evoengine.errors import UsageError
-from evoengine.records import CompiledCandidate, Kind
-from evoengine.search.evaluators import gate_plan, make_plans
+from evoengine.records import CompiledCandidate, Kind, Outcome, Plans
+from evoengine.search.evaluators import full_plan, gate_plan, make_plans
 from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_figure
 from evoengine.stages.verify import bounds
@@ -196,6 +196,68 @@ def test_a_planted_fault_is_caught(kernel_gate, name, config, problem, old, new)
         return
     verdict = judged(gate, config, old, new)
     assert verdict.outcome is not None and verdict.reason, "the fault escaped"
+
+
+# ── blocks of the problem's own launches ────────────────────────────────────────────────────────────────────────────
+
+LARGE = "attention-backward:b128,h64,s8192,d128,fp16"
+LARGE_CAUSAL = "attention-backward:b9,h12,sq60000,sk90000,d128,bf16,causal,kv4"
+PASS_128, BULK_128 = ({**ATOMIC, "tile_n": 128, "warps": 8, "dq": dq} for dq in ("second_pass", "bulk"))
+FULL_FAULTS = [
+    ("offsets of queries of 32 bits", BULK_128, LARGE, "const long long at = (long long)(kv_head * group", "const unsigned at = (kv_head * group"),
+    ("offsets of keys of 32 bits", BULK_128, LARGE, "const long long own = ((long long)kv_head * seq_k", "const unsigned own = (kv_head * seq_k"),
+    ("offsets of sums of 32 bits", BULK_128, LARGE, "const long long head = kv_head", "const unsigned head = kv_head"),
+    ("offsets of rows of O of 32 bits", BULK_128, LARGE, "at = (long long)head * seq_q + first;", "at = unsigned((head * seq_q + first) * HEAD_DIM) / HEAD_DIM;"),
+    ("offsets of dQ of 32 bits", BULK_128, LARGE, "dq + ((long long)head * seq_q + first) * HEAD_DIM", "dq + (head * seq_q + first) * HEAD_DIM"),
+    ("sums of dQ not zeroed from a head on", BULK_128, LARGE, "float* zeros = dq_sum + ((long long)head ", "float* zeros = dq_sum + ((long long)(head & 2047) "),
+    ("sums of dQ read of another head", BULK_128, LARGE, "float* const sums = dq_sum + ((long long)head * gridDim.x", "float* const sums = dq_sum + ((long long)(head & 2047) * gridDim.x"),
+    ("heads of 16 bits in the pass", PASS_128, LARGE, "head = blockIdx.z * heads + blockIdx.y, kv_head", "head = (blockIdx.z * heads + blockIdx.y) & 0xffff, kv_head"),
+    ("offsets of the pass of 32 bits", PASS_128, LARGE, "at = (long long)head * seq_q + first_row, of_keys", "at = unsigned((head * seq_q + first_row) * HEAD_DIM) / HEAD_DIM, of_keys"),
+    ("keys of the first heads in the pass", PASS_128, LARGE_CAUSAL, "of_keys = (long long)kv_head * seq_k * HEAD_DIM", "of_keys = (kv_head & 3) * seq_k * HEAD_DIM"),
+    ("wgmma: heads of 16 bits", WGMMA, LARGE, "kv_head(blockIdx.z * kv_heads + blockIdx.y)", "kv_head((blockIdx.z * kv_heads + blockIdx.y) & 0xffff)"),
+    ("wgmma: batch entries of 8 bits", WGMMA, LARGE_CAUSAL, "kv_head(blockIdx.z * kv_heads + blockIdx.y)", "kv_head((blockIdx.z & 255) * kv_heads + blockIdx.y)"),
+    ("wgmma: LSE of heads of 10 bits", WGMMA, LARGE, "delta + work.tile(step) * PAIR", "delta + ((work.head(step) & 1023) * work.query_tiles + work.query_tile(step)) * PAIR"),
+    ("wgmma: sums of heads of 10 bits", WGMMA, LARGE, "dq_sum + work.tile(step) * TILE_M", "dq_sum + ((work.head(step) & 1023) * work.query_tiles + work.query_tile(step)) * TILE_M"),
+    ("wgmma: gradients of 32 bits", WGMMA, LARGE, "own = ((long long)work.kv_head * work.seq_k + work.first_key) * HEAD_DIM", "own = (work.kv_head * work.seq_k + work.first_key) * HEAD_DIM"),
+    ("wgmma: LSE prepared for heads of 10 bits", WGMMA, LARGE, "float* of_tile = delta + ((long long)head *", "float* of_tile = delta + ((long long)(head & 1023) *"),
+    ("scalar: offsets of 32 bits", SCALAR, LARGE, "const long long at = (long long)head * seq_q + row;", "const int at = head * seq_q + row;"),
+]  # fmt: skip
+
+
+def full_size(gate, config, source):
+    binary = compile_source(source, gate.target.gpu.arch)
+    plans = Plans((), (), full_plan(gate.space, gate.target, config))
+    return execute(gate.target.workload, source, binary, plans, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in FULL_FAULTS], "wgmma: sums of heads"),
+)
+def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, config, problem, old, new):
+    gate = kernel_gate(problem)
+    assert gate.space.why_invalid(config) is None
+    found = full_size(gate, config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED) and found.reason, "the fault escaped"
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    more(
+        [
+            (config, problem)
+            for problem in (LARGE, LARGE_CAUSAL)
+            for config in (WGMMA, ONE_DS, BULK_128, {**BULK_128, "dq": "atomic"}, PASS_128, SCALAR)
+        ]
+    ),
+)
+def test_a_right_kernel_passes_at_full_size(kernel_gate, config, problem):
+    gate = kernel_gate(problem)
+    found = full_size(gate, config, gate.source(config))
+    assert found.outcome is None, found.reason
+    assert [case.name for case in found.cases] == [
+        "full size, sums of dO O", "full size, dK and dV", "full size, dQ",
+    ]  # fmt: skip
 
 
 # ── the reference, and the tolerance ────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from evoengine.workloads.base import Case
 from evoengine.workloads.rowwise import OPERATORS
 from tests.support.exhaustive import more
 
-MAIN_OUTPUT = {"gemm": "c", "w4a16": "c", "rms_norm": "y", "convolution": "output"}
+MAIN_OUTPUT = {"gemm": "c", "w4a16": "c", "rms_norm": "y", "convolution": "output", "conv2d": "y"}
 PROBLEMS = [
     "gemm:m5,n7,k9,bf16",
     "gemm:m5,n7,k9,fp16,bias",
@@ -20,6 +20,7 @@ PROBLEMS = [
     "rms_norm:rows3,hidden40,bf16",
     "rms_norm:rows3,hidden40,fp32",
     "convolution:w9,h5,fw4,fh3",
+    "conv2d:n2,c8,h9,w10,k16,r3,s2,stride2,pad1,dilation2,bf16,bias_relu,residual",
     *(f"rowwise:{name},rows3,hidden128,fp16" for name in OPERATORS),
 ]
 

@@ -42,6 +42,7 @@ FAMILIES = {
     **{f"rms_norm {family}": (family, ("rms_norm:rows1000,hidden512,bf16", "rms_norm:rows777,hidden200,fp32", "rms_norm:rows99999,hidden96,fp16")) for family in ("warp", "block")},
     **{f"rowwise {family}": (family, ROWWISE) for family in ("warp", "block", "cluster")},
     **{f"convolution {family}": (family, ("convolution:w300,h500,fw5,fh7", "convolution:w1001,h90,fw3,fh3")) for family in ("shared", "direct")},
+    **{f"conv2d {family}": (family, ("conv2d:n2,c64,h14,w14,k64,r3,s3,pad1,fp16", "conv2d:n3,c40,h15,w17,k72,r3,s5,stride2,pad1,dilation2,bf16,bias", "conv2d:n8,c3,h64,w64,k64,r7,s7,stride2,pad3,fp16")) for family in ("mma", "direct")},
 }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_every_cell_of_a_configuration_is_visited(name, count):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("workload", ["attention ", "gemm", "rms_norm", "rowwise", "convolution"])
+@pytest.mark.parametrize("workload", ["attention ", "gemm", "rms_norm", "rowwise", "convolution", "conv2d"])
 def test_every_case_visits_a_cell_of_some_configuration_that_no_other_does(workload):
     """A case that is taken out of the plan leaves a cell unvisited, so that the test before fails."""
     owned: dict[str, int] = defaultdict(int)

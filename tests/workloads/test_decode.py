@@ -167,6 +167,9 @@ FULL_FAULTS = [
     ("offsets of 32 bits", ONE, LARGE, "long long stride;", "int stride;"),
     ("pages of 16 bits", LAST, LARGE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
     ("sequences of 8 bits", TWO, LARGE, "sequence = blockIdx.z;", "sequence = blockIdx.z & 255;"),
+    ("combined rows of 12 bits", TWO, LARGE, "(long long)blockIdx.z * gridDim.y + blockIdx.y) * heads", "(long long)(blockIdx.z & 127) * gridDim.y + blockIdx.y) * heads"),
+    ("states of combined rows of 12 bits", TWO, LARGE, "states + row * SPLITS", "states + (row & 4095) * SPLITS"),
+    ("outputs of combined rows of 12 bits", TWO, LARGE, "partial + (row * SPLITS + split) * HEAD_DIM", "partial + ((row & 4095) * SPLITS + split) * HEAD_DIM"),
     ("lengths of 12 bits", ONE, LARGE, "length = lengths[sequence];", "length = lengths[sequence] & 4095;"),
     ("offsets of latent keys of 32 bits", SHARED, LARGE_LATENT, "slots[row / STEP] * (long long)KEY_DIM", "slots[row / STEP] * KEY_DIM"),
 ]  # fmt: skip
@@ -209,7 +212,8 @@ def test_a_right_kernel_passes_at_full_size(kernel_gate, wanted, problem):
     config = completed(gate, wanted)
     found = full_size(gate, config, gate.source(config))
     assert found.outcome is None, found.reason
-    assert [case.name for case in found.cases] == ["full grid"] and "blocks" in found.cases[0].part
+    combined = ["full grid, combined"] if wanted["family"] == "two_kernels" else []
+    assert [case.name for case in found.cases] == ["full grid", *combined] and "blocks" in found.cases[0].part
 
 
 # --- problems

@@ -25,6 +25,7 @@ WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 2
 PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
 ODD_SLABS = {"family": "wgmma", "schedule": "persistent", "tile_n": 192, "c_store": "tma"}
 PING_PONG = {"family": "wgmma", "ping_pong": True}
+HILBERT = {"family": "wgmma", "raster": "hilbert"}
 FOUR = {"family": "wgmma", "split_k": 4}
 FEW_ROWS, SPLIT = {"family": "wgmma", "swap": True}, {"family": "wgmma", "split_k": 2}
 LINEAR, RESIDUAL = "gemm:m1000,n768,k3000,bf16,b_nk,bias_silu", "gemm:m1000,n768,k3000,fp16,residual"
@@ -86,6 +87,8 @@ FAULTS = [
     ("a step that two blocks do", SPLIT, DECODE, "part * share + min(part, left)", "part * share"),
     ("a block that ends before its sums are read", SPLIT, DECODE, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
     ("partial sums of the third of four blocks lost", FOUR, DECODE, "block < SPLIT_K; ++block", "block < SPLIT_K; block += 2"),
+    ("squares of tiles that lie too near", HILBERT, PLAIN, "square / squares_m * side", "square / squares_m"),
+    ("squares of tiles one above the other", HILBERT, PLAIN, "square % squares_m * side", "square % squares_m"),
     ("SiLU of the other sign", WGMMA, LINEAR, "__expf(-x)", "__expf(x)"),
     ("rows of B along n where they run along k", WGMMA, LINEAR, "TRANSPOSED = false", "TRANSPOSED = true"),
     ("A along m by mma, a chunk too far", MMA, TRANSPOSED, "first_row / 8}", "first_row / 8 + 2}"),

@@ -38,7 +38,9 @@ def test_parts_may_come_in_any_order_and_with_spaces():
     assert parse_problem("gemm: bias, fp16, k3, n2, m1")[1] == GemmProblem(1, 2, 3, "fp16", "bias")
 
 
-@pytest.mark.parametrize("name", ["gemm", "rms_norm", "rowwise", "convolution", "varlen", "grouped-gemm", "w4a16"])
+@pytest.mark.parametrize(
+    "name", ["gemm", "rms_norm", "rowwise", "convolution", "conv2d", "varlen", "grouped-gemm", "w4a16"]
+)
 def test_the_example_is_a_problem_of_the_workload(name):
     workload = workloads()[name]
     assert str(workload.parse(workload.example)) == workload.example

@@ -20,7 +20,7 @@ DECODE, SYMMETRIC = "w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m16,n4096,k4096,b
 MANY_ROWS, SMALL_GROUPS = "w4a16:m300,n520,k1024,fp16,zeros,bias_silu", "w4a16:m300,n520,k1056,bf16,g32,zeros,bias"
 SPLIT, STREAM = {"split_k": 4, "tile_n": 128}, {"stream_steps": 8, "tile_n": 128}
 ALONE = {"split_k": 1, "tile_k": 64}
-WHOLE = {"tile_m": 64, "tile_n": 64, "split_k": 1}
+WHOLE = {"family": "mma", "tile_m": 64, "tile_n": 64, "split_k": 1}
 GROUPED = {"tile_m": 64, "split_k": 1, "group_m": 4}
 DEEP = {"tile_m": 64, "tile_n": 64, "tile_k": 128, "split_k": 1}
 

@@ -162,9 +162,10 @@ public:
     static unsigned num_blocks() { return evo_emu::kernel.cluster; }
     static unsigned num_threads() { return num_blocks() * thread_block::num_threads(); }
     static unsigned thread_rank() { return block_rank() * thread_block::num_threads() + evo_emu::thread_rank; }
-    template <class T>
-    EVO_EMU_UNSUPPORTED("the emulator reaches another block's shared memory by inline PTX alone (mapa, st.async)")
-    T* map_shared_rank(T*, int) const;
+    static unsigned query_shared_rank(const void* p, EVO_EMU_LINE) { return evo_emu::rank_of_shared(p, line); }
+    template <class T> static T* map_shared_rank(T* p, int block, EVO_EMU_LINE) {
+        return static_cast<T*>(evo_emu::map_to_block((const void*)p, unsigned(block), line));
+    }
 };
 inline cluster_group this_cluster() { return {}; }
 

@@ -81,8 +81,10 @@ void publish_shared() {
     one_by_one = !random_below(4);
 }
 
+// In the middle of a round with fences that wait for its end, as others do while blocks begin, these must come about.
 void poison_async(unsigned block) {
-    one_by_one = !random_below(4);
+    if (!fences_due) one_by_one = !random_below(4);
+    fence_due[block] = false;
     if (!shadow[block]) return;
     need_shadow(block);
     memset(shadow[block], 0xff, launch.shared_bytes);
@@ -97,7 +99,7 @@ const char* async_read(unsigned shared, unsigned bytes, const char* what, int li
 
 // Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
 void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
-    if (has_ended(block)) crash("%s at line %d writes shared memory of a block that has ended", what, line);
+    require_alive(block, what, {nullptr, line});
     check_range(block, shared, bytes, what, line);
     check_fenced(block, shared, bytes, "writes", what, line);
     memset(memory_at(block, shared), 0xff, bytes);

@@ -1,6 +1,6 @@
 // mbarriers. The eight bytes in shared memory are a tag that leads to the barrier, so that a barrier never initialised,
 // or overwritten since, is noticed at its next use.
-#include "internal.h"
+#include "clocks.h"
 
 #include <cstdio>
 #include <cstring>
@@ -27,7 +27,8 @@ struct Barrier {
     PendingCompletion* first;  // what is under way, newest first
     bool published;  // to the asynchronous proxy
     bool valid;
-    Passed *arrived, *over;  // by the arrivals of the phase, and of the one before; of a checked kernel
+    When initialised;
+    Passed *arrived, *over;  // by the arrivals of the phase, and of the one before
 };
 
 struct Barriers {
@@ -41,10 +42,11 @@ unsigned used_landings;
 
 Barriers& barriers_of(unsigned block) { return all_barriers[first_of_cluster(block)]; }
 
-Barrier& find(unsigned shared, const char* what, int line) {
+// `reach`: what is done to the block that the barrier belongs to, if it is another one.
+Barrier& find(unsigned shared, const char* what, int line, decltype(reach_block)* reach = reach_block) {
     if (shared % 8) crash("misaligned %s at line %d: shared address %u is not a multiple of 8", what, line, shared);
     const SharedPlace place = locate(shared);
-    if (has_ended(place.block)) crash("%s at line %d: the mbarrier is of a block that has ended", what, line);
+    reach(place.block, what, {nullptr, line});
     uint64_t found;
     memcpy(&found, shared_address(shared), sizeof found);
     found ^= tag;
@@ -53,6 +55,8 @@ Barrier& find(unsigned shared, const char* what, int line) {
     if (found >= all.count || b.block != place.block || b.shared != place.shared || !b.valid)
         crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
               line, shared);
+    if (keeps_order() && !is_known(b.initialised, current))
+        crash("%s at line %d: nothing orders it behind the mbarrier.init at shared address %u", what, line, place.shared);
     return all.of[found];
 }
 
@@ -90,7 +94,7 @@ void end_phase(Barrier& b) {
         b.first = landing->next;
         give_back(landing);
     }
-    if (checked) copy(b.over, b.arrived);
+    if (keeps_order()) copy(b.over, b.arrived);
     ++b.phase;
     b.pending = b.count;
     b.bytes = b.bytes_under_way = b.arrivals_under_way = 0;
@@ -121,7 +125,7 @@ void wait_for_end(Barrier& b, unsigned parity, int line) {
         b.gate.line = line;
         wait_at(&b.gate, nullptr);
     }
-    if (checked) depart(current, b.over);
+    if (keeps_order()) depart(current, b.over);
     visit(Visit::wait, b.shared);
 }
 
@@ -151,7 +155,7 @@ void clear_barriers(unsigned first_block) {
             b.first = landing->next;
             give_back(landing);
         }
-        if (checked) clear(b.arrived), clear(b.over);
+        if (keeps_order()) clear(b.arrived), clear(b.over);
     }
 }
 
@@ -174,6 +178,7 @@ void barrier_init(unsigned shared, unsigned count, int line) {
     b.shared = shared;
     b.count = b.pending = count;
     b.valid = true;
+    if (keeps_order()) b.initialised = now(current);
     uint64_t contents = tag ^ all.count++;
     memcpy(shared_address(shared), &contents, sizeof contents);
 }
@@ -199,7 +204,7 @@ unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned byte
     if (count > open)
         crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line,
               count, shared, b.phase, open, b.count);
-    if (checked) settle_accesses(), arrive(current, b.arrived);
+    if (keeps_order()) settle_accesses(), arrive(current, b.arrived);
     note_progress();
     unsigned phase = b.phase;
     b.pending -= count;
@@ -216,7 +221,8 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
 // Something begins that will land in that block, at the barrier there.
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line) {
     const unsigned rank = block - first_of_cluster(block);
-    Barrier& b = find(block == own_block() ? shared : map_to_block(shared, rank, line), what, line);
+    // The block must wait for what lands (check_nothing_under_way): no other order is asked for.
+    Barrier& b = find(block == own_block() ? shared : map_to_block(shared, rank, line), what, line, require_alive);
     landing.block = block;
     if (!b.published)
         crash(
@@ -239,7 +245,7 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
             "cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
             "arrivals",
             line, b.phase, shared, b.count);
-    if (checked) settle_accesses(), arrive(current, b.arrived);
+    if (keeps_order()) settle_accesses(), arrive(current, b.arrived);
     PendingCompletion landing{};
     landing.land = [](const PendingCompletion& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
     landing.arrivals = 1;

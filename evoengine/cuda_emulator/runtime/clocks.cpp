@@ -164,6 +164,8 @@ bool is_known(const When& when, unsigned fiber) {
     return clocks && clocks->of[when.thread] >= when.clock;
 }
 
+bool knows_block(uint32_t block, unsigned fiber) { return find(agents[fiber].self.known.others, block); }
+
 // The thread tells all that it knows to those who depart from there later. What is passed is in the terms of the block
 // whose thread came first, its `owner`.
 void arrive(unsigned fiber, Passed*& at) {

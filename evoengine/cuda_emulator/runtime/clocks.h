@@ -1,4 +1,4 @@
-// Vector clocks: what each thread of a checked kernel knows to have happened (clocks.cpp).
+// Vector clocks: what each thread of a kernel knows to have happened (clocks.cpp).
 #pragma once
 #include "internal.h"
 
@@ -72,6 +72,7 @@ struct When {
 };
 When now(unsigned fiber);
 bool is_known(const When& when, unsigned fiber);
+bool knows_block(uint32_t block, unsigned fiber);  // by its number in the grid, plus one: anything that it did
 
 // Of one place in memory: what those have released who wrote its contents.
 struct Released {

@@ -243,6 +243,7 @@ void fiber_main() {
     note_progress();
     const unsigned block = own_block(), first = first_of_cluster(block);
     ++blocks[block].ended;
+    leave_cluster();
     settle_cluster(block);
     bool all = true;
     for (unsigned i = first; i < first + kernel.cluster; ++i) all &= has_ended(i);
@@ -386,7 +387,7 @@ void begin_cluster(unsigned first_block, uint64_t number) {
     clear_barriers(first_block);
     reset_registers(first_block);
     reset_wgmma(first_block);
-    if (checked) begin_clocks(first_block);
+    if (keeps_order()) begin_clocks(first_block);
     at_once = random_below(2) ? 0 : unsigned(random_below(9));
     draw_slow_ones(random_below(2));  // the first thread often prepares what all the others use
     for (unsigned i = first_fiber(first_block); i < first_fiber(end); ++i) {

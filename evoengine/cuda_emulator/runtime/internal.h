@@ -53,7 +53,7 @@ struct Gate {
     Combine combine;
     unsigned need, arrived;
     unsigned lanes;  // of a warp collective: the lanes that have come
-    Passed* passed;  // by those that have arrived; of a checked kernel
+    Passed* passed;  // by those that have arrived; null where no order is kept
 };
 
 struct Fiber {
@@ -163,8 +163,17 @@ void run_blocks_from(uint64_t number);
 
 // rendezvous.cpp
 void clear_gates(unsigned first_block);
-void settle_cluster(unsigned block);
 [[noreturn]] void report_hang();
+
+// clusters.cpp
+void clear_cluster(unsigned first_block);
+void settle_cluster(unsigned block);
+void leave_cluster();
+// The running thread accesses shared memory of that block, which may be another one: it must have begun, and not ended.
+void require_alive(unsigned block, const char* what, Where where);
+// The same, and the block must not end before.
+void reach_block(unsigned block, const char* what, Where where);
+void reach_address(const volatile void* address, Where where);
 
 // memory.cpp
 // A shared address: of which resident block, and the address there.
@@ -179,7 +188,7 @@ void map_shared(unsigned block);
 void poison_shared(unsigned block);
 char* shared_of(unsigned block);
 unsigned long shared_shift_of(unsigned block);
-bool is_in_shared(const volatile void* address);
+unsigned block_of_shared(const volatile void* address);
 void begin_kernels_memory();
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace locate(unsigned shared);
@@ -241,7 +250,8 @@ void count_visits(bool wanted);
 void end_visits(unsigned block);
 void write_visits();
 
-// clocks.cpp: who knows of what. Only of a checked kernel.
+// clocks.cpp: who knows of what. Only of a checked kernel, and of one with clusters.
+inline bool keeps_order() { return checked || kernel.cluster > 1; }
 void begin_clocks(unsigned first_block);
 void arrive(unsigned fiber, Passed*& at);
 void depart(unsigned fiber, const Passed* from);

@@ -30,8 +30,7 @@ constexpr size_t tensor_alignment = 32;
 // A block's window of shared memory starts at a multiple of 1,024, as the hardware keeps 1 KiB for itself before it.
 constexpr size_t window_alignment = 1024, least_dynamic_alignment = 16;
 // Shared addresses: dynamic memory from 0, or from behind the static variables, which have their own addresses here:
-// variable i around (i + 1) << 20. Dynamic memory of block i of the cluster, as all its blocks may name it, from
-// (i + 4) << 28.
+// variable i around (i + 1) << 20. The same of block i of the cluster, as all its blocks may name it, from (i + 4) << 28.
 constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
 constexpr unsigned max_tensors = 256, max_variables = 256, max_declarations = 1024;
 constexpr long near = 64;
@@ -229,15 +228,19 @@ void map_shared(unsigned block) {
 unsigned long shared_shift_of(unsigned block) { return block * block_shift; }
 char* shared_of(unsigned block) { return dynamic_part.first.start + block * block_shift; }
 
-bool is_in_shared(const volatile void* address) {
+// The resident block in whose shared memory the address lies; max_resident: none.
+unsigned block_of_shared(const volatile void* address) {
     auto* p = static_cast<const volatile char*>(address);
-    const Region dynamic = dynamic_of(own_block());
-    if (p >= dynamic.start && p < dynamic.end) return true;
-    for (unsigned i = 0; i < variable_count; ++i) {
-        const Region r = shifted(variables[i].first, own_block());
-        if (p >= r.start && p < r.end) return true;
-    }
-    return false;
+    auto block_in = [&](const SharedPart& part) {
+        const char* first = part.first.reserved;
+        if (!first || p < first || p >= first + resident * block_shift) return max_resident;
+        const auto block = unsigned((p - first) / block_shift);
+        const Region r = shifted(part.first, block);
+        return p >= r.start && p < r.end ? block : max_resident;
+    };
+    unsigned found = block_in(dynamic_part);
+    for (unsigned i = 0; i < variable_count && found == max_resident; ++i) found = block_in(variables[i]);
+    return found;
 }
 
 SharedPlace locate(unsigned shared) {
@@ -248,13 +251,23 @@ SharedPlace locate(unsigned shared) {
 
 unsigned map_to_block(unsigned shared, unsigned block, int line) {
     if (block >= kernel.cluster) crash("mapa at line %d: block %u of a cluster of %u", line, block, kernel.cluster);
-    if (locate(shared).shared != shared || shared >= 1u << (variable_shift - 1))
-        crash("mapa at line %d: the emulator takes addresses of the block's own dynamic shared memory", line);
+    if (shared >= 1u << cluster_shift)
+        crash("mapa at line %d: the emulator takes addresses of the block's own shared memory", line);
     return shared + ((block + first_window) << cluster_shift);
 }
 
+unsigned rank_of_shared(const void* generic, int line) {
+    const unsigned block = block_of_shared(generic);
+    if (block == max_resident) crash("the address at line %d is not in shared memory", line);
+    return block - first_of_cluster(block);
+}
+
+void* map_to_block(const void* generic, unsigned block, int line) {
+    if (block >= kernel.cluster) crash("mapa at line %d: block %u of a cluster of %u", line, block, kernel.cluster);
+    return (char*)generic + (long(block) - long(rank_of_shared(generic, line))) * long(block_shift);
+}
+
 char* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
-    if (kernel.cluster > 1) crash("shared variable %s: the emulator's clusters have dynamic shared memory alone", name);
     if (variable_count == max_variables) crash("more than %u shared variables", max_variables);
     SharedPart& part = variables[variable_count++];
     reserve_part(part, RegionKind::static_shared, name, bytes, alignment, 0);
@@ -276,14 +289,13 @@ unsigned shared_offset(const void* generic) {
 }
 
 void* shared_address(unsigned offset) {
-    if (SharedPlace place = locate(offset); place.shared != offset)
-        return shared_of(place.block) + (place.shared - dynamic_start);
-    unsigned part = (offset + (1u << (variable_shift - 1))) >> variable_shift;
+    const SharedPlace place = locate(offset);
+    unsigned part = (place.shared + (1u << (variable_shift - 1))) >> variable_shift;
     part %= 1u << (32 - variable_shift);
     if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);
-    int within = int(offset - (part << variable_shift));
-    return part ? shifted(variables[part - 1].first, own_block()).start + within
-                : shared_of(own_block()) + (within - int(dynamic_start));
+    const int within = int(place.shared - (part << variable_shift));
+    return part ? shifted(variables[part - 1].first, place.block).start + within
+                : shared_of(place.block) + (within - int(dynamic_start));
 }
 
 void poison_shared(unsigned block) {

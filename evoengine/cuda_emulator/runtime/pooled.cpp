@@ -32,7 +32,7 @@ struct Touched {
     char* page;
 };
 
-// A touched page as it goes to run.py; the bytes of an output follow.
+// A touched page as it goes to run.py; the bytes of an output, or of zeroed memory, follow.
 struct PageHeader {
     uint64_t offset;
     uint32_t argument, bytes;
@@ -138,7 +138,8 @@ void write_touched(bool given_up) {
         const Pooled& t = *touched[i].tensor;
         if (t.kind != PooledKind::input) check_surroundings(touched[i]);
         char *from = std::max(touched[i].page, t.start), *to = std::min(touched[i].page + page, t.end);
-        PageHeader one{uint64_t(from - t.start), t.argument, t.kind == PooledKind::output ? uint32_t(to - from) : 0};
+        bool told = t.kind == PooledKind::output || t.kind == PooledKind::zeroed;
+        PageHeader one{uint64_t(from - t.start), t.argument, told ? uint32_t(to - from) : 0};
         write_all(&one, sizeof one);
         write_all(from, one.bytes);
     }

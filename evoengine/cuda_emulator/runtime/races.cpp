@@ -394,9 +394,9 @@ void let_others_run(const volatile void* address, bool changes_global, Where whe
     if (again || !random_below(4)) yield();
 }
 
-// What the place passes from the threads that wrote it to the one that reads.
-void synchronise(const char* address, bool global, const Strong& s) {
-    const uint32_t block = global ? 0 : now(current).block;
+// What the place passes from the threads that wrote it to the one that reads. `block`: in whose shared memory it is, by
+// its number in the grid, plus one; 0 for global memory.
+void synchronise(const char* address, uint32_t block, const Strong& s) {
     Place* place = find_place(address, block);
     if (place && s.reads) {
         const bool at_once = s.order == Order::acquire || s.order == Order::acquire_release;
@@ -418,11 +418,13 @@ void synchronise(const char* address, bool global, const Strong& s) {
 void strong(const volatile void* volatile_address, size_t bytes, const Strong& s, Where where) {
     auto* address = const_cast<const char*>(static_cast<const volatile char*>(volatile_address));
     const bool global = is_tracked(address) || is_pooled(address);
-    if (current == max_fibers || (!global && !is_in_shared(address))) return;
+    const unsigned owner = global ? max_resident : block_of_shared(address);
+    if (current == max_fibers || (!global && owner == max_resident)) return;
     settle();
+    if (!global) reach_block(owner, "an access", where);
     let_others_run(address, global && s.writes, where);
     if (global) access_parts(s.writes ? Access::write : Access::read, address, bytes, where, s.scope);
-    synchronise(address, global, s);
+    synchronise(address, global ? 0 : uint32_t(number_of_block(owner) + 1), s);
     if (s.writes && (!global || find_tracked(address))) leave_unsettled(address, bytes, where, true);
 }
 
@@ -463,7 +465,8 @@ namespace {
 using namespace evo_emu;
 
 inline void plain(Access access, const void* address, size_t bytes, const void* code) {
-    if (is_tracked(address)) plain_access(access, static_cast<const char*>(address), bytes, {code, 0});
+    if (is_tracked(address)) return plain_access(access, static_cast<const char*>(address), bytes, {code, 0});
+    if (kernel.cluster > 1) reach_address(address, {code, 0});
 }
 
 inline void volatile_access(bool writes, const void* address, size_t bytes, const void* code) {

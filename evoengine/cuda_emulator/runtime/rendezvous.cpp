@@ -31,7 +31,6 @@ template <unsigned threads> struct OpenGates {
 };
 
 OpenGates<max_threads> block_gates[max_resident];
-Gate cluster_gates[max_resident];  // of the cluster that begins with the block
 OpenGates<warp_size> warp_gates[max_fibers / warp_size];
 
 struct Ballot {
@@ -54,7 +53,7 @@ bool same_place(const Gate& a, const Gate& b) { return a.line == b.line && a.id 
 void open(Gate* gate) {
     gate->arrived = 0;
     const unsigned block = own_block();
-    if (checked) {
+    if (keeps_order()) {
         for (unsigned i = first_fiber(block); i < end_of_block(block); ++i)
             if (fibers[i].gate == gate) depart(i, gate->passed);
         clear(gate->passed);
@@ -81,8 +80,7 @@ void clear_gates(unsigned first_block) {
         for (unsigned warp = first_fiber(block) / warp_size; warp * warp_size < end_of_block(block); ++warp)
             clear(warp_gates[warp]);
     }
-    cluster_gates[first_block].name = "barrier.cluster.wait";
-    clear(cluster_gates[first_block].passed);
+    clear_cluster(first_block);
 }
 
 // A thread that has ended never arrives. The hardware forgives that for barrier 0; CUDA C++ does not promise it.
@@ -95,7 +93,7 @@ int block_barrier(const char* name, int line, int predicate, Vote vote) {
     fibers[current].payload = &ballot;
     if (checked) settle_accesses();
     if (++gate->arrived == launch.threads) {
-        if (checked) meet(own_block());
+        if (keeps_order()) meet(own_block());
         if (vote != Vote::none) {
             int result = count_votes(gate, vote);
             for (unsigned i = first_fiber(own_block()); i < end_of_block(own_block()); ++i)
@@ -121,7 +119,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line) {
     gate->need = threads;
     bool last = ++gate->arrived == threads;
     if (wait) fibers[current].gate = gate;
-    if (checked) settle_accesses(), arrive(current, gate->passed);
+    if (keeps_order()) settle_accesses(), arrive(current, gate->passed);
     if (last) open(gate);
     if (wait) wait_at(last ? nullptr : gate, nullptr);
 }
@@ -133,7 +131,7 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
     Gate* gate = warp_gates[warp].find(name, line, 0, mask, combine);
     ++gate->arrived;
     gate->lanes |= 1u << lane;
-    if (checked && barrier) settle_accesses(), arrive(current, gate->passed);
+    if (keeps_order() && barrier) settle_accesses(), arrive(current, gate->passed);
     if (gate->lanes != mask) return wait_at(gate, payload);
     if (combine) {
         void* payloads[warp_size] = {};
@@ -143,7 +141,7 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
         combine(payloads, mask);
     }
     gate->arrived = 0;
-    if (checked && barrier) {
+    if (keeps_order() && barrier) {
         for (unsigned other = 0; other < warp_size; ++other)
             if (mask >> other & 1) depart(warp * warp_size + other, gate->passed);
         clear(gate->passed);
@@ -153,43 +151,6 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
         if (mask >> other & 1 && other != lane) wake(warp * warp_size + other);
     stay_behind_if_slow();
 }
-
-// The barrier of a cluster: over when every thread that has not ended has arrived.
-void settle_cluster(unsigned block) {
-    const unsigned first = first_of_cluster(block);
-    const unsigned start = first_fiber(first), end = end_of_block(first + kernel.cluster - 1);
-    for (unsigned i = start; i < end; ++i)
-        if (!fibers[i].ended && fibers[i].cluster_barrier != Fiber::arrived) return;
-    Gate& gate = cluster_gates[first];
-    for (unsigned i = start; i < end; ++i) {
-        fibers[i].cluster_barrier = Fiber::passed;
-        if (checked && !fibers[i].ended) depart(i, gate.passed);
-    }
-    if (checked) clear(gate.passed);
-    wake_cluster(&gate, block);
-}
-
-void cluster_arrive(int line) {
-    Fiber& f = fibers[current];
-    if (f.cluster_barrier != Fiber::away)
-        crash("barrier.cluster.arrive at line %d: the thread has arrived before and not waited", line);
-    f.cluster_barrier = Fiber::arrived;
-    if (checked) settle_accesses(), arrive(current, cluster_gates[first_of_cluster(own_block())].passed);
-    settle_cluster(own_block());
-}
-
-void cluster_wait(int line) {
-    Fiber& f = fibers[current];
-    if (f.cluster_barrier == Fiber::away) crash("barrier.cluster.wait at line %d: the thread has not arrived", line);
-    if (f.cluster_barrier == Fiber::arrived) {
-        Gate& gate = cluster_gates[first_of_cluster(own_block())];
-        gate.line = line;
-        wait_at(&gate, nullptr);
-    }
-    f.cluster_barrier = Fiber::away;
-}
-
-unsigned cluster_rank() { return own_block() - first_of_cluster(own_block()); }
 
 unsigned elect(unsigned mask, int line) {
     warp_rendezvous("elect.sync", line, mask, nullptr, nullptr);

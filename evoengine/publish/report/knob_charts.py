@@ -12,7 +12,6 @@ from typing import Any
 from evoengine.ledger.ranking import ComparisonKey
 from evoengine.lineage import Step, path, transition
 from evoengine.publish.report.overview import Overview
-from evoengine.publish.report.speed_charts import sorted_times
 from evoengine.publish.report.style import (
     Section,
     category_axis,
@@ -24,6 +23,7 @@ from evoengine.publish.report.style import (
     label,
     titled_axis,
 )
+from evoengine.publish.report.trial_charts import sorted_times
 from evoengine.records import Config, Kind, Measurement, Value, believed
 from evoengine.terms import model_of
 from evoengine.text import plain

@@ -97,7 +97,8 @@ class Pieces {
     u32 asked = 0, blocks = 0, last = ~0u;
   };
 
-  size_t place(u64 piece) const { return piece * 0x9e3779b97f4a7c15ull >> 20 & (table.size() - 1); }
+  // neighbours lie beside each other, as they are asked for one after the other
+  size_t place(u64 piece) const { return ((piece >> 3) * 0x9e3779b97f4a7c15ull >> 20 << 3 | (piece & 7)) & (table.size() - 1); }
 
   Entry& at(u64 piece) {
     size_t n = place(piece);

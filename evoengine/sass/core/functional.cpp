@@ -44,6 +44,13 @@ bool Functional::land_one() {
   return false;
 }
 
+void Functional::land_stores() {
+  auto is_store = [](const Completion& p) { return p.queue == Completion::Queue::TensorStore; };
+  const std::deque<Completion>& pending = current->pending;
+  for (auto at = pending.begin(); (at = std::find_if(pending.begin(), pending.end(), is_store)) != pending.end();)
+    land(u32(at - pending.begin()));
+}
+
 bool Functional::land_product(const Warp& warp) {
   constexpr u32 missing = ~0u;
   u32 first[4] = {missing, missing, missing, missing}, found = 0, n = 0;

@@ -1,6 +1,6 @@
 // Order's record of global memory that a kernel may write: races between blocks, and between the warps of one.
 //
-// Two blocks that store the same bytes with the same contents do not race: on hardware either order leaves the same.
+// Two stores of the same contents to the same bytes do not race: on hardware either order leaves the same.
 #include "hazards.h"
 #include "order.h"
 
@@ -159,11 +159,12 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
   }
 }
 
-void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes) {
+void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes, const u8* before, const u8* after) {
   while (bytes) {
     u32 size = 16;
     while (size > bytes || offset % size) size /= 2;
-    touch_global(t, lane, offset, size, nullptr, nullptr);
+    touch_global(t, lane, offset, size, before, after);
+    if (after) before += size, after += size;
     offset += size;
     bytes -= size;
   }

@@ -371,6 +371,7 @@ struct Launch {
 };
 
 constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms
+constexpr u64 ALL_PRODUCTS = ~0ull;
 
 // Everything a step may touch. One per run.
 struct Machine {
@@ -387,10 +388,13 @@ struct Machine {
   u32 alike = 1;
   // Products of matrices that are formed; behind them sums stay as they are, which a model can do with: what a kernel
   // does hardly depends on them.
-  u64 products_left = ~0ull;
+  u64 products_left = ALL_PRODUCTS;
+  bool is_model() const { return products_left != ALL_PRODUCTS; }
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;
+  // Has the stores of tiles and of bytes from shared memory write that have begun and not landed.
+  virtual void land_stores() {}
   // Has another block of the warp's cluster see what it does.
   virtual void send(Warp&, std::function<void()> act) { act(); }
   // SR_CLOCK, SR_GLOBALTIMER

@@ -128,7 +128,7 @@ bool all_registers(const Instruction& i) {
 }
 
 // Of a sparse product the metadata and which lanes have them: HMMA.SP.16832.F32 R4, R8, R12, R4, R0, 0x1
-bool known_operands(const Instruction& i) {
+bool known_registers(const Instruction& i) {
   if (!i.sparse) return all_registers(i);
   Instruction dense = i;
   if (i.operands.size() != 6 || i.operands[5].kind != Operand::Kind::Immediate) return false;
@@ -178,6 +178,7 @@ Step multiply_halves(Context& c, const Instruction& i) {
   }
   Sums how = sums_of(format, c.machine.launch.arch, k, i.b == HALF_SUMS);
   if (i.sparse) how.block *= 2;
+  how.rough = c.machine.is_model();
   multiply(sums, left, right, 8, whole, how);
   if (i.b == HALF_SUMS)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
@@ -196,7 +197,7 @@ Execute prepare_multiply_halves(Instruction& i) {
   i.c = int(format);
   i.a = format == Format::TFloat ? depth / 2 : depth / 4;
   bool shape = format == Format::TFloat ? depth == 8 || depth == 4 : depth == 16 || depth == 8;
-  return sums && shape && m.none_left() && known_operands(i) ? multiply_halves : nullptr;
+  return sums && shape && m.none_left() && known_registers(i) ? multiply_halves : nullptr;
 }
 
 // QMMA.16832.F32.E4M3.E5M2 R4, R8, R12, R4: of FP8. i.a is A's format, i.b B's, i.c = HALF_SUMS
@@ -212,7 +213,9 @@ Step multiply_small_floats(Context& c, const Instruction& i) {
   right_of_registers(right, fragments, 2, Format(i.b));
   registers_from(c, i.operands[3], halves ? 2 : 4, halves ? fragments : sums);
   if (halves) unpack_sums(fragments, sums);
-  multiply(sums, left, right, 8, BYTES_K, byte_sums_of(Format(i.a), Format(i.b), c.machine.launch.arch, halves));
+  Sums how = byte_sums_of(Format(i.a), Format(i.b), c.machine.launch.arch, halves);
+  how.rough = c.machine.is_model();
+  multiply(sums, left, right, 8, BYTES_K, how);
   if (halves)
     for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
   else
@@ -265,7 +268,7 @@ Step multiply_bytes(Context& c, const Instruction& i) {
 
 Execute prepare_multiply_bytes(Instruction& i) {
   i.d = i.modifiers.size() == 4 && i.modifiers[3] == "SAT";
-  if (int(i.modifiers.size()) != 3 + i.d || !known_operands(i)) return nullptr;
+  if (int(i.modifiers.size()) != 3 + i.d || !known_registers(i)) return nullptr;
   const std::string &a = i.operands[1].text, &b = i.operands[2].text;
   if (a.find(".ROW") == a.npos || b.find(".COL") == b.npos) return nullptr;
   const std::string &shape = i.modifiers[0], &left = i.modifiers[1], &right = i.modifiers[2];

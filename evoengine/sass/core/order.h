@@ -131,7 +131,8 @@ class Order {
   GlobalTouch begin_global_store(Warp&, const Instruction&, const Allocation&);  // by TMA
   // At most sixteen bytes within an aligned sixteen; of stores what is there and what will be, or null.
   void touch_global(const GlobalTouch&, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after);
-  void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes);  // any bytes
+  // any bytes
+  void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes, const u8* before = nullptr, const u8* after = nullptr);
   void publish(const Warp&, bool threadfence);  // MEMBAR of GPU scope; a __threadfence is one with .SC
   void refresh(const Warp&);  // CCTL.IVALL: acquires what strong loads observed
   void synchronise(const Warp&, const Instruction&, u64 address, Touch);  // by an atomic, a strong load or store
@@ -163,7 +164,8 @@ class Order {
   u64 store_of(u32 rank, int warp, int index) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
   void note_far(const FarTouch&, u32 rank);
-  [[noreturn]] void outlive(const FarTouch&, u32 rank) const;
+  [[noreturn]] void misses(const FarTouch&, u32 rank, const char* what) const;
+  bool knows_begun(const std::vector<u32>& seen, u32 rank) const;
 
   World& world;
   Cluster& cluster;

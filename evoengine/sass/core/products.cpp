@@ -184,7 +184,7 @@ constexpr int WIDE = 16;
 constexpr int WIDE = 8;
 #define REPEATED 0, 1, 2, 3, 0, 1, 2, 3
 #endif
-constexpr int PARTS = LANES / WIDE;
+constexpr int VECTORS = LANES / WIDE;
 typedef float Floats __attribute__((vector_size(4 * WIDE)));
 typedef i32 Ints __attribute__((vector_size(4 * WIDE)));
 typedef u32 Words __attribute__((vector_size(4 * WIDE)));
@@ -271,19 +271,19 @@ struct Place {
 
 // Adds the products; false where that takes exact_sum.
 bool add_products(Floats* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
-  TwiceShorts tops[PARTS / 2];
+  TwiceShorts tops[VECTORS / 2];
   for (TwiceShorts& top : tops) top = 2 * OF_ZERO - (TwiceShorts){};
   for (int k = at.first; k < at.first + at.count; k++) {
     u64 own;
     std::memcpy(&own, &exponents.right[k][at.odd][4 * at.j], sizeof own);
-    for (int n = 0; n < PARTS / 2; n++) {
+    for (int n = 0; n < VECTORS / 2; n++) {
       const TwiceShorts e = reinterpret_cast<const TwiceShorts*>(exponents.left[k][at.half])[n] + TwiceShorts(own - (Longs){});
       tops[n] = e > tops[n] ? e : tops[n];
     }
   }
-  Ints top[PARTS], products[PARTS] = {}, unusual = {};
-  Floats scale[PARTS];
-  for (int n = 0; n < PARTS; n++) {
+  Ints top[VECTORS], products[VECTORS] = {}, unusual = {};
+  Floats scale[VECTORS];
+  for (int n = 0; n < VECTORS; n++) {
     Shorts own;
     std::memcpy(&own, reinterpret_cast<const i16*>(tops) + WIDE * n, sizeof own);
     const Ints e = __builtin_convertvector(own, Ints), of_sum = exponents_of(sums[n], how.least_sum);
@@ -296,16 +296,16 @@ bool add_products(Floats* sums, const Left& left, const Right& right, const Expo
   for (int k = at.first; k < at.first + at.count; k++) {
     const Floats* a = reinterpret_cast<const Floats*>(left.of[k][at.half]);
     const Floats b = repeated(&right.of[k][at.odd][4 * at.j]);
-    for (int n = 0; n < PARTS; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], Ints);
+    for (int n = 0; n < VECTORS; n++) products[n] += __builtin_convertvector(a[n] * b * scale[n], Ints);
   }
-  for (int n = 0; n < PARTS; n++) {
+  for (int n = 0; n < VECTORS; n++) {
     const Ints start = __builtin_convertvector(sums[n] * scale[n], Ints);
     const Ints whole = Ints(Words(products[n]) + Words(start));
     unusual |= ((products[n] ^ whole) & (start ^ whole)) < 0;
     products[n] = whole;
   }
   if (any(unusual)) return false;
-  for (int n = 0; n < PARTS; n++) sums[n] = sums_of(products[n], top[n], how);
+  for (int n = 0; n < VECTORS; n++) sums[n] = sums_of(products[n], top[n], how);
   return true;
 }
 
@@ -339,7 +339,26 @@ Sums byte_sums_of(Format left, Format right, u32 arch, bool halves) {
   return how;
 }
 
+namespace {
+
+void multiply_roughly(Lanes* d, const Left& left, const Right& right, int columns, int k) {
+  for (int j = 0; j < columns / 8; j++)
+    for (int n = 0; n < 4; n++) {
+      Floats sums[VECTORS];
+      std::memcpy(sums, d[4 * j + n].v, sizeof sums);
+      for (int depth = 0; depth < k; depth++) {
+        const Floats* a = reinterpret_cast<const Floats*>(left.of[depth][n / 2]);
+        const Floats b = repeated(&right.of[depth][n % 2][4 * j]);
+        for (int part = 0; part < VECTORS; part++) sums[part] += a[part] * b;
+      }
+      std::memcpy(d[4 * j + n].v, sums, sizeof sums);
+    }
+}
+
+}  // namespace
+
 void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k, const Sums& how) {
+  if (how.rough) return multiply_roughly(d, left, right, columns, k);
   static thread_local Exponents exponents;
   for (int depth = 0; depth < k; depth++)
     for (int n = 0; n < 2; n++) {
@@ -348,7 +367,7 @@ void multiply(Lanes* d, const Left& left, const Right& right, int columns, int k
     }
   for (int j = 0; j < columns / 8; j++)
     for (int n = 0; n < 4; n++) {
-      Floats sums[PARTS];
+      Floats sums[VECTORS];
       std::memcpy(sums, d[4 * j + n].v, sizeof sums);
       for (int first = 0; first < k; first += how.block) {
         const Place at{j, n / 2, n % 2, first, std::min(how.block, k - first)};

@@ -24,6 +24,7 @@ struct Sums {
   int fraction, block, kept;
   int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
   bool halves;
+  bool rough = false;  // added as floats, for a model: what a kernel does hardly depends on the last bits
 };
 // Of mma.sync: `k` products in all. Of bytes fewer bits are kept, of sums too; on sm_89 of 16 products at a time.
 Sums sums_of(Format, u32 arch, int k, bool halves);

@@ -96,22 +96,30 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   throw Fault{text, false, true};
 }
 
-// ── ends of blocks ──────────────────────────────────────────────────────────────────────────────────────────────────
+// ── begins and ends of blocks ───────────────────────────────────────────────────────────────────────────────────────
 
-// The shared memory of a block may be another's, on the next cluster, as soon as it has ended.
-void Order::outlive(const FarTouch& touch, u32 rank) const {
+// The shared memory of a block is there from when it has begun, and may be another's as soon as it has ended.
+void Order::misses(const FarTouch& touch, u32 rank, const char* what) const {
   const Agent& a = agents[touch.agent];
   const Instruction& i = world.program.code[touch.index];
   char at[64];
   snprintf(at, sizeof at, "` at 0x%x", i.address);
-  throw Fault{"block " + std::to_string(rank) + " of the cluster ends, whose shared memory `" + i.text + at +
+  throw Fault{"block " + std::to_string(rank) + " of the cluster " + what + ", whose shared memory `" + i.text + at +
                   (touch.kind == Touch::Read ? " reads" : " writes") + " in lane " + std::to_string(touch.lane) + " of warp " +
                   std::to_string(a.warp) + " of block " + std::to_string(a.rank) + ": nothing orders the two",
               false, true};
 }
 
+// Whether anything that a warp of the block did is known.
+bool Order::knows_begun(const std::vector<u32>& seen, u32 rank) const {
+  for (u32 id = 0; id < agents.size(); id++)
+    if (seen[id] && agents[id].kind == AgentKind::Lanes && agents[id].rank == rank) return true;
+  return false;
+}
+
 void Order::note_far(const FarTouch& touch, u32 rank) {
-  if (is_over[rank]) outlive(touch, rank);
+  if (is_over[rank]) misses(touch, rank, "ends");
+  if (!knows_begun(agents[touch.agent].view.seen, rank)) misses(touch, rank, "may not have begun");
   std::vector<FarTouch>& held = far[rank];
   std::erase_if(held, [&](const FarTouch& t) { return t.agent == touch.agent; });  // whoever knows this one knows those
   held.push_back(touch);
@@ -123,7 +131,7 @@ void Order::end(const Warp& w, bool whole) {
   std::erase_if(far[rank], [&](const FarTouch& t) { return t.agent < seen.size() && seen[t.agent] >= t.time; });
   if (!whole) return;
   is_over[rank] = true;
-  if (!far[rank].empty()) outlive(far[rank].front(), rank);
+  if (!far[rank].empty()) misses(far[rank].front(), rank, "ends");
 }
 
 // ── one lane ────────────────────────────────────────────────────────────────────────────────────────────────────────

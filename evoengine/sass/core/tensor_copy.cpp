@@ -220,10 +220,27 @@ void order_load(Order& order, Context& c, const Instruction& i, const std::vecto
 void order_global(Order& order, Context& c, const Instruction& i, Touch kind, u64 address, u64 bytes) {
   const Allocation& a = c.machine.memory.find(address, 1, false);
   if (!a.shadow) return;
-  const GlobalTouch touch =
-      kind == Touch::Write ? order.begin_global_store(c.warp, i, a) : order.begin_global(c.warp, i, a, kind);
-  order.touch_global_range(touch, u32(__builtin_ctz(c.lanes)), address - a.address,
+  order.touch_global_range(order.begin_global(c.warp, i, a, kind), u32(__builtin_ctz(c.lanes)), address - a.address,
                            std::min(bytes, a.address + a.bytes - address));
+}
+
+// Orders what a store writes to global memory. Where another store to it is not ordered, that one lands, which it may at
+// any time, so that the contents can be compared.
+void order_global_store(Order& order, Context& c, const Instruction& i, u64 address, const u8* contents, u64 bytes) {
+  GlobalMemory& memory = c.machine.memory;
+  const Allocation& a = memory.find(address, bytes, true);
+  if (!a.shadow) return;
+  const GlobalTouch touch = order.begin_global_store(c.warp, i, a);
+  const u32 lane = u32(__builtin_ctz(c.lanes));
+  try {
+    order.touch_global_range(touch, lane, address - a.address, bytes);
+  } catch (const Fault& fault) {
+    if (!fault.race) throw;
+    c.machine.land_stores();
+    std::vector<u8> before(bytes);
+    memory.load(address, before.data(), u32(bytes));
+    order.touch_global_range(touch, lane, address - a.address, bytes, before.data(), contents);
+  }
 }
 
 // UTMALDG.3D[.MULTICAST] [UR8], [UR4][, UR6]
@@ -273,6 +290,13 @@ void combine_row(GlobalMemory& memory, const TensorMap& m, const Instruction& by
   }
 }
 
+// Copies the tile's row at `offset` out of shared memory.
+void copy_row(const Tile& tile, const Block& block, u32 offset, u8* row) {
+  const u32 from = (tile.shared & 0xffffff) + offset;
+  for (u32 chunk = 0; chunk < tile.map.row_bytes(); chunk += 16)
+    std::memcpy(row + chunk, block.shared.data() + swizzled(from + chunk, tile.map.swizzle), 16);
+}
+
 // UTMASTG.3D [UR8], [UR4], and UTMAREDG.3D.ADD: c = one more than the operation
 Step store_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
@@ -281,22 +305,23 @@ Step store_tile(Context& c, const Instruction& i) {
   if (Order* order = order_of(c)) {
     const std::vector<u32> lines = lines_of(tile);
     order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
-    for_each_row(tile, [&](u32, u64 to, u32 first, u32 bytes) {
-      if (bytes) order_global(*order, c, i, i.c ? Touch::Atomic : Touch::Write, to + first, bytes);
+    for_each_row(tile, [&](u32 offset, u64 to, u32 first, u32 bytes) {
+      alignas(16) u8 row[MAX_ROW];
+      if (!bytes) return;
+      if (i.c) return order_global(*order, c, i, Touch::Atomic, to + first, bytes);
+      copy_row(tile, *c.warp.block, offset, row);
+      order_global_store(*order, c, i, to + first, row + first, bytes);
     });
   }
   Completion work = completion_of(c.warp, Completion::Queue::TensorStore, tile);
   work.combines = i.c;
   work.land = [tile, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
-    const TensorMap& m = tile.map;
-    const u8* shared = warp->block->shared.data();
     for_each_row(tile, [&](u32 offset, u64 to, u32 first, u32 bytes) {
       if (!bytes) return;
       alignas(16) u8 row[MAX_ROW];
-      for (u32 chunk = 0; chunk < m.row_bytes(); chunk += 16)
-        std::memcpy(row + chunk, shared + swizzled((tile.shared & 0xffffff) + offset + chunk, m.swizzle), 16);
-      if (by->c) combine_row(machine->memory, m, *by, to + first, row + first, bytes);
+      copy_row(tile, *warp->block, offset, row);
+      if (by->c) combine_row(machine->memory, tile.map, *by, to + first, row + first, bytes);
       else machine->memory.store(to + first, row + first, bytes);
     });
     warp->tensor_stores.land();
@@ -359,7 +384,8 @@ Step store_bytes(Context& c, const Instruction& i) {
   if (Order* order = order_of(c)) {
     const std::vector<u32> lines = lines_of(from, bytes);
     order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
-    order_global(*order, c, i, i.c ? Touch::Atomic : Touch::Write, to, bytes);
+    if (i.c) order_global(*order, c, i, Touch::Atomic, to, bytes);
+    else order_global_store(*order, c, i, to, c.warp.block->shared.data() + (from & 0xffffff), bytes);
   }
   Completion work;
   work.queue = Completion::Queue::TensorStore;

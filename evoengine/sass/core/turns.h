@@ -59,6 +59,7 @@ struct Functional : Machine {
   bool is_behind(const Completion& work) const;
   // Lands one piece of work, drawn among those that are first of their queue; false where none can.
   bool land_one();
+  void land_stores() override;
   // A product is one of four warps: it lands for all of them together, once each has begun it. Kernels build on that:
   // one warp frees for all four what its product has read.
   bool land_product(const Warp& warp);

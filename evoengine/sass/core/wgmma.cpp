@@ -50,7 +50,7 @@ struct IssuedProduct {
   bool sparse;
   int metadata, selector;  // of a sparse A; `k` is that of what is there of it
   bool transposed_a, transposed_b;
-  bool half_sums;
+  bool half_sums, rough;
   float sign;
 };
 
@@ -252,6 +252,12 @@ void read_right(const IssuedProduct& p, Right& right) {
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
 }
 
+Sums sums_of(const IssuedProduct& p) {
+  Sums how = group_sums_of(p.format, p.format_b, int(whole_k(p)), p.half_sums);
+  how.rough = p.rough;
+  return how;
+}
+
 void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Right& right) {
   static thread_local Lanes sums[MAX_COLUMNS / 2];
   const int registers = p.n / 4;
@@ -259,7 +265,7 @@ void add_to_halves(Warp& w, const IssuedProduct& p, const Left& left, const Righ
   for (int n = 0; n < registers; n++)
     if (p.c == RZ) sums[2 * n] = sums[2 * n + 1] = Lanes{};
     else to_floats(w.r[p.c + n].v, floats(2 * n), floats(2 * n + 1), LANES, Format::Half);
-  multiply(sums, left, right, p.n, int(whole_k(p)), group_sums_of(p.format, p.format_b, int(whole_k(p)), true));
+  multiply(sums, left, right, p.n, int(whole_k(p)), sums_of(p));
   for (int n = 0; n < registers; n++)
     for (int lane = 0; lane < LANES; lane++)
       w.r[p.d + n][lane] = to_half(floats(2 * n)[lane]) | u32(to_half(floats(2 * n + 1)[lane])) << 16;
@@ -286,7 +292,7 @@ void form(const IssuedProduct& p) {
     std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
   else if (p.c != p.d)
     std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
-  multiply(w.r + p.d, left, right, p.n, int(whole_k(p)), group_sums_of(p.format, p.format_b, int(whole_k(p)), false));
+  multiply(w.r + p.d, left, right, p.n, int(whole_k(p)), sums_of(p));
 }
 
 // Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
@@ -338,6 +344,7 @@ Step begin_product(Context& c, const Instruction& i) {
   work.n = p.n;
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n * (p.sparse ? 2 : 1) + (work.a_in_registers ? 0 : 16));
+  p.rough = c.machine.is_model();
   bool formed = c.machine.products_left && c.machine.products_left--;
   work.land = [p, formed] {
     if (formed) form(p);

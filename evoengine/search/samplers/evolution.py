@@ -287,7 +287,7 @@ class Evolution:
         targets = self._targets(model)
         mean, deviation = plain = model.surrogate.predict(targets)
         believed: tuple[str, ...] = ()
-        if (led := self._predict_led()) is not None and self._follows_prior():
+        if (led := self._predict_led()) is not None and self._follows_prior(led.sources):
             mean, deviation, believed = led.mean, led.deviation, led.sources
         gain = expected_improvement(mean, deviation, np.nanmax(targets))
         best = self._coverage.favoured(np.where(self._proposable(own=not believed), gain, -np.inf))
@@ -322,11 +322,12 @@ class Evolution:
     def _is_prior_free(self) -> bool:
         return len(self._places) % PRIOR_FREE == MIN_COMPLETED - 2
 
-    def _follows_prior(self) -> bool:
+    def _follows_prior(self, believed: tuple[str, ...]) -> bool:
         """Return whether the next proposal follows the prior: never one of PRIOR_FREE, the others as it is trusted."""
         if self._is_prior_free():
             return False
-        return bool(self._rng.random() < self._trust.likelihood(self._latest_best(), len(self._places)))
+        likelihood = self._trust.likelihood(self._latest_best(), len(self._places), believed != (MODEL,))
+        return bool(self._rng.random() < likelihood)
 
     def _proposable(self, own: bool) -> np.ndarray:
         """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""

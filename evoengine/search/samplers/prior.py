@@ -191,8 +191,9 @@ CREDIT, MEMORY, FAILURE = 2.0, 0.9, 0.2
 """logarithm of the odds at which the prior is followed at first; the share of evidence that a further forecast leaves;
 what a proposal that followed the prior takes from the odds until a new best is found"""
 FAILURES, FAILURE_SHARE = 4, 1 / 20
-"""proposals that followed the prior since one of them was a new best, and their share of all trials, from which on it
-is not followed, whatever the forecasts say: they may be right of all but the best"""
+"""proposals that followed the prior since one of them was a new best, from which on it is not followed, whatever the
+forecasts say: they may be right of all but the best; of a model in addition a share of all trials, since it errs
+everywhere, where a board that is right of the best shows it at once"""
 LIMIT = 3.0
 """largest evidence of one forecast, either way"""
 FORECAST_NOISE = 0.1
@@ -226,13 +227,17 @@ class Trust:
                 led, plain = (_log_density(score, *of) for of in self._forecasts.pop(place))
                 self._evidence = MEMORY * self._evidence + float(np.clip(led - plain, -LIMIT, LIMIT))
 
-    def likelihood(self, best: int, trials: int) -> float:
-        """Return how likely a proposal is to follow the prior; `best` is the place of the best of so many trials."""
+    def likelihood(self, best: int, trials: int, measured: bool) -> float:
+        """Return how likely a proposal is to follow the prior.
+
+        `best` is the place of the best of so many trials; `measured` says whether a source other than a model is
+        believed.
+        """
         at = bisect_left(self._followed, best)
         if at < len(self._followed) and self._followed[at] == best:
             self._success = best
         failures = len(self._followed) - bisect_right(self._followed, self._success)
-        if failures >= FAILURES + FAILURE_SHARE * trials:
+        if failures >= FAILURES + (0 if measured else FAILURE_SHARE * trials):
             return 0.0
         return float(expit(CREDIT + self._evidence - FAILURE * failures))
 

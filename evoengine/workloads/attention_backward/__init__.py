@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from evoengine.devices.base import Parameter
-from evoengine.records import Config, Launch
+from evoengine.records import Config, Launch, Plan
+from evoengine.workloads.attention_backward.full_size import FullCase, LaunchOf, full_plan
 from evoengine.workloads.attention_backward.problem import (
     DTYPES,
     EXAMPLE,
@@ -22,7 +23,7 @@ from evoengine.workloads.attention_backward.problem import (
     parameters,
     parse_problem,
 )
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
 
 MOST_LOGITS = 1 << 18
@@ -99,6 +100,14 @@ class AttentionBackward(Workload[BackwardProblem]):
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...]:
         return TAKEN[entry]
+
+    def full_plan(self, problem: BackwardProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize[FullCase]:
+        from evoengine.workloads.attention_backward.full_size_tensors import BackwardFullSize
+
+        return BackwardFullSize(self)
 
     def tensors(self) -> Tensors[BackwardProblem]:
         from evoengine.workloads.attention_backward.tensors import BackwardTensors

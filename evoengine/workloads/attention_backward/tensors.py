@@ -65,7 +65,7 @@ class BackwardTensors(Tensors[BackwardProblem]):
         return Drawn(inputs, inputs)
 
     def reference(self, problem: BackwardProblem, inputs: Inputs) -> Outputs:
-        return _gradients(problem, inputs, torch.float64, _unrounded, _unrounded)
+        return gradients(problem, inputs)
 
     def own_dtype(self, problem: BackwardProblem, inputs: Inputs) -> Outputs:
         """Return the gradients with P, dP and dS rounded to the dtype, as torch's math backend rounds them.
@@ -153,6 +153,23 @@ def _gradients(
     x = {name: tensor.to(computed_in) for name, tensor in inputs.items()}
     weights, dp, delta = _weights(problem, x)
     return _products(problem, x, round_weight(weights), round_weight(weights * (round_dp(dp) - delta)))
+
+
+def gradients(problem: BackwardProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Return dQ, dK and dV in float64."""
+    return _gradients(problem, inputs, torch.float64, _unrounded, _unrounded)
+
+
+def partial_dq(problem: BackwardProblem, inputs: Inputs, keys: slice) -> tuple[torch.Tensor, float]:
+    """Return what some keys of a single KV head add to dQ / scale, float64 [1, heads, seq_q, d], and its allowed error.
+
+    That is what roundings of dS to the dtype may add up to at most.
+    """
+    x = {name: tensor.double() for name, tensor in inputs.items()}
+    weights, dp, delta = _weights(problem, x)
+    ds, k = (weights * (dp - delta))[..., keys], x["k"][:, :, keys]
+    bound = ds.abs() @ k.abs() + (weights * dp.abs())[..., keys] @ k.abs()
+    return ds @ k, torch.finfo(inputs["q"].dtype).eps * float(bound.max())
 
 
 def _weights(problem: BackwardProblem, x: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

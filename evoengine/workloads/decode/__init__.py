@@ -14,7 +14,15 @@ from evoengine.records import Config, Launch, Plan, Value
 from evoengine.workloads.base import Case, FullSize, IndexBound, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import FullCase, cells, full_plan, gate_cases, visited
-from evoengine.workloads.decode.problem import CACHES, DTYPES, EXAMPLE, DecodeProblem, parameters, parse_problem
+from evoengine.workloads.decode.problem import (
+    CACHES,
+    COMBINED,
+    DTYPES,
+    EXAMPLE,
+    DecodeProblem,
+    parameters,
+    parse_problem,
+)
 
 
 class Decode(Workload[DecodeProblem]):
@@ -60,7 +68,7 @@ class Decode(Workload[DecodeProblem]):
         return parameters(problem, config)
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
-        return ("partial", "states", "o", "heads") if entry == "combine" else None
+        return COMBINED if entry == "combine" else None
 
     def indices(self, problem: DecodeProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
         """Return full lengths, and a table of all pages in a drawn order."""

@@ -47,6 +47,7 @@ GROUPS = ("as the problem's are grouped", "grouped by another number, which is n
 CODES = ("the largest", "subnormal ones alone")
 """kinds of codes in a cache of FP8"""
 BEFORE_WINDOW = "the last key before the window would take all weight"
+WINDOWS = ("begins behind the first key of a step", "begins with the last key of a step")
 
 
 def step_keys(config: Config) -> int:
@@ -87,6 +88,8 @@ def _short_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[Decode
     yield Case("several queries", at(step + 5, 2, replace(two, heads=2 * other), seq_q=5), "last keys")
     if problem.window:
         yield Case("before the window", at(problem.window + step + 3, 2, seq_q=3), "before the window")
+        yield Case(f"the window {WINDOWS[0]}", at(problem.window + step + 1, base=two, seq_q=1), "before the window")
+        yield Case(f"the window {WINDOWS[1]}", at(problem.window + step - 1, base=two, seq_q=1), "before the window")
     if problem.cache:
         yield Case("subnormal codes", at(step + 7, 2, two), "subnormal codes")
     rows = tile_m + 3
@@ -129,6 +132,7 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
     }
     if problem.window:
         found.add(Cell("values", BEFORE_WINDOW))
+        found |= {Cell("window", what) for what in WINDOWS}
     if problem.cache:
         found |= {Cell("codes", what) for what in CODES}
     if problem.page:
@@ -152,6 +156,9 @@ def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
         found.add(Cell("queries", "several"))
     if p.seq_k == affordable_keys(whole):
         found.add(Cell("extents", "keys"))
+    if p.window and p.seq_q == 1 and case.draw == "before the window":
+        begins, step = p.seq_k - p.window, step_keys(config)
+        found |= {Cell("window", what) for what, at in zip(WINDOWS, (1, step - 1), strict=True) if begins % step == at}
     return frozenset(found)
 
 
@@ -167,12 +174,17 @@ MOST_BLOCKS = 48
 
 @dataclass(frozen=True, slots=True)
 class FullCase:
-    """All splits of some tiles of rows of a launch for `problem`, each run by itself. What combines them is not run."""
+    """All splits of some tiles of rows of a launch for `problem`, each block by itself; or blocks that combine them.
+
+    Where the last block of a tile combines its splits, that is not run.
+    """
 
     name: str
     problem: DecodeProblem
     config: Config = field(hash=False)
     part: str | None = None
+    entry: str | None = None
+    """the second kernel, where it is that"""
 
     @property
     def splits(self) -> int:
@@ -202,11 +214,14 @@ class FullCase:
 
 
 def full_plan(problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the problem's own launch, of its first kernel; none where the configuration states no sizes of tiles.
+    """Return the problem's own launch, each kernel's by itself; none where the configuration states no sizes of tiles.
 
-    Nor is there one where q or the block table is too large to be drawn.
+    Nor is there one where q, the block table or the splits' states are too large to be drawn.
     """
-    drawn = max(problem.batch * problem.table_width, problem.batch * problem.seq_q * problem.heads * problem.head_dim)
+    rows, splits = problem.batch * problem.seq_q * problem.heads, int(config.get("splits", 1))
+    drawn = max(problem.batch * problem.table_width, rows * problem.head_dim, rows * splits * 2)
     if not {"tile_m", "tile_n", "warps"} <= config.keys() or drawn > MOST_DRAWN:
         return ()
-    return [(FullCase("full grid", problem, config), replace(launch_of(problem), then=()))]
+    launch = launch_of(problem)
+    first = (FullCase("full grid", problem, config), replace(launch, then=()))
+    return [first, *((FullCase("full grid, combined", problem, config, entry=k.entry), k.launch) for k in launch.then)]

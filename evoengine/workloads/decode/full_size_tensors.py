@@ -1,4 +1,4 @@
-"""Decode attention at full size: its first kernel's arguments over a pool, and what its blocks should have left."""
+"""Decode attention at full size: the arguments of each kernel over a pool, and what its blocks should have left."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace,
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, WrittenPart, WrongBlock
 from evoengine.workloads.decode.cases import FullCase, step_keys
-from evoengine.workloads.decode.problem import DecodeProblem, block_rows, of_heads, parameters
+from evoengine.workloads.decode.problem import COMBINED, DecodeProblem, block_rows, of_heads, parameters
 from evoengine.workloads.decode.tensors import OUTSIDE, numbers_of_heads
+from evoengine.workloads.full_size import chosen_blocks
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 POOL_PAGES = 256
 SHARPNESS = 4.0
 """deviation of logits: a few keys have most of the weight, so that a wrong one shows"""
+COMBINING = 24
+"""blocks of the kernel that combines splits"""
+COMBINED_ERROR = 2.0**-16
+"""of the sum of absolute parts: 2^x to 2 ULP, a division and a float32 sum"""
+MASKED = -1e30
+"""the maximum of a split that saw no key"""
 _BITS: Mapping[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class DecodeFullSize(FullSize[FullCase]):
     def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
         p, generator = case.problem, torch.Generator().manual_seed(seed)
+        if case.entry:
+            return _combining(case, launch, seed)
         tiles = case.tiles(launch, seed)
         contents = _contents(case, [tile // launch.grid[1] for tile in tiles], generator)
         element = TORCH_DTYPES[p.cache or p.dtype]
@@ -56,6 +65,10 @@ class DecodeFullSize(FullSize[FullCase]):
         for one in traces:
             if one.given_up:
                 raise WrongBlock(f"block {one.block} read far more than the keys of its sequence")
+            if case.entry:
+                _check_combined(case, asked, one)
+        if case.entry:
+            return []
         for first in range(0, len(traces), splits):
             of_tile = traces[first : first + splits]
             sequence, kv_head, rows = _tile(p, case.config, asked.launch, of_tile[0].block // splits)
@@ -66,6 +79,46 @@ class DecodeFullSize(FullSize[FullCase]):
                 outputs = _written(of_tile[0], "o", p.dtype, p.head_dim_v, of_o)
             found += _parts(case, asked, sequence, kv_head, rows, outputs)
         return found
+
+
+def _combining(case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
+    """Return blocks that combine splits, over drawn states, of which some are of splits without keys."""
+    p, generator = case.problem, torch.Generator().manual_seed(seed)
+    by_name = {a.name: a for a in parameters(p, case.config) if not isinstance(a, ConstantParameter)}
+    own: list[BlockArgument] = []
+    for name in COMBINED:
+        argument: BlockArgument = by_name[name]
+        if isinstance(argument, ScratchParameter):
+            argument = TensorParameter(name, argument.shape, argument.dtype)
+        if isinstance(argument, TensorParameter) and name == "states":
+            state = torch.randn(argument.shape, generator=generator) * 3
+            state[..., 1] = state[..., 1].abs() + 0.5
+            state[torch.rand(argument.shape[:2], generator=generator) < 0.2] = torch.tensor([MASKED, 0.0])
+            argument = TensorArgument(name, state.numpy().view(np.uint32))
+        own.append(argument)
+    values = torch.randn(POOL_PAGES, PAGE // 4, generator=generator)
+    blocks = [ChosenBlock(n, 1 << 24, True) for n in chosen_blocks(launch.grid, seed)[:COMBINING]]
+    return BlockLaunch(launch, own, Pool(values.view(torch.uint8).numpy()), blocks, case.entry)
+
+
+def _check_combined(case: FullCase, asked: BlockLaunch, one: BlockTrace) -> None:
+    """Raise WrongBlock unless the block wrote its heads' rows of o, and to a rounding what their splits add up to."""
+    p, grid, warps = case.problem, asked.launch.grid, int(case.config["combine_warps"])
+    x, y, z = one.block % grid[0], one.block // grid[0] % grid[1], one.block // (grid[0] * grid[1])
+    rows = (z * p.seq_q + y) * p.heads + np.arange(x * warps, min(p.heads, (x + 1) * warps))
+    found = _written(one, "o", p.dtype, p.head_dim_v, rows).double()
+    number = next(n for n, a in enumerate(asked.arguments) if a.name == "partial")
+    given = next(a.data for a in asked.arguments if isinstance(a, TensorArgument) and a.name == "states")
+    top, weights = torch.from_numpy(given).view(torch.float32)[rows].double().unbind(-1)
+    size = case.splits * p.head_dim_v * 4
+    data = torch.from_numpy(asked.pool.read_rows(number, rows * size, size)).view(torch.float32).double()
+    factor = torch.where(weights > 0, torch.exp2(top - top.amax(1, keepdim=True)), 0.0)
+    parts = factor[..., None] * data.view(len(rows), case.splits, p.head_dim_v)
+    weight = (factor * weights).sum(1, keepdim=True).clamp(min=1e-30)
+    exact, size_of_parts = parts.sum(1) / weight, parts.abs().sum(1) / weight
+    allowed = torch.finfo(TORCH_DTYPES[p.dtype]).eps * exact.abs() + COMBINED_ERROR * size_of_parts + 1e-7
+    if bool(((found - exact).abs() > allowed).any()):
+        raise WrongBlock(f"block {one.block} wrote outputs that are not the sums of their splits")
 
 
 def _argument(argument: PassedParameter, contents: Inputs) -> BlockArgument:

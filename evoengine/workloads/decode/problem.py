@@ -199,6 +199,10 @@ def of_heads(problem: DecodeProblem) -> list[str]:
     return [name for name, asked in (("slopes", problem.alibi), ("sinks", problem.sinks)) if asked]
 
 
+COMBINED = ("partial", "states", "o", "heads")
+"""parameters of the kernel that combines splits"""
+
+
 def parameters(problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
     """Return the parameters of the first kernel, which are all that a candidate has, in order."""
     p = problem

@@ -133,6 +133,11 @@ def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProbl
     if problem.n <= MOST_TILES * tile_n:
         rows = tile_m // 2 + 1 if unit_m == 1 else tile_m - 3 * unit_m
         yield Case("own n", _at(problem, rows, problem.n, tile_k), "whole numbers", long=True)
+    if config.get("raster") == "hilbert":
+        # three by two squares of two tiles each way: the problem's own tiles may be one square
+        down, across = cluster_shape(config)
+        squares = _at(problem, 6 * down * tile_m - unit_m, 4 * across * tile_n - unit_n, 1)
+        yield Case("squares of tiles", squares, "whole numbers", long=True)
 
 
 def deepest(problem: GemmProblem, config: Config) -> int:

@@ -22,6 +22,8 @@ NO_EPILOGUE = "none"
 ACTIVATIONS = ("relu", "gelu", "silu")
 SWIGLU = "swiglu"
 EPILOGUES = ("bias", *(f"bias_{name}" for name in ACTIVATIONS), *ACTIVATIONS, SWIGLU)
+BEHIND_SUMS = tuple(name for name in EPILOGUES if name != SWIGLU)
+"""epilogues of a single product"""
 EXAMPLE = "gemm:m4096,n4096,k4096,fp16"
 A_LAYOUTS, B_LAYOUTS = {"a_mk": "mk", "a_km": "km"}, {"b_kn": "kn", "b_nk": "nk"}
 """word → layout: the two extents from the outer to the inner one; nn.Linear stores its weights as [n, k]"""

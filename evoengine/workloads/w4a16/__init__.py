@@ -23,9 +23,9 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm import SWIZZLED
 from evoengine.workloads.gemm import WORKLOAD as GEMM
 from evoengine.workloads.gemm.cases import tile_sizes
-from evoengine.workloads.gemm.problem import HALVES, cluster_shape, cluster_tiles, split_k
+from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, cluster_shape, cluster_tiles, split_k
 from evoengine.workloads.w4a16.cases import cells, gate_cases, most_sharers, stream_steps, visited
-from evoengine.workloads.w4a16.problem import BEHIND_SUMS, EXAMPLE, PACKED, W4A16Problem, parse_problem
+from evoengine.workloads.w4a16.problem import EXAMPLE, PACKED, W4A16Problem, parse_problem
 
 
 class W4A16(Workload[W4A16Problem]):

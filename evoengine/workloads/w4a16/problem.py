@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.workloads.gemm.problem import EPILOGUES, HALVES, NO_EPILOGUE, SWIGLU, GemmProblem
+from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, NO_EPILOGUE, GemmProblem
 from evoengine.workloads.problem_text import read_parts
 
 EXAMPLE = "w4a16:m16,n4096,k4096,fp16,zeros"
@@ -17,7 +17,6 @@ PACKED = 8
 """weights in a word, and columns of its tensors that a problem's are a multiple of"""
 MIDDLE = 8
 """zero point of weights that have none of their own"""
-BEHIND_SUMS = tuple(name for name in EPILOGUES if name != SWIGLU)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ EVO_PTX void cp_async_mbarrier_arrive_noinc_shared_b64(unsigned shared, int line
 EVO_PTX void mapa_shared_cluster_u32(unsigned& mapped, unsigned shared, unsigned block, int line = __builtin_LINE()) {
     mapped = map_to_block(shared, block, line);
 }
+template <class D, class Address>
+EVO_PTX void mapa_u64(D& mapped, Address generic, unsigned block, int line = __builtin_LINE()) {
+    mapped = (D)map_to_block((const void*)generic, block, line);
+}
 EVO_PTX void barrier_cluster_arrive_release(int line = __builtin_LINE()) { cluster_arrive(line); }
 EVO_PTX void barrier_cluster_wait_acquire(int line = __builtin_LINE()) { cluster_wait(line); }
 

@@ -12,8 +12,8 @@ template <class To, class From> inline To as_register(const From& from) {
     else return To(from);
 }
 
-template <bool shared, class T, class Address> inline T* place(Address address) {
-    if constexpr (shared) return static_cast<T*>(shared_address(unsigned((unsigned long)address)));
+template <bool shared, class T, class Address> inline T* place(Address address, int line) {
+    if constexpr (shared) return static_cast<T*>(shared_access(unsigned((unsigned long)address), line));
     else return (T*)address;
 }
 
@@ -28,37 +28,37 @@ template <Order order, Scope scope, class T> inline void store_at(T* p, T value,
 
 template <Order order, Scope scope, class T, bool shared, class D, class Address>
 EVO_PTX void ld(D& d, Address address, int line = __builtin_LINE()) {
-    d = as_register<D>(load_at<order, scope>(place<shared, T>(address), line));
+    d = as_register<D>(load_at<order, scope>(place<shared, T>(address, line), line));
 }
 template <Order order, Scope scope, class T, bool shared, class D, unsigned n, class Address>
 EVO_PTX void ld(const Registers<D, n>& d, Address address, int line = __builtin_LINE()) {
-    T* p = place<shared, T>(address);
+    T* p = place<shared, T>(address, line);
     for (unsigned i = 0; i < n; ++i) d[i] = as_register<D>(load_at<order, scope>(p + i, line));
 }
 // By the read-only cache.
 template <Order, Scope, class T, bool shared, class D, class Address>
 EVO_PTX void ld_nc(D& d, Address address, int line = __builtin_LINE()) {
-    d = as_register<D>(__ldg(place<shared, T>(address), line));
+    d = as_register<D>(__ldg(place<shared, T>(address, line), line));
 }
 template <Order, Scope, class T, bool shared, class D, unsigned n, class Address>
 EVO_PTX void ld_nc(const Registers<D, n>& d, Address address, int line = __builtin_LINE()) {
-    T* p = place<shared, T>(address);
+    T* p = place<shared, T>(address, line);
     for (unsigned i = 0; i < n; ++i) d[i] = as_register<D>(__ldg(p + i, line));
 }
 template <Order order, Scope scope, class T, bool shared, class Address, class X>
 EVO_PTX void st(Address address, const X& value, int line = __builtin_LINE()) {
-    store_at<order, scope>(place<shared, T>(address), as_register<T>(value), line);
+    store_at<order, scope>(place<shared, T>(address, line), as_register<T>(value), line);
 }
 template <Order order, Scope scope, class T, bool shared, class Address, class X, unsigned n>
 EVO_PTX void st(Address address, const Registers<X, n>& values, int line = __builtin_LINE()) {
-    T* p = place<shared, T>(address);
+    T* p = place<shared, T>(address, line);
     for (unsigned i = 0; i < n; ++i) store_at<order, scope>(p + i, as_register<T>(values[i]), line);
 }
 
 template <class Operation, Order order, Scope scope, class T, bool shared, class Address, class X>
 inline T update(Address address, const X& v, int line) {
     auto change = [&](T old) { return Operation::apply(old, as_register<T>(v)); };
-    return strong_update(place<shared, T>(address), change, order, scope, false, line);
+    return strong_update(place<shared, T>(address, line), change, order, scope, false, line);
 }
 
 template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
@@ -100,7 +100,7 @@ EVO_PTX void atom_xor(D&& d, Address address, const X& v, int line = __builtin_L
 template <Order order, Scope scope, class T, bool shared, class D, class Address, class E, class X>
 EVO_PTX void atom_cas(D&& d, Address address, const E& expected, const X& desired, int line = __builtin_LINE()) {
     auto change = [&](T old) { return old == as_register<T>(expected) ? as_register<T>(desired) : old; };
-    d = strong_update(place<shared, T>(address), change, order, scope, false, line);
+    d = strong_update(place<shared, T>(address, line), change, order, scope, false, line);
 }
 
 template <Order order, Scope scope, class T, bool shared, class Address, class X>

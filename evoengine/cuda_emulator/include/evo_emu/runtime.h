@@ -89,6 +89,7 @@ void declare_dynamic_shared(unsigned long alignment, unsigned owner);
 char* map_shared_variable(const char* name, unsigned long bytes, unsigned long alignment);
 unsigned shared_offset(const void* generic);
 void* shared_address(unsigned offset);
+void* shared_access(unsigned offset, int line);  // the same, of an access that follows at once
 
 // What a warp did at a site, for the gate's coverage: VisitKind in devices/base.py.
 enum class Visit : unsigned char { wait, copy_wait, product, vote };
@@ -132,6 +133,8 @@ void publish_barriers();
 // meet.
 unsigned cluster_rank();
 unsigned map_to_block(unsigned shared, unsigned block, int line);
+void* map_to_block(const void* generic, unsigned block, int line);
+unsigned rank_of_shared(const void* generic, int line);  // of the block whose memory it is
 void cluster_arrive(int line);
 void cluster_wait(int line);
 

@@ -1,4 +1,4 @@
-"""The command reference, made from the commands themselves: `python -m evoengine.cli.reference > docs/commands.md`."""
+"""Print docs/commands.md: the reference of all commands, made from the commands themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evoengine.cli.main import evoengine
 
 _INTRODUCTION = """# Commands
 
-Made by `python -m evoengine.cli.reference` from the commands themselves. A test fails when the two differ.
+Made by `python -m tests.support.command_reference` from the commands themselves. A test fails when the two differ.
 
 Commands write data to stdout and progress to stderr. An option that takes one value may be given once. `--json` prints
 the same fields in all commands; [ledger.md](ledger.md) lists them.

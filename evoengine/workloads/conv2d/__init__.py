@@ -1,0 +1,107 @@
+"""2-D convolution of images with channels, y = g(x ∗ weight + bias) + residual, channels last, of 16-bit floats.
+
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.records import Config, Launch, Plan
+from evoengine.space.symbol import int32, symbol
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
+from evoengine.workloads.conv2d.cases import cells, full_plan, gate_cases, visited
+from evoengine.workloads.conv2d.problem import EXAMPLE, Conv2dProblem, parse_problem
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES
+
+SIZES = ("images", "height", "width", "channels", "filters")
+"""in the order of the kernel's parameters"""
+
+
+class Conv2d(Workload[Conv2dProblem]):
+    name = "conv2d"
+    grammar = (
+        f"n…,c…,h…,w…,k…,r…,s…,{'|'.join(HALVES)}[,stride…][,pad…][,dilation…][,{'|'.join(BEHIND_SUMS)}][,residual]"
+    )
+    example = EXAMPLE
+    compile_time = (
+        "dtype", "element_bytes", "epilogue", "a_layout", "b_layout", "residual", "batched", "out_dtype", "scales",
+        "byte_product", "promoted", "gated", "filter_h", "filter_w", "stride", "pad", "dilation", "chunked",
+    )  # fmt: skip # a list
+    baseline_label = "torch"
+
+    def parse(self, text: str) -> Conv2dProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: Conv2dProblem) -> float:
+        """Return the usual count: a product and a sum per weight and output, those of the padding among them."""
+        return 2.0 * problem.gemm.m * problem.gemm.n * problem.gemm.k
+
+    def min_dram_bytes(self, problem: Conv2dProblem) -> float:
+        """Return the bytes of pixels that a window sees, weights and the residual read once and of y written once."""
+        p = problem
+        seen = (
+            p.images
+            * p.seen(p.height, p.out_height, p.filter_h)
+            * p.seen(p.width, p.out_width, p.filter_w)
+            * p.channels
+        )
+        return float(DTYPE_BYTES[p.dtype]) * (seen + sum(prod(p.shape(name)) for name in _tensors(p)[1:]))
+
+    def cases(self, problem: Conv2dProblem, config: Config) -> tuple[Case[Conv2dProblem], ...]:
+        return gate_cases(problem, config)
+
+    def cells(self, problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
+        return cells(problem, config)
+
+    def visited(self, case: Case[Conv2dProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(case, visits)
+
+    def parameters(self, problem: Conv2dProblem, config: Config) -> tuple[Parameter, ...]:
+        p = problem
+        return (
+            *(TensorParameter(name, p.shape(name), p.dtype, output=name == "y") for name in _tensors(p)),
+            *(ScalarArgument(name, int32(getattr(p, name))) for name in SIZES),
+        )
+
+    def at_run_time(self, problem: Conv2dProblem) -> Conv2dProblem:
+        images, height, width, channels, filters = (symbol(name) for name in SIZES)
+        return replace(problem, images=images, height=height, width=width, channels=channels, filters=filters)
+
+    def tensors(self) -> Tensors[Conv2dProblem]:
+        from evoengine.workloads.conv2d.tensors import Conv2dTensors
+
+        return Conv2dTensors()
+
+    def full_plan(self, problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize[FullCase[Conv2dProblem]]:
+        from evoengine.workloads.conv2d.tensors import Conv2dFullSize
+
+        return Conv2dFullSize(_Flat())
+
+
+def _tensors(problem: Conv2dProblem) -> tuple[str, ...]:
+    """Return their names in the order of the kernel's parameters."""
+    return ("x", "weight", *(["bias"] if problem.has_bias else []), *(["residual"] if problem.residual else []), "y")
+
+
+class _Flat(Conv2d):
+    """The same with the outputs of all images below one another, [outputs, filters], of which a block writes a tile."""
+
+    def parameters(self, problem: Conv2dProblem, config: Config) -> tuple[Parameter, ...]:
+        flat = problem.gemm.m, problem.filters
+        return tuple(
+            replace(p, shape=flat) if isinstance(p, TensorParameter) and p.name in ("residual", "y") else p
+            for p in super().parameters(problem, config)
+        )
+
+
+WORKLOAD = Conv2d()

@@ -1,0 +1,280 @@
+"""The gate's cases for a convolution, and the cells that they visit.
+
+Outputs of all images are rows of a product, filters its columns, and what a window sees its products; so cases are set
+against a configuration's tiles as those of a matrix product are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, LaunchOf
+from evoengine.workloads.conv2d.problem import CHUNK, Conv2dProblem
+from evoengine.workloads.coverage import (
+    Cell,
+    own_tail,
+    pipeline_cells,
+    remainder_cells,
+    visited_remainders,
+    visited_steps,
+    visits_by_block,
+)
+from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK
+from evoengine.workloads.gemm.coverage import ALIKE, GROUP, tile_parts, waits_of
+
+VALUES = {
+    "whole numbers": "whole numbers, whose sums are exact",
+    "positive numbers": "numbers above 0 alone",
+    "one weight": "filters of one weight, which shift an image",
+    "large products": "sums that overflow a half and cancel out",
+    "long": f"{ALIKE:,} products that are alike, and that cancel out",
+}
+"""draw → what it shows"""
+ONE = "one output of one filter"
+COLUMN = "outputs one below another, in several tiles"
+IMAGES = "a tile of outputs of several rows and images"
+UNSEEN = "last rows and columns of an image that no window sees"
+
+
+def tile_sizes(config: Config) -> tuple[int, int, int]:
+    """Return the outputs and filters that a block computes, and the products of each at a time."""
+    tile_n = config.get("filters_each", config.get("tile_n", 64))
+    return int(config.get("tile_m", 64)), int(tile_n), int(config.get("tile_k", 64))
+
+
+def gate_cases(problem: Conv2dProblem, config: Config) -> tuple[Case[Conv2dProblem], ...]:
+    """Return the gate's cases for a configuration."""
+    found = [*_small_cases(problem, config), *_long_cases(problem, config)]
+    found += _last_steps(problem, config, found)
+    return tuple(replace(case, config=config, whole=problem) for case in found)
+
+
+def unit_channels(problem: Conv2dProblem) -> int:
+    return CHUNK if problem.chunked else 1
+
+
+def unit_filters(problem: Conv2dProblem) -> int:
+    return math.gcd(problem.filters, CHUNK)
+
+
+def _at(
+    problem: Conv2dProblem, outputs: tuple[int, int, int], channels: int, filters: int, unseen: int = 0
+) -> Conv2dProblem:
+    """Return a problem with these outputs (images, rows, columns), or some more where the padding alone makes them.
+
+    So many rows and columns of the image are seen by no window. Channels and filters are rounded up to what all cases
+    share.
+    """
+    p, (images, *sides) = problem, outputs
+    seen = (p.dilation * (length - 1) + 1 - 2 * p.pad for length in (p.filter_h, p.filter_w))
+    height, width = (max(1, (side - 1) * p.stride + each + unseen) for side, each in zip(sides, seen, strict=True))
+    unit_c, unit_f = unit_channels(p), unit_filters(p)
+    channels, filters = -(-max(1, channels) // unit_c) * unit_c, -(-max(1, filters) // unit_f) * unit_f
+    return replace(p, images=images, height=height, width=width, channels=channels, filters=filters)
+
+
+def _deep(problem: Conv2dProblem, config: Config, steps: int) -> int:
+    """Return the most channels whose windows take so many steps, or as few more as there can be."""
+    unit = unit_channels(problem)
+    return max(unit, steps * tile_sizes(config)[2] // _taps(problem) // unit * unit)
+
+
+def _taps(problem: Conv2dProblem) -> int:
+    return problem.filter_h * problem.filter_w
+
+
+def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dProblem]]:
+    """Yield cases whose sizes are set against the configuration's tiles.
+
+    Outputs end up to 3 before and behind a tile's end, filters up to two units, channels one before, at and behind a
+    step; tiles of outputs go over rows and images. A pipeline goes through its buffers three times.
+    """
+    p, (tile_m, tile_n, tile_k), stages = problem, tile_sizes(config), int(config.get("stages", 1))
+    unit_c, unit_f, group = unit_channels(p), unit_filters(p), int(config.get("group_m", 1))
+    own_m, own_n = own_tail(p.gemm.m, tile_m), own_tail(p.filters, tile_n, unit_f)
+    own_c = own_tail(p.channels, tile_k, unit_c)
+    some, half = _deep(p, config, 4), tile_m // 2
+
+    def at(images: int, rows: int, columns: int, channels: int, filters: int, unseen: int = 0) -> Conv2dProblem:
+        return _at(p, (images, rows, columns), channels, filters, unseen)
+
+    yield Case("one output", at(1, 1, 1, 1, 1), "positive numbers")
+    yield Case("one column", at(1, tile_m + 1, 1, some, 1), "positive numbers")
+    yield Case("one row", at(1, 1, tile_m + 2, tile_k + unit_c, tile_n + 2 * unit_f), "whole numbers")
+    whole = tile_k * -(-max(2, stages) // _taps(p))
+    yield Case("whole tiles", at(2, 2, tile_m // 4, whole, tile_n))
+    yield Case("remainders", at(1, 1, tile_m + own_m, own_c, tile_n + own_n))
+    yield Case("several images", at(3, 5, 7, tile_k - unit_c, tile_n + 1, unseen=p.stride - 1), "one weight")
+    yield Case("groups of tiles", at(1, 1, group * tile_m + 1, 1, tile_n + 1), "whole numbers")
+    yield Case("pipeline wraps", at(1, tile_m - 1, 1, _deep(p, config, 3 * stages), tile_n - unit_f))
+    yield Case("one weight", at(1, 1, tile_m + 3, some, tile_n - 2 * unit_f), "one weight")
+    yield Case("sums that overflow a half", at(2, half - 1, 1, max(CHUNK, some), tile_n), "large products")
+
+
+def _ends(problem: Conv2dProblem, config: Config) -> dict[int, int]:
+    """Return the buffers that the last step may be in, each with the fewest channels."""
+    stages, unit = int(config.get("stages", 1)), unit_channels(problem)
+    found: dict[int, int] = {}
+    for channels in range(unit, stages * tile_sizes(config)[2] + 1, unit):
+        found.setdefault((steps_of(problem, config, channels) - 1) % stages, channels)
+    return found
+
+
+def _last_steps(
+    problem: Conv2dProblem, config: Config, others: Sequence[Case[Conv2dProblem]]
+) -> Iterator[Case[Conv2dProblem]]:
+    """Yield a case for each buffer that the last step may be in, and is not in the others."""
+    stages = int(config.get("stages", 1))
+    seen = {(steps_of(problem, config, case.problem.channels) - 1) % stages for case in others}
+    for buffer, channels in _ends(problem, config).items():
+        if buffer not in seen:
+            yield Case(f"last step in buffer {buffer}", _at(problem, (1, 1, 1), channels, 1), "whole numbers")
+
+
+def steps_of(problem: Conv2dProblem, config: Config, channels: int) -> int:
+    """Return the steps of a window of so many channels."""
+    return -(-_taps(problem) * channels // tile_sizes(config)[2])
+
+
+def _long_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dProblem]]:
+    """Yield cases of candidates that may rank: the problem's own channels, images and filters."""
+    p, (tile_m, tile_n, _), unit_f = problem, tile_sizes(config), unit_filters(problem)
+    channels = deepest(p, config)
+    part = None if channels >= p.channels else f"{channels:,} of {p.channels:,} channels"
+    long = _at(p, (1, tile_m - 3, 1), channels, max(3, tile_n - unit_f))  # of each kind of filter one
+    yield Case("long", long, "long", long=True, part=part)
+    if has_own_outputs(p, config):
+        one = _at(p, (1, 1, 1), 1, tile_n // 2 + 1)
+        own = replace(one, images=p.images, height=p.height, width=p.width)
+        yield Case("own outputs", own, "whole numbers", long=True)
+    if has_own_filters(p, config):
+        yield Case("own filters", _at(p, (1, 1, tile_m // 2 + 1), 1, p.filters), "whole numbers", long=True)
+
+
+def deepest(problem: Conv2dProblem, config: Config) -> int:
+    """Return the channels of the longest case: the problem's own or more, at most what takes a block a second."""
+    tile_m, tile_n, _ = tile_sizes(config)
+    unit, taps = unit_channels(problem), _taps(problem)
+    most = max(unit, MOST_WORK // (tile_m * tile_n * taps) // unit * unit)
+    wanted = -(-max(problem.channels, -(-LONG // taps)) // unit) * unit
+    if wanted <= most:
+        return wanted
+    return most - (most - problem.channels) % tile_sizes(config)[2]  # which ends a step as all of them do
+
+
+def has_own_outputs(problem: Conv2dProblem, config: Config) -> bool:
+    return problem.gemm.m <= MOST_TILES * tile_sizes(config)[0]
+
+
+def has_own_filters(problem: Conv2dProblem, config: Config) -> bool:
+    return problem.filters <= MOST_TILES * tile_sizes(config)[1]
+
+
+# ── cells ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
+    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    if "tile_m" not in config:
+        return frozenset()
+    p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
+    found = {
+        *remainder_cells("columns", tile_n, p.filters, unit_filters(p), 2),
+        *remainder_cells("channels", tile_k, p.channels, unit_channels(p), 1),
+        *(_steps(p, config) if "stages" in config else ()),
+        *(Cell("values", what) for what in VALUES.values()),
+        *(Cell("together", what) for what in (IMAGES, *([UNSEEN] if p.stride > 1 else []))),
+        Cell("extents", "channels"),
+    }
+    if _at(p, (1, 1, 1), 1, 1).gemm.m == 1:  # else the padding alone makes outputs, and not any number of them
+        found |= {*remainder_cells("rows", tile_m, p.gemm.m), Cell("together", ONE), Cell("together", COLUMN)}
+    if int(config.get("group_m", 1)) > 1:
+        found.add(Cell("together", GROUP))
+    if has_own_outputs(p, config):
+        found.add(Cell("extents", "outputs"))
+    if has_own_filters(p, config):
+        found.add(Cell("extents", "filters"))
+    return frozenset(found)
+
+
+def _steps(problem: Conv2dProblem, config: Config) -> Iterator[Cell]:
+    """Yield what a pipeline goes through; its last step is not in every buffer where windows have many pixels."""
+    tile_m, tile_n, _ = tile_sizes(config)
+    ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
+    for cell in pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])):
+        if cell.what in ends or not cell.what.startswith("the last"):
+            yield cell
+
+
+def visited(case: Case[Conv2dProblem], visits: np.ndarray) -> frozenset[Cell]:
+    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
+    whole, p, config = case.whole, case.problem, case.config
+    if whole is None or "tile_m" not in config:
+        return frozenset()
+    tile_m, tile_n, tile_k = tile_sizes(config)
+    rows = p.gemm.m
+    own = {
+        "channels": p.channels >= deepest(whole, config),
+        "outputs": (p.images, p.height, p.width) == (whole.images, whole.height, whole.width),
+        "filters": p.filters == whole.filters,
+    }
+    found = {
+        *visited_remainders("rows", rows, tile_m, whole.gemm.m),
+        *visited_remainders("columns", p.filters, tile_n, whole.filters, unit_filters(whole)),
+        *visited_remainders("channels", p.channels, tile_k, whole.channels, unit_channels(whole)),
+        *(Cell("extents", axis) for axis, holds in own.items() if holds),
+        *(Cell("together", what) for what in _together(p, config)),
+    }
+    if "stages" not in config:
+        return frozenset(found)
+    # a warp's visits count only where all tiles have rows and columns of its own
+    parts = tile_parts(config, (rows - 1) % tile_m + 1, (p.filters - 1) % tile_n + 1)
+    kind, (warps,) = waits_of(config)
+    for count in visits_by_block(visits, kind, warps).values():
+        found |= set(visited_steps(parts, int(config["stages"]), count))
+    return frozenset(found)
+
+
+def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
+    tile_m, tile_n, _ = tile_sizes(config)
+    if p.gemm.m == 1 and p.filters == unit_filters(p):
+        yield ONE
+    if p.images > 1 and p.out_height > 1 and p.out_width > 1 and p.out_height * p.out_width < tile_m:
+        yield IMAGES
+    if (p.height + 2 * p.pad - p.dilation * (p.filter_h - 1) - 1) % p.stride:
+        yield UNSEEN
+    if p.out_width == 1 and p.gemm.m > tile_m:
+        yield COLUMN
+    group = int(config.get("group_m", 1))
+    if -(-p.gemm.m // tile_m) % group and p.filters > tile_n and p.gemm.m > group * tile_m:
+        yield GROUP
+
+
+# ── at full size ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
+    """Return the whole grid over few steps, and one block over all channels, or as many as there is time for.
+
+    All of x follows where offsets into it may need more than 32 bits. None where blocks share tiles.
+    """
+    if "tile_m" not in config or int(config.get("split_k", 1)) > 1:
+        return []
+    p, channels = problem, min(problem.channels, deepest(problem, config))
+    part = None if channels == p.channels else f"{channels:,} of {p.channels:,} channels"
+    few, deep = replace(p, channels=min(p.channels, _deep(p, config, 2))), replace(p, channels=channels)
+    found = [
+        (FullCase("full grid", few, p, config), launch_of(few)),
+        (FullCase("own channels", deep, p, config, "one drawn", part), launch_of(deep)),
+    ]
+    if DTYPE_BYTES[p.dtype] * prod(p.shape("x")) >= 1 << 31:
+        found.append((FullCase("all of x", deep, p, config, "last", part), launch_of(deep)))
+    return found
