@@ -40,8 +40,8 @@ SELDOM = ("-Og",)
 OF_KIND = {"gcc": ("--param=ggc-min-expand=300",), "clang": ()}
 """the compiler collects its garbage less often, which saves a tenth of the time"""
 RUN_OFTEN = frozenset((
-    "bits", "caches", "counting", "floating", "functional", "half", "integer", "machine", "matrix", "memory_ops", "operands",
-    "order", "products", "shared_races", "sm_async", "sm_memory", "sparse", "timing", "wgmma",
+    "bits", "caches", "counting", "floating", "functional", "half", "integer", "machine", "matrix", "memory_ops",
+    "operands", "order", "products", "shared_races", "sm_async", "sm_memory", "sparse", "timing", "wgmma",
 ))  # fmt: skip
 """sources in which the executor spends nine tenths of its time: more optimisation of the others costs more than it
 saves (benchmarks/notes/first-search.md)"""
