@@ -6,6 +6,7 @@ Everything counts clusters, of one block where a kernel has no clusters.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,14 @@ MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 SHORT = 50_000
 """warp instructions of blocks that are counted whole to see whether they differ; of longer ones one warp is"""
+LONE, WHOLE = 1_000_000, 6_000_000
+"""warp instructions, of one warp of each cluster and of whole ones, within which each length is counted"""
+PROBED, TOO_MUCH = 3, 2
+"""clusters that are counted first, each within so many times its part of what may be counted"""
+MOST_KNOWN = 4096
+"""clusters whose lengths are counted one by one"""
+COUNTED_WHOLE = 5
+"""clusters, from the shortest to the longest, whose counts stand for all where the length of each is known"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
@@ -97,6 +106,8 @@ class Work:
 
     counts: Mapping[str, float]
     instructions: np.ndarray
+    known: bool = False
+    """whether the length of each was counted"""
 
     @property
     def alike(self) -> bool:
@@ -116,6 +127,8 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     def of(cluster: int) -> Mapping[str, float]:
         return count_block(program, launch, grid.block(cluster), WHOLE_LIMIT)
 
+    if launch.unequal_indices and (work := _each_by_itself(program, launch, grid, of)):
+        return work
     if grid.clusters <= at_once:
         return _of_one_wave(grid, of(0), of)
     column, row = grid.middle
@@ -147,6 +160,77 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
         return _all_alike(inside)
     edges = _edges(grid)
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))
+
+
+def _each_by_itself(
+    program: Program, launch: Launch, grid: Grid, of: Callable[[int], Mapping[str, float]]
+) -> Work | None:
+    """Return the work of clusters of which each was counted; None where they are alike or too long for that.
+
+    Where indices say how long clusters are, one may be many times as long as its neighbours, so nothing is interpolated
+    between them. One warp of each is counted where it runs alone, as whole clusters take several times as long.
+    """
+
+    def lone(warp: int) -> Callable[[int, int], int]:
+        return lambda cluster, left: count_lone_warp(program, launch, grid.block(cluster), warp, left)
+
+    def whole(cluster: int, left: int) -> int:
+        return int(count_block(program, launch, grid.block(cluster), left)["instructions"])
+
+    last_warp = math.ceil(math.prod(launch.threads) / 32) - 1
+    for counted, limit in ((lone(0), LONE), (lone(last_warp), LONE), (whole, WHOLE)):
+        try:
+            lengths = _lengths(grid, counted, limit)
+        except KernelFailure:  # a warp that waits for what others do, or reads it
+            continue
+        if lengths is None:
+            return None
+        if _near(float(lengths.min()), float(lengths.max())):
+            continue
+        order = np.argsort(lengths, kind="stable")
+        chosen = order[np.linspace(0, len(order) - 1, COUNTED_WHOLE).round().astype(int)]
+        known, first = np.unique(lengths[chosen], return_index=True)
+        sampled = [of(int(cluster)) for cluster in chosen[first]]
+        each = {name: np.interp(lengths, known, [c[name] for c in sampled]) for name in sampled[0]}
+        return Work({name: float(of_all.mean()) for name, of_all in each.items()}, each["instructions"], known=True)
+    return None
+
+
+def _lengths(grid: Grid, counted: Callable[[int, int], int], left: int) -> np.ndarray | None:
+    """Return the instructions [clusters] that `counted` finds of each cluster, given how many are left of `left`.
+
+    An axis of the grid counts where lengths differ along the line through the middle. Returns None where that takes
+    more instructions, or lengths of more than MOST_KNOWN clusters.
+    """
+    known: dict[tuple[int, ...], int] = {}
+
+    def lengths(axes: Sequence[Sequence[int]]) -> np.ndarray | None:
+        nonlocal left
+        places = list(itertools.product(*axes)) if math.prod(map(len, axes)) <= MOST_KNOWN else []
+        unknown = [place for place in places if place not in known]
+        probed = unknown[:: max(1, len(unknown) // PROBED)][:PROBED]
+        enough = int(TOO_MUCH * left * PROBED / max(1, len(unknown)))
+        for number, (x, y, z) in enumerate([*probed, *(place for place in unknown if place not in probed)]):
+            most = min(left, enough) if number < len(probed) else left
+            known[x, y, z] = counted((z * grid.size[1] + y) * grid.size[0] + x, most)
+            left -= known[x, y, z]
+            if known[x, y, z] >= most or left <= 0:
+                return None
+        return np.array([known[place] for place in places], float) if places else None
+
+    middle = [range((size - 1) // 2, (size - 1) // 2 + 1) for size in grid.size]
+    axes = list(middle)
+    for axis, size in enumerate(grid.size):
+        line = lengths([*middle[:axis], range(size), *middle[axis + 1 :]])
+        if line is None:
+            return None
+        if not _near(float(line.min()), float(line.max())):
+            axes[axis] = range(size)
+    found = lengths(axes)
+    if found is None:
+        return None
+    x, y, z = map(len, axes)
+    return np.broadcast_to(found.reshape(x, y, z).T, grid.size[::-1]).reshape(-1)
 
 
 def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Mapping[str, float]]) -> Work:

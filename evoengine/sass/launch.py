@@ -193,6 +193,8 @@ class Launch:
         self.local_bytes = _stack(kernel)
         self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
         self.arguments, self.allocations = arguments, allocations
+        self.unequal_indices = any(_is_unequal(part) for part in _parts(arguments))
+        """whether an input holds lengths or offsets, given and not drawn, by which blocks may have unequal work"""
         self._bank_data = {bank: np.frombuffer(data, np.uint8) for bank, data in banks.items() if data}
         self._banks = (SassBank * len(self._bank_data))(
             *(SassBank(bank, data.nbytes, data.ctypes.data) for bank, data in self._bank_data.items())
@@ -281,6 +283,22 @@ def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
     cluster = geometry.cluster or kernel.cluster
     if any(blocks % together for blocks, together in zip(geometry.grid, cluster, strict=True)):
         raise KernelCrashed(f"grid {geometry.grid} is no multiple of the cluster {cluster}")
+
+
+def _is_unequal(part: Part) -> bool:
+    """Return whether an input's integers are neither alike, nor evenly spaced, nor each as frequent as the others.
+
+    Lengths and offsets of equal parts are, as are tables of pages, and the numbers of tiles in them.
+    """
+    if isinstance(part, DrawnArgument) and part.contents is not None and part.dtype in ("int32", "int64"):
+        values = part.contents.reshape(-1).view(part.dtype)
+    elif isinstance(part, TensorArgument) and not part.output and part.data.dtype in (np.int32, np.int64):
+        values = part.data.reshape(-1)
+    else:
+        return False
+    found, times = np.unique(values, return_counts=True)
+    ascending = bool((np.diff(values) >= 0).all())
+    return bool(np.ptp(times) > 0 or (ascending and len(found) > 2 and np.ptp(np.diff(found)) > 0))
 
 
 def _stack(kernel: Kernel) -> int:

@@ -1,0 +1,84 @@
+"""Blocks as long as a launch's indices say: one long sequence among short ones decides how long the launch takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evoengine.accuracy.compilers import InstalledNvrtc
+from evoengine.sass.chip import find_chip
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import read_kernel
+from evoengine.sass.launch import DrawnArgument, Geometry, prepare
+from evoengine.sass.listing import disassemble
+from evoengine.sass.predict import blocks_resident, context_of, predict
+from tests.support.machine_code import require_tools
+
+require_tools()
+BLOCKS, HEADS, SHORT, LONG, AT = 64, 2, 8, 800, 37
+CHIP = find_chip("h100")
+SUMS = """
+extern "C" __global__ void sums(const float* x, const int* lengths, float* o) {
+  __shared__ int length;
+  if (threadIdx.x == 64) length = lengths[blockIdx.x];
+  %s
+  float sum = 0;
+  for (int i = 0; i < length; i++) sum += x[(i * 128 + threadIdx.x) & 0xffff];
+  o[(blockIdx.y * gridDim.x + blockIdx.x) * 128 + threadIdx.x] = sum;
+}
+"""
+TOLD = "__syncthreads();"
+"""by a warp that is neither the first nor the last, so that no warp alone finds how long its block is"""
+READ = "length = lengths[blockIdx.x]; __syncwarp();"
+
+
+def launch_of(how: str, lengths: np.ndarray):
+    cubin = InstalledNvrtc().compile(SUMS % how, "sm_90a", ())
+    arguments = [
+        DrawnArgument("x", 4 << 16, "fp32"),
+        DrawnArgument("lengths", lengths.nbytes, "int32", contents=lengths.view(np.uint8)),
+        DrawnArgument("o", 4 * BLOCKS * HEADS * 128, "fp32", output=True),
+    ]
+    launch = prepare(read_kernel(cubin, "sums"), Geometry((BLOCKS, HEADS, 1), (128, 1, 1), 0), arguments, 0)
+    return Program(disassemble(cubin), "sums"), launch
+
+
+def of_lengths(*, at: int = AT, long: int = LONG) -> np.ndarray:
+    lengths = np.full(BLOCKS, SHORT, np.int32)
+    lengths[at] = long
+    return lengths
+
+
+@pytest.mark.parametrize("how", [READ, TOLD])
+def test_the_one_long_block_is_found_wherever_it_stands(how):
+    program, launch = launch_of(how, of_lengths())
+    work = context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True).work
+    found = work.instructions.reshape(HEADS, BLOCKS)
+    assert (found.argmax(axis=1) == AT).all()
+    assert found.max() > 40 * np.median(found)
+    assert work.mean == pytest.approx(found.mean(), rel=1e-6)
+
+
+def test_a_launch_takes_as_long_as_its_longest_block_whatever_the_others_do():
+    one = predict(*launch_of(TOLD, of_lengths()), CHIP).clocks
+    first = predict(*launch_of(TOLD, of_lengths(at=0)), CHIP).clocks
+    all_long = predict(*launch_of(TOLD, np.full(BLOCKS, LONG, np.int32)), CHIP).clocks
+    all_short = predict(*launch_of(TOLD, np.full(BLOCKS, SHORT, np.int32)), CHIP).clocks
+    assert one == pytest.approx(first, rel=0.02)
+    assert 10 * all_short < one <= 1.02 * all_long
+
+
+@pytest.mark.parametrize(
+    ("values", "unequal"),
+    [
+        ([5, 5, 5, 5], False),
+        ([0, 4, 8, 12], False),
+        ([0, 0, 1, 1, 2, 2], False),
+        ([3, 0, 2, 1], False),
+        ([5, 5, 9, 5], True),
+        ([0, 4, 5, 12], True),
+        ([0, 0, 0, 1, 2, 2], True),
+    ],
+)
+def test_offsets_of_equal_parts_and_tables_say_nothing_of_unequal_blocks(values, unequal):
+    assert launch_of(READ, np.array(values, np.int32))[1].unequal_indices is unequal
