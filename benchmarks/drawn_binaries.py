@@ -26,6 +26,7 @@ PROBLEMS = (
     "attention:b1,h2,s512,d256,fp16", "attention:b1,h4,sq77,sk203,d96,bf16,kv1",
     "gemm:m512,n1024,k512,fp16", "gemm:m1000,n520,k264,bf16,bias_relu", "gemm:m256,n512,k4096,fp16,bias_gelu",
     "convolution:w256,h256,fw17,fh17", "convolution:w100,h77,fw5,fh9",
+    "w4a16:m300,n520,k1056,bf16,g32,zeros,bias",
     "rms_norm:rows64,hidden4096,bf16", "rms_norm:rows33,hidden1000,fp16", "rms_norm:rows16,hidden777,fp32",
 )  # fmt: skip
 

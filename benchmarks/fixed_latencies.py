@@ -35,6 +35,8 @@ SLOW = 8
 """clocks from which on a result may come after that of a later instruction, which then must wait to overwrite it"""
 ENOUGH = 1000
 """pairs of a producer with any consumer, for its least distance to be told"""
+RARE = "AtomicValue"
+"""a consumer of which few pairs are found, and which needs less than others: OFTEN of them are enough"""
 
 NEEDS = {"RAW": "Read", "WAW": "Write", "WAR": "AfterRead"}
 FILES = {"R": "Register", "UR": "Uniform", "P": "Predicate", "UP": "UniformPredicate", "SB": "Scoreboard"}
@@ -77,7 +79,10 @@ def lines(found: Distances, binaries: int) -> list[str]:
     often = {
         key: distances
         for key, distances in found.items()
-        if (distances.total() >= ENOUGH and (key[4] == OTHER or distances[min(distances)] >= OFTEN))
+        if (
+            distances.total() >= (OFTEN if key[4] == RARE else ENOUGH)
+            and (key[4] == OTHER or distances[min(distances)] >= OFTEN)
+        )
     }
     for (arch, need, producer, file, consumer), distances in sorted(often.items()):
         least = min(distances)

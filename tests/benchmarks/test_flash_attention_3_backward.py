@@ -15,7 +15,7 @@ def test_parts_of_the_parameter_lie_beside_each_other(causal):
         parameters = ((576, 1792),)
 
     given: Kernel = Given()  # type: ignore[assignment]
-    parameter = benchmark.parameter(given, causal)
+    parameter = benchmark.parameter(given, causal, seq_k=benchmark.SEQLEN)
     ends = 0
     for at, part in sorted(parameter.parts, key=lambda part: part[0]):
         assert at >= ends

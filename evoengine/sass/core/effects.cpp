@@ -188,7 +188,12 @@ struct Builder {
     if (one_of(base, {"ATOM", "ATOMG", "ATOMS", "RED", "REDG"})) {
       size_t n = 0;
       for (; n < i.operands.size() && i.operands[n].kind != Kind::Memory; n++) write(n, width());
-      return read(n), read_from(n + 1, width());
+      read(n);
+      const size_t addresses = e.reads.size();
+      read_from(n + 1, width());
+      for (size_t k = addresses; k < e.reads.size(); k++)
+        if (e.reads[k].slot < UNIFORM_SLOTS) e.reads[k].unit = Unit::AtomicValue;
+      return;
     }
     if (base == "SYNCS") return synchronisation();
     if (only_reads(base)) {

@@ -18,7 +18,7 @@ std::string slot_name(Slot16);
 // Instructions that deliver and take operands with the same latency.
 #define SASS_UNITS(X)                                                                                                  \
   X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor) X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform)    \
-  X(FromPredicates) X(Vote) X(Memory) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
+  X(FromPredicates) X(Vote) X(Memory) X(AtomicValue) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
 enum class Unit : u8 {
 #define SASS_NAME(name) name,
   SASS_UNITS(SASS_NAME)
@@ -37,7 +37,7 @@ bool answers_in_order(Queue);
 bool reads_in_order(Queue, Queue);
 
 // A register that an instruction reads or writes, and the latency class of that: IMAD.WIDE takes the upper word of its
-// addend later than the lower one.
+// addend later than the lower one, and an atomic its value later than its address.
 struct Use {
   Slot16 slot;
   Unit unit;

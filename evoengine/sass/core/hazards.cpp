@@ -208,7 +208,9 @@ class Look {
       const State after = aged(state, now + REFETCH);
       if (s.calls) {
         std::vector<int> stack = place.second;
-        if (stack.size() < DEEPEST) stack.push_back(index + 1);
+        // ptxas leaves loops by calls that nothing returns from, so the outermost may be forgotten, never the innermost
+        if (stack.size() == DEEPEST) stack.erase(stack.begin());
+        stack.push_back(index + 1);
         if (s.target >= 0) reach({s.target, stack}, after);
       } else if (s.target >= 0) {
         reach({s.target, place.second}, after);

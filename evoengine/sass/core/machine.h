@@ -390,6 +390,8 @@ struct Machine {
   // does hardly depends on them.
   u64 products_left = ALL_PRODUCTS;
   bool is_model() const { return products_left != ALL_PRODUCTS; }
+  // Whether the next product is formed.
+  bool takes_product() { return !is_model() || (products_left && products_left--); }
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;

@@ -345,7 +345,7 @@ Step begin_product(Context& c, const Instruction& i) {
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n * (p.sparse ? 2 : 1) + (work.a_in_registers ? 0 : 16));
   p.rough = c.machine.is_model();
-  bool formed = c.machine.products_left && c.machine.products_left--;
+  const bool formed = c.machine.takes_product();
   work.land = [p, formed] {
     if (formed) form(p);
     p.warp->products.land();
