@@ -193,7 +193,7 @@ def instantiated(text: str, name: str, what: str) -> tuple[str, str]:
 
 
 class HostLaunch(NamedTuple):
-    """What a function of the host launches: the kernel, and which of the function's parameters it gets as which."""
+    """A launch by a function of the host: its kernel, and the parameters of the function that are its arguments."""
 
     kernel: str
     arguments: list[int | None]

@@ -90,7 +90,7 @@ def _values(dtype: str, seed: int) -> np.ndarray:
 
 
 class _Reader:
-    """What a launch over a pool reads and writes, by names."""
+    """The tensors that a launch over a pool reads and writes, by their names."""
 
     def __init__(self, case: FullCase, asked: BlockLaunch) -> None:
         self.case, self.problem, self.asked = case, case.problem, asked

@@ -94,7 +94,7 @@ def _tensors(problem: Conv2dProblem) -> tuple[str, ...]:
 
 
 class _Flat(Conv2d):
-    """The same with the outputs of all images below one another, [outputs, filters], of which a block writes a tile."""
+    """A Conv2d whose outputs of all images lie below one another, [outputs, filters]: a block writes a tile of them."""
 
     def parameters(self, problem: Conv2dProblem, config: Config) -> tuple[Parameter, ...]:
         flat = problem.gemm.m, problem.filters
