@@ -147,7 +147,7 @@ def test_a_valid_configuration_passes(kernel_gate, number):
         ("a100", OBLONG, DEEP),
         ("l4", FIRST, PLAIN),
         ("h100", POINTS, DIRECT),
-        ("t4", FIRST, DIRECT),
+        ("rtx2080ti", FIRST, DIRECT),
     ],
 )
 def test_the_kernel_is_right_as_machine_code(gpu, problem, wanted):
