@@ -193,8 +193,6 @@ class Launch:
         self.local_bytes = _stack(kernel)
         self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
         self.arguments, self.allocations = arguments, allocations
-        self.unequal_indices = any(_is_unequal(part) for part in _parts(arguments))
-        """whether an input holds lengths or offsets, given and not drawn, by which blocks may have unequal work"""
         self._bank_data = {bank: np.frombuffer(data, np.uint8) for bank, data in banks.items() if data}
         self._banks = (SassBank * len(self._bank_data))(
             *(SassBank(bank, data.nbytes, data.ctypes.data) for bank, data in self._bank_data.items())
@@ -217,6 +215,11 @@ class Launch:
     def allocation_bytes(self) -> list[int]:
         """Return the sizes of allocations in bytes, in order of address."""
         return [allocation.bytes for allocation in self.allocations]
+
+    @property
+    def unequal_indices(self) -> bool:
+        """Return whether a given input holds lengths or offsets, by which blocks may have unequal work."""
+        return any(_is_unequal(part) for part in _parts(self.arguments))
 
     @property
     def allocation_count(self) -> int:
@@ -295,6 +298,8 @@ def _is_unequal(part: Part) -> bool:
     elif isinstance(part, TensorArgument) and not part.output and part.data.dtype in (np.int32, np.int64):
         values = part.data.reshape(-1)
     else:
+        return False
+    if not values.size:
         return False
     found, times = np.unique(values, return_counts=True)
     ascending = bool((np.diff(values) >= 0).all())

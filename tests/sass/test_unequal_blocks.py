@@ -71,6 +71,7 @@ def test_a_launch_takes_as_long_as_its_longest_block_whatever_the_others_do():
 @pytest.mark.parametrize(
     ("values", "unequal"),
     [
+        ([], False),
         ([5, 5, 5, 5], False),
         ([0, 4, 8, 12], False),
         ([0, 0, 1, 1, 2, 2], False),
