@@ -365,10 +365,11 @@ def _check_file(url: URL, create: bool) -> bool:
     Raises UsageError where it cannot be kept there, with `create`.
     """
     path = Path(url.database or "")
-    if closed := next((folder for folder in reversed(path.parents) if not _may_enter(folder)), None):
-        raise UsageError(
-            f"the folder {closed} may not be entered; change its permissions, or name another file with --db"
-        )
+    for folder in reversed(path.parents):
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
+            raise UsageError(
+                f"the folder {folder} may not be entered; change its permissions, or name another file with --db"
+            )
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
     if not path.parent.is_dir() and not _is_default(url):
@@ -377,7 +378,9 @@ def _check_file(url: URL, create: bool) -> bool:
         raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise _no_ledger(url, orphaned_log(path))
+            log = Path(f"{path}-wal")
+            is_of = f"; {log.name} beside it is the write-ahead log of a file that is not there"
+            raise _no_ledger(url, is_of if log.exists() else "")
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -395,10 +398,6 @@ def _check_file(url: URL, create: bool) -> bool:
             raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
         return False
     return True
-
-
-def _may_enter(folder: Path) -> bool:
-    return os.access(folder, os.X_OK) or not os.path.isdir(folder)
 
 
 def _look_into_file(path: Path) -> Contents:
@@ -474,11 +473,6 @@ def reading_uri(path: Path, *, alone: bool) -> str:
     log = Path(f"{path}-wal")
     immutable = alone and not (log.exists() and log.stat().st_size)
     return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
-
-
-def orphaned_log(path: Path) -> str:
-    log = Path(f"{path}-wal")
-    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
 
 
 def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:

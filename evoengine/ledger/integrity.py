@@ -220,15 +220,13 @@ def _note_mapped(mapper: Mapper[Any], connection: sa.Connection, row: Any) -> No
 
 
 def call_it(connection: sa.Connection, what: str) -> None:
-    """Says how the rows of this transaction came to be."""
-    pending: _Pending = connection.info[_PENDING]
-    pending.what = what
+    """State how the rows of this transaction came to be."""
+    connection.info[_PENDING].what = what
 
 
 def sign(connection: sa.Connection, run: int, what: str, rows: str) -> None:
-    """Has this transaction say what evoengine did to rows that stand or stood there."""
-    pending: _Pending = connection.info[_PENDING]
-    pending.signed.append((run, what, rows))
+    """Have this transaction state what evoengine did to rows that stand or stood there."""
+    connection.info[_PENDING].signed.append((run, what, rows))
 
 
 def write(connection: sa.Connection) -> None:
@@ -238,7 +236,8 @@ def write(connection: sa.Connection) -> None:
         return
     of_run: dict[int, Numbers] = defaultdict(lambda: defaultdict(set))
     runs = {n: run for table, n, run, _ in pending.rows if table == CandidateRow.__tablename__ and run is not None}
-    runs |= _runs_of(connection, {trial for *_, trial in pending.rows if trial is not None} - runs.keys())
+    for earlier in {trial for *_, trial in pending.rows if trial is not None} - runs.keys():
+        runs[earlier] = execute(connection, _RUN_OF, earlier).scalar_one()
     for table, number, run, trial in pending.rows:
         of_run[runs[trial] if trial is not None else run or LEDGER][table].add(number)
     for run in sorted(of_run):  # in one order, as two transactions that write to both wait for each other
@@ -247,19 +246,7 @@ def write(connection: sa.Connection) -> None:
         append(connection, run, what, rows)
 
 
-def _runs_of(connection: sa.Connection, trials: set[int]) -> dict[int, int]:
-    if not trials:
-        return {}
-    if len(trials) == 1:
-        found = connection.execute(_RUN_OF, {"trial": next(iter(trials))}).all()
-    else:
-        found = connection.execute(
-            sa.select(CandidateRow.id, CandidateRow.run_id).where(CandidateRow.id.in_(trials))
-        ).all()
-    return {trial: run for trial, run in found}
-
-
-_RUN_OF = sa.text("SELECT id, run_id FROM candidates WHERE id = :trial")
+_RUN_OF = "SELECT run_id FROM candidates WHERE id = ?"
 _END = "SELECT links, sum FROM chains WHERE run_id = ?"
 _BEGIN = "INSERT INTO chains (run_id, links, sum) VALUES (?, 0, '') ON CONFLICT DO NOTHING"
 _LINK = "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (?, ?, ?, ?, ?, ?)"
@@ -320,12 +307,7 @@ def begin_all(connection: sa.Connection, what: str) -> None:
         return
     append(connection, LEDGER, what, spelt({RunRow.__tablename__: set(runs)}))
     for run in runs:
-        append(
-            connection,
-            run,
-            what,
-            spelt({table: numbers for table, numbers in _held(connection, run).items() if numbers}),
-        )
+        append(connection, run, what, spelt(_held(connection, run)))
 
 
 def _held(connection: sa.Connection, run: int) -> Numbers:

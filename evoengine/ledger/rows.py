@@ -102,11 +102,6 @@ _BINARY = select(BinaryRow.id).where(
 )
 
 
-def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | None:
-    """Return the number of the binary of that source_sha256, options, arch and compiler."""
-    return connection.scalar(_BINARY, key)
-
-
 def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
     """Return the number of what that compiler made of that source; one that is there already is kept."""
     values = _named(binary, _BINARY_COLUMNS)
