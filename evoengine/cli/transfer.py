@@ -127,8 +127,8 @@ def _own(file: Path) -> Found | None:
         ) from error
     if whole is None:
         return None
-    kind = most_trusted_kind(figure for dossier in whole.dossiers for figure in dossier.figures)
-    configs = [dossier.candidate.config for dossier in whole.dossiers]
+    kind = most_trusted_kind(figure for each in whole.candidates for figure in each.figures)
+    configs = [each.candidate.config for each in whole.candidates]
     return whole, kind, occurring(configs), len(configs)
 
 

@@ -340,7 +340,7 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
 
 
 def _lock(session: Session) -> None:
-    """Hold off those who are about to use a source that nobody uses yet.
+    """Lock the tables against writers that are about to use a source that no row uses yet.
 
     SQLite's transaction has the only write lock.
     """

@@ -166,7 +166,7 @@ class Contents:
 
     @property
     def studies_half_made(self) -> bool:
-        """Whether a process of ours was killed while Optuna made its tables, which are written one by one."""
+        """Return whether an evoengine was killed while Optuna created its tables, which it commits one by one."""
         return self.revision is not None and self.optuna_revision is None and not self.has_studies
 
 
@@ -203,7 +203,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
 
 
 def make_engine(url: URL) -> Engine:
-    """On SQLite: WAL, foreign keys, and transactions that take the write lock when they begin.
+    """Return an engine; on SQLite with WAL, foreign keys, and transactions that take the write lock as they begin.
 
     With SQLite's own deferred locks, a transaction that reads and then writes fails at once, busy timeout or not, when
     another has written in between. Engines with the execution option `reading` keep the deferred ones.
@@ -217,7 +217,7 @@ def make_engine(url: URL) -> Engine:
 
 
 def _reading_engine(url: URL) -> Engine:
-    """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
+    """Return an engine for an SQLite file that cannot be written, or whose folder takes none of SQLite's side files."""
     path = Path(url.database or "")
     uri = reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
 
@@ -254,9 +254,9 @@ def set_pragmas(engine: Engine) -> None:
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
-    """Has SQLite write ahead; waits itself for others that use the file, as two searches do that make one ledger.
+    """Switch to WAL mode, waiting for other connections, such as those of a second search that creates the ledger.
 
-    SQLite's busy timeout does not hold for a change of the journal while another connection writes or changes it too.
+    SQLite's busy timeout does not cover a change of the journal mode while another connection writes or changes it.
     """
     until = time.monotonic() + BUSY_SECONDS
     while True:
@@ -314,7 +314,7 @@ def mark(engine: Engine) -> None:
 
 
 def _without_log(url: URL, contents: Contents) -> str:
-    """Return a hint at a log that was left behind: its ledger holds no table yet, or none any more."""
+    """Return a hint at a missing write-ahead log, where a file that is not empty holds no table."""
     path = Path(url.database or "")
     if url.drivername != "sqlite" or contents.tables or not path.stat().st_size:
         return ""
@@ -327,7 +327,7 @@ def inspect_database(url: URL) -> Contents:
 
 
 def _require_name(url: URL) -> None:
-    """SQLAlchemy writes a file's path into a URL, which holds text; the system takes no name that is too long."""
+    """Raise UsageError where the path is not text, which SQLAlchemy's URL needs, or too long for the file system."""
     try:
         (url.database or "").encode("utf-8")
         if url.drivername == "sqlite":
@@ -469,7 +469,7 @@ LOG_IN_USE_SECONDS = 60.0
 
 
 def reading_uri(path: Path, *, alone: bool) -> str:
-    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
+    """Return the URI that opens a file for reading; `alone`, when nobody writes it, without creating side files."""
     log = Path(f"{path}-wal")
     immutable = alone and not (log.exists() and log.stat().st_size)
     return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"

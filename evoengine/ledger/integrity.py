@@ -277,7 +277,7 @@ def execute(connection: sa.Connection, statement: str, *values: object) -> sa.Cu
 
 
 def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datetime) -> str:
-    """Of a link, and so of all before it."""
+    """Return the checksum of a link, which covers all links before it."""
     return f"{crc32(repr((before, run, number, what, rows, at.strftime(TIME))).encode()):08x}"
 
 
@@ -291,7 +291,7 @@ def remove(session: Session, runs: Iterable[int], trials: Iterable[int]) -> None
 
 
 def removed(session: Session, table: str) -> set[int]:
-    """Numbers of rows that evoengine removed with their runs."""
+    """Return the numbers of the rows of a table that evoengine removed with their runs."""
     found: set[int] = set()
     for _, what, rows, *_ in _links(session.connection(), LEDGER):
         found |= read(rows).get(table, set()) if what == REMOVED else set()
@@ -299,7 +299,7 @@ def removed(session: Session, table: str) -> set[int]:
 
 
 def begin_all(connection: sa.Connection, what: str) -> None:
-    """Chains for all that a ledger holds, as it stands; where there are chains, they go."""
+    """Begin the chain of every run anew with the rows that the ledger holds; delete earlier chains."""
     for row in (LinkRow, ChainRow):
         connection.execute(sa.delete(row))
     runs = list(connection.scalars(sa.select(RunRow.id).order_by(RunRow.id)))
@@ -324,7 +324,7 @@ def _held(connection: sa.Connection, run: int) -> Numbers:
 
 
 def spelt(numbers: Mapping[str, set[int]]) -> str:
-    """`candidates 1-3,7; verdicts 2`"""
+    """Return the numbers as text: `candidates 1-3,7; verdicts 2`."""
     return "; ".join(f"{table} {_spans(of_table)}" for table, of_table in sorted(numbers.items()) if of_table)
 
 
@@ -426,7 +426,7 @@ def insert_row(connection: sa.Connection, row: type[Base], values: Mapping[str, 
 
 
 def insert_new(connection: sa.Connection, row: type[Base], values: Mapping[str, Any]) -> int | str | None:
-    """Its primary key; None where it is there already: another process may be writing the same."""
+    """Insert a row unless its key exists, as another process may have written it; return the key of a new row."""
     sums = {"checksum": row_checksum(row, values)} if issubclass(row, Checked) else {}
     key: int | str | None = connection.scalar(_insert_new(row, connection.dialect.name), {**values, **sums})
     return key

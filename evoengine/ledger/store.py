@@ -151,7 +151,7 @@ class Ledger:
 
     @property
     def place(self) -> str:
-        """For people: the file, or the URL without its password."""
+        """Return the file, or the URL without its password, for messages."""
         return display_url(self.database.url)
 
     @property
@@ -498,7 +498,7 @@ class Ledger:
     def candidates(
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
     ) -> list[Candidate]:
-        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
+        """Return candidates in the order of their trial numbers. Without `with_cubin` cubins are empty."""
         return self._load(narrowed(select(CandidateRow), Wanted(run, problem, gpu)), with_cubin)
 
     def trials(
@@ -512,11 +512,10 @@ class Ledger:
         resources: bool = False,
         newest_first: bool = False,
     ) -> Iterator[Trial]:
-        """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
+        """Yield what a list shows of each trial, in the order of their numbers, reading a batch at a time.
 
-        With `ranked` only those that are, else with `outcomes` only those that ended so (None: unfinished), with
-        `resources` also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few
-        that agree in something stops when it has them.
+        `ranked` selects ranked trials, else `outcomes` those that ended so (None: unfinished). `resources` adds
+        registers and shared memory. `newest_first` reverses the order, for callers that stop early.
         """
         named = [str(o) if o else PENDING for o in outcomes]
         if ranked:

@@ -85,7 +85,7 @@ Dated = TypeVar("Dated", Baseline, Verdict, Measurement, Profile)
 
 def to_t4(history: RunHistory) -> dict[str, Any]:
     """Return the run with its finished candidates, cubins included."""
-    run, records = history.run, list(history.dossiers)
+    run, records = history.run, list(history.candidates)
     kind = most_trusted_kind(figure for record in records for figure in record.figures)
     return {
         "schema_version": SCHEMA_VERSION,
