@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
@@ -191,6 +192,15 @@ def constants() -> dict[str, float]:
 
     chip = find_chip("h100")
     return {**chip.rates, **{name: rate.value for name, rate in chip.stated.items()}}
+
+
+def prepare_command(description: str, groups: dict[str, Callable[[], Iterator[Bench]]]) -> int:
+    """Prepare the groups as the command line says; return the exit status: 1 where a listing refutes a bench."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--prepare", type=Path, metavar="DIR", required=True)
+    parser.add_argument("--seconds", type=float, default=600, help="after which nothing more is predicted")
+    asked = parser.parse_args()
+    return min(1, prepare(asked.prepare, asked.seconds, groups))
 
 
 def prepare_text(benches: Sequence[Bench], cubin: bytes | None, until: float) -> tuple[bytes, list[dict[str, Any]]]:

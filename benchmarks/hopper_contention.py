@@ -9,15 +9,14 @@ SMs load, loads of the DRAM while it is busy, MOVM, code that is longer than an 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare
+from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare_command
 from benchmarks.hopper_constants import (
     ARITHMETIC,
     FILL,
@@ -783,13 +782,5 @@ GROUPS: dict[str, Callable[[], Iterator[Bench]]] = {
 """what measures, in the order of its worth; `dram` yields the group `loaded` too"""
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--prepare", type=Path, metavar="DIR", required=True)
-    parser.add_argument("--seconds", type=float, default=600, help="after which nothing more is predicted")
-    asked = parser.parse_args(given)
-    return min(1, prepare(asked.prepare, asked.seconds, GROUPS))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prepare_command(__doc__, GROUPS))

@@ -10,14 +10,13 @@ that warps load of the DRAM.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare
+from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare_command
 from benchmarks.hopper_constants import FILL, TILES, TILES_BYTES, beside_products, boxes_in_flight, product, sums_of
 
 # ── cp.async ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -512,13 +511,5 @@ GROUPS: dict[str, Callable[[], Iterator[Bench]]] = {
 """what measures, in the order of its worth; `clusters` yields the groups `exchange` and `starts`"""
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--prepare", type=Path, metavar="DIR", required=True)
-    parser.add_argument("--seconds", type=float, default=600, help="after which nothing more is predicted")
-    asked = parser.parse_args(given)
-    return min(1, prepare(asked.prepare, asked.seconds, GROUPS))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prepare_command(__doc__, GROUPS))

@@ -49,7 +49,7 @@ class Gpu:
 
     @property
     def capability(self) -> int:
-        """90 for sm_90a"""
+        """Return the compute capability: 90 for sm_90a."""
         return int("".join(c for c in self.arch if c.isdigit()))
 
     @property

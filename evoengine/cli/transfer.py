@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,15 +127,14 @@ def _own(file: Path) -> Found | None:
         ) from error
     if whole is None:
         return None
-    kind = most_trusted_kind(figure for dossier in whole.dossiers for figure in dossier.figures)
-    configs = [dossier.candidate.config for dossier in whole.dossiers]
+    kind = most_trusted_kind(figure for each in whole.candidates for figure in each.figures)
+    configs = [each.candidate.config for each in whole.candidates]
     return whole, kind, occurring(configs), len(configs)
 
 
 def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     """Read a run that another tuner recorded."""
     from evoengine import __version__
-    from evoengine.ledger.runs import this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
     from evoengine.records import Device, Kind, Run
     from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
@@ -158,7 +158,7 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
         objectives=REPLAY_OBJECTIVE.name,
         seed=0,
         version=__version__,
-        host=this_host(),
+        host=socket.gethostname(),
         pid=os.getpid(),
         command=command_line(),
     )

@@ -300,9 +300,8 @@ def find_damage(path: Path) -> str | None:
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        connection.text_factory = lambda stored: stored.decode(
-            errors="replace"
-        )  # what is no text is found like any damage
+        # what is no text is found like any damage
+        connection.text_factory = lambda stored: stored.decode(errors="replace")
         return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
@@ -341,14 +340,13 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
 
 
 def _lock(session: Session) -> None:
-    """Hold off those who are about to use a source that nobody uses yet.
+    """Lock the tables against writers that are about to use a source that no row uses yet.
 
     SQLite's transaction has the only write lock.
     """
     if session.get_bind().dialect.name == "postgresql":
-        names = ", ".join(
-            row.__tablename__ for row in (RunRow, DeviceRow, SourceRow, BinaryRow, MachineCodeRow, RankingRow)
-        )
+        rows = (RunRow, DeviceRow, SourceRow, BinaryRow, MachineCodeRow, RankingRow)
+        names = ", ".join(row.__tablename__ for row in rows)
         session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
 

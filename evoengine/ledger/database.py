@@ -166,7 +166,7 @@ class Contents:
 
     @property
     def studies_half_made(self) -> bool:
-        """Whether a process of ours was killed while Optuna made its tables, which are written one by one."""
+        """Return whether an evoengine was killed while Optuna created its tables, which it commits one by one."""
         return self.revision is not None and self.optuna_revision is None and not self.has_studies
 
 
@@ -203,7 +203,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
 
 
 def make_engine(url: URL) -> Engine:
-    """On SQLite: WAL, foreign keys, and transactions that take the write lock when they begin.
+    """Return an engine; on SQLite with WAL, foreign keys, and transactions that take the write lock as they begin.
 
     With SQLite's own deferred locks, a transaction that reads and then writes fails at once, busy timeout or not, when
     another has written in between. Engines with the execution option `reading` keep the deferred ones.
@@ -217,7 +217,7 @@ def make_engine(url: URL) -> Engine:
 
 
 def _reading_engine(url: URL) -> Engine:
-    """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
+    """Return an engine for an SQLite file that cannot be written, or whose folder takes none of SQLite's side files."""
     path = Path(url.database or "")
     uri = reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
 
@@ -254,9 +254,9 @@ def set_pragmas(engine: Engine) -> None:
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
-    """Has SQLite write ahead; waits itself for others that use the file, as two searches do that make one ledger.
+    """Switch to WAL mode, waiting for other connections, such as those of a second search that creates the ledger.
 
-    SQLite's busy timeout does not hold for a change of the journal while another connection writes or changes it too.
+    SQLite's busy timeout does not cover a change of the journal mode while another connection writes or changes it.
     """
     until = time.monotonic() + BUSY_SECONDS
     while True:
@@ -314,7 +314,7 @@ def mark(engine: Engine) -> None:
 
 
 def _without_log(url: URL, contents: Contents) -> str:
-    """Return a hint at a log that was left behind: its ledger holds no table yet, or none any more."""
+    """Return a hint at a missing write-ahead log, where a file that is not empty holds no table."""
     path = Path(url.database or "")
     if url.drivername != "sqlite" or contents.tables or not path.stat().st_size:
         return ""
@@ -327,7 +327,7 @@ def inspect_database(url: URL) -> Contents:
 
 
 def _require_name(url: URL) -> None:
-    """SQLAlchemy writes a file's path into a URL, which holds text; the system takes no name that is too long."""
+    """Raise UsageError where the path is not text, which SQLAlchemy's URL needs, or too long for the file system."""
     try:
         (url.database or "").encode("utf-8")
         if url.drivername == "sqlite":
@@ -365,10 +365,11 @@ def _check_file(url: URL, create: bool) -> bool:
     Raises UsageError where it cannot be kept there, with `create`.
     """
     path = Path(url.database or "")
-    if closed := next((folder for folder in reversed(path.parents) if not _may_enter(folder)), None):
-        raise UsageError(
-            f"the folder {closed} may not be entered; change its permissions, or name another file with --db"
-        )
+    for folder in reversed(path.parents):
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
+            raise UsageError(
+                f"the folder {folder} may not be entered; change its permissions, or name another file with --db"
+            )
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
     if not path.parent.is_dir() and not _is_default(url):
@@ -377,7 +378,9 @@ def _check_file(url: URL, create: bool) -> bool:
         raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise _no_ledger(url, orphaned_log(path))
+            log = Path(f"{path}-wal")
+            is_of = f"; {log.name} beside it is the write-ahead log of a file that is not there"
+            raise _no_ledger(url, is_of if log.exists() else "")
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -395,10 +398,6 @@ def _check_file(url: URL, create: bool) -> bool:
             raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
         return False
     return True
-
-
-def _may_enter(folder: Path) -> bool:
-    return os.access(folder, os.X_OK) or not os.path.isdir(folder)
 
 
 def _look_into_file(path: Path) -> Contents:
@@ -470,15 +469,10 @@ LOG_IN_USE_SECONDS = 60.0
 
 
 def reading_uri(path: Path, *, alone: bool) -> str:
-    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
+    """Return the URI that opens a file for reading; `alone`, when nobody writes it, without creating side files."""
     log = Path(f"{path}-wal")
     immutable = alone and not (log.exists() and log.stat().st_size)
     return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
-
-
-def orphaned_log(path: Path) -> str:
-    log = Path(f"{path}-wal")
-    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
 
 
 def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:

@@ -220,15 +220,13 @@ def _note_mapped(mapper: Mapper[Any], connection: sa.Connection, row: Any) -> No
 
 
 def call_it(connection: sa.Connection, what: str) -> None:
-    """Says how the rows of this transaction came to be."""
-    pending: _Pending = connection.info[_PENDING]
-    pending.what = what
+    """State how the rows of this transaction came to be."""
+    connection.info[_PENDING].what = what
 
 
 def sign(connection: sa.Connection, run: int, what: str, rows: str) -> None:
-    """Has this transaction say what evoengine did to rows that stand or stood there."""
-    pending: _Pending = connection.info[_PENDING]
-    pending.signed.append((run, what, rows))
+    """Have this transaction state what evoengine did to rows that stand or stood there."""
+    connection.info[_PENDING].signed.append((run, what, rows))
 
 
 def write(connection: sa.Connection) -> None:
@@ -238,7 +236,8 @@ def write(connection: sa.Connection) -> None:
         return
     of_run: dict[int, Numbers] = defaultdict(lambda: defaultdict(set))
     runs = {n: run for table, n, run, _ in pending.rows if table == CandidateRow.__tablename__ and run is not None}
-    runs |= _runs_of(connection, {trial for *_, trial in pending.rows if trial is not None} - runs.keys())
+    for earlier in {trial for *_, trial in pending.rows if trial is not None} - runs.keys():
+        runs[earlier] = execute(connection, _RUN_OF, earlier).scalar_one()
     for table, number, run, trial in pending.rows:
         of_run[runs[trial] if trial is not None else run or LEDGER][table].add(number)
     for run in sorted(of_run):  # in one order, as two transactions that write to both wait for each other
@@ -247,19 +246,7 @@ def write(connection: sa.Connection) -> None:
         append(connection, run, what, rows)
 
 
-def _runs_of(connection: sa.Connection, trials: set[int]) -> dict[int, int]:
-    if not trials:
-        return {}
-    if len(trials) == 1:
-        found = connection.execute(_RUN_OF, {"trial": next(iter(trials))}).all()
-    else:
-        found = connection.execute(
-            sa.select(CandidateRow.id, CandidateRow.run_id).where(CandidateRow.id.in_(trials))
-        ).all()
-    return {trial: run for trial, run in found}
-
-
-_RUN_OF = sa.text("SELECT id, run_id FROM candidates WHERE id = :trial")
+_RUN_OF = "SELECT run_id FROM candidates WHERE id = ?"
 _END = "SELECT links, sum FROM chains WHERE run_id = ?"
 _BEGIN = "INSERT INTO chains (run_id, links, sum) VALUES (?, 0, '') ON CONFLICT DO NOTHING"
 _LINK = "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (?, ?, ?, ?, ?, ?)"
@@ -290,7 +277,7 @@ def execute(connection: sa.Connection, statement: str, *values: object) -> sa.Cu
 
 
 def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datetime) -> str:
-    """Of a link, and so of all before it."""
+    """Return the checksum of a link, which covers all links before it."""
     return f"{crc32(repr((before, run, number, what, rows, at.strftime(TIME))).encode()):08x}"
 
 
@@ -304,7 +291,7 @@ def remove(session: Session, runs: Iterable[int], trials: Iterable[int]) -> None
 
 
 def removed(session: Session, table: str) -> set[int]:
-    """Numbers of rows that evoengine removed with their runs."""
+    """Return the numbers of the rows of a table that evoengine removed with their runs."""
     found: set[int] = set()
     for _, what, rows, *_ in _links(session.connection(), LEDGER):
         found |= read(rows).get(table, set()) if what == REMOVED else set()
@@ -312,7 +299,7 @@ def removed(session: Session, table: str) -> set[int]:
 
 
 def begin_all(connection: sa.Connection, what: str) -> None:
-    """Chains for all that a ledger holds, as it stands; where there are chains, they go."""
+    """Begin the chain of every run anew with the rows that the ledger holds; delete earlier chains."""
     for row in (LinkRow, ChainRow):
         connection.execute(sa.delete(row))
     runs = list(connection.scalars(sa.select(RunRow.id).order_by(RunRow.id)))
@@ -320,12 +307,7 @@ def begin_all(connection: sa.Connection, what: str) -> None:
         return
     append(connection, LEDGER, what, spelt({RunRow.__tablename__: set(runs)}))
     for run in runs:
-        append(
-            connection,
-            run,
-            what,
-            spelt({table: numbers for table, numbers in _held(connection, run).items() if numbers}),
-        )
+        append(connection, run, what, spelt(_held(connection, run)))
 
 
 def _held(connection: sa.Connection, run: int) -> Numbers:
@@ -342,7 +324,7 @@ def _held(connection: sa.Connection, run: int) -> Numbers:
 
 
 def spelt(numbers: Mapping[str, set[int]]) -> str:
-    """`candidates 1-3,7; verdicts 2`"""
+    """Return the numbers as text: `candidates 1-3,7; verdicts 2`."""
     return "; ".join(f"{table} {_spans(of_table)}" for table, of_table in sorted(numbers.items()) if of_table)
 
 
@@ -444,7 +426,7 @@ def insert_row(connection: sa.Connection, row: type[Base], values: Mapping[str, 
 
 
 def insert_new(connection: sa.Connection, row: type[Base], values: Mapping[str, Any]) -> int | str | None:
-    """Its primary key; None where it is there already: another process may be writing the same."""
+    """Insert a row unless its key exists, as another process may have written it; return the key of a new row."""
     sums = {"checksum": row_checksum(row, values)} if issubclass(row, Checked) else {}
     key: int | str | None = connection.scalar(_insert_new(row, connection.dialect.name), {**values, **sums})
     return key

@@ -106,16 +106,13 @@ def _read_figure(row: Sequence[Any]) -> _Figure:
     kernel, *columns = row
     trial, run, problem, gpu, _, gate_version, source, config_key = _candidates.read(columns[: _candidates.width])
     number, _, m = read_figure(columns[_candidates.width :], _TERMS)
-    key = (problem, gpu, kernel, m.precedence, str(m.kind), m.device, _policy_key(m.policy), gate_version or 0)
+    policy = "" if m.policy is None else json.dumps(asdict(m.policy), sort_keys=True)
+    key = (problem, gpu, kernel, m.precedence, str(m.kind), m.device, policy, gate_version or 0)
     ranking = dict(zip(_KEY, key, strict=True))
     return _Figure(number, trial, run, m, source or config_key, ranking)
 
 
 _TERMS = ("predicted", "place", "final_of_run")
-
-
-def _policy_key(policy: Policy | None) -> str:
-    return "" if policy is None else json.dumps(asdict(policy), sort_keys=True)
 
 
 def _counting(rows: Iterable[Row[Any]]) -> Iterator[_Figure]:

@@ -188,7 +188,7 @@ S = TypeVar("S", bound="Select[*tuple[Any, ...]]")
 class Condition(Protocol):
     @property
     def names(self) -> frozenset[str]:
-        """The knobs that it reads."""
+        """Return the knobs that it reads."""
         ...
 
     def matches(self, config: Config) -> bool: ...
@@ -338,7 +338,7 @@ class RunSummary:
 
 
 def read_summaries(session: Session) -> Iterator[RunSummary]:
-    """Oldest first."""
+    """Yield a summary of each run, oldest first."""
     outcomes = select(CandidateRow.run_id, CandidateRow.outcome, func.count()).group_by(
         CandidateRow.run_id, CandidateRow.outcome
     )

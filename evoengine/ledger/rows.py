@@ -78,7 +78,7 @@ def batches(values: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
 
 
 def to_json_number(value: float | None) -> float | str | None:
-    """JSON knows no NaN and no infinity; they become "nan", "inf" and "-inf"."""
+    """Return the number as JSON, which has no NaN and no infinity: those become "nan", "inf" and "-inf"."""
     return value if value is None or math.isfinite(value) else str(float(value))
 
 
@@ -100,11 +100,6 @@ _BINARY = select(BinaryRow.id).where(
     BinaryRow.arch == bindparam("arch"),
     BinaryRow.compiler == bindparam("compiler"),
 )
-
-
-def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | None:
-    """Return the number of the binary of that source_sha256, options, arch and compiler."""
-    return connection.scalar(_BINARY, key)
 
 
 def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
@@ -298,7 +293,7 @@ def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
 
 
 def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
-    """Of back-to-back runs; `figures` come oldest first."""
+    """Return the last figure of back-to-back runs. `figures` come oldest first."""
     return next((m for m in reversed(figures) if m.is_sustained), None)
 
 

@@ -8,7 +8,6 @@ has ended. The run's fence is then raised, so that a process that was only stopp
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +21,6 @@ from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.tables import CandidateRow, HeartbeatRow, RunRow
 from evoengine.records import DEATHS, KILLED, RUNNING, Outcome
 from evoengine.sandbox.machine import is_gone, this_process
-
-
-def this_host() -> str:
-    return socket.gethostname()
-
 
 BEAT_SECONDS = 3.0
 KILLED_AFTER_SECONDS = 60.0

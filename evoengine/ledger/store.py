@@ -7,6 +7,7 @@ called in: a kill loses at most the stage in progress.
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,7 +46,6 @@ from evoengine.ledger.runs import (
     left_over,
     mark_killed,
     seconds_until_last_beat,
-    this_host,
 )
 from evoengine.ledger.schema import REVISIONS
 from evoengine.ledger.tables import (
@@ -151,7 +151,7 @@ class Ledger:
 
     @property
     def place(self) -> str:
-        """For people: the file, or the URL without its password."""
+        """Return the file, or the URL without its password, for messages."""
         return display_url(self.database.url)
 
     @property
@@ -208,7 +208,7 @@ class Ledger:
                 seed=seed,
                 objectives=objectives,
                 version=__version__,
-                host=this_host(),
+                host=socket.gethostname(),
                 pid=os.getpid(),
                 command=command,
                 definition=definition,
@@ -235,7 +235,7 @@ class Ledger:
             if row.status == RUNNING:
                 return None
             end_unfinished(session, run, killed=row.status == KILLED)
-            row.status, row.finished_at, row.host, row.pid = RUNNING, None, this_host(), os.getpid()
+            row.status, row.finished_at, row.host, row.pid = RUNNING, None, socket.gethostname(), os.getpid()
             row.trials, row.seconds, row.version = trials, seconds, __version__
             fence = begin_beating(session, run)
             spent = session.get_one(HeartbeatRow, run).spent
@@ -408,9 +408,6 @@ class Ledger:
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
         """Return what that compiler made of that source, in whatever run; None where its machine code was pruned."""
         key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
-        with self.database.read_connection() as connection:
-            if rows.find_binary_row(connection, key) is None:
-                return None
         with self.database.reading() as session:
             row = session.scalar(select(BinaryRow).filter_by(**key).options(joinedload(BinaryRow.machine_code)))
             return rows.to_binary(row, with_cubin=True) if row and row.machine_code else None
@@ -501,7 +498,7 @@ class Ledger:
     def candidates(
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
     ) -> list[Candidate]:
-        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
+        """Return candidates in the order of their trial numbers. Without `with_cubin` cubins are empty."""
         return self._load(narrowed(select(CandidateRow), Wanted(run, problem, gpu)), with_cubin)
 
     def trials(
@@ -515,11 +512,10 @@ class Ledger:
         resources: bool = False,
         newest_first: bool = False,
     ) -> Iterator[Trial]:
-        """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
+        """Yield what a list shows of each trial, in the order of their numbers, reading a batch at a time.
 
-        With `ranked` only those that are, else with `outcomes` only those that ended so (None: unfinished), with
-        `resources` also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few
-        that agree in something stops when it has them.
+        `ranked` selects ranked trials, else `outcomes` those that ended so (None: unfinished). `resources` adds
+        registers and shared memory. `newest_first` reverses the order, for callers that stop early.
         """
         named = [str(o) if o else PENDING for o in outcomes]
         if ranked:

@@ -14,12 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import wraps
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
@@ -121,7 +120,7 @@ class Commits:
         self._of_thread = threading.local()
 
     def note(self, connection: Connection) -> Mark:
-        """Has the transaction leave its mark."""
+        """Write the transaction's mark and return it."""
         own = self._of_thread
         if not hasattr(own, "writer"):
             own.writer, own.numbers = uuid.uuid4().hex, count(1)
@@ -132,7 +131,7 @@ class Commits:
 
 
 def was_made(connection: Connection, mark: Mark) -> bool | None:
-    """Whether the last transaction of its writer is that one; None while the server has not ended it."""
+    """Return whether the last transaction of the writer is that one; None while the server has not ended it."""
     writer, number = mark
     connection.execute(_WAIT)
     try:
@@ -210,15 +209,14 @@ class Watch:
         self._held = now
 
     def guard(self, engine: Engine) -> None:
-        """Has the engine open no connection to another file than this."""
+        """Have the engine check the file before each new connection."""
 
         @event.listens_for(engine, "do_connect")
         def ask(*connecting: Any) -> None:
             self.check()
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """What stands in the file itself, whatever its log says."""
 
     number: int
@@ -228,9 +226,9 @@ class _Held:
 
 
 def _held(path: Path) -> _Held | None:
-    """None where nobody can tell.
+    """Return what the file itself holds; None where it cannot be read.
 
-    SQLite has to read it: if anything else opened the file and closed it again, that would drop SQLite's locks on it.
+    SQLite must read it: opening and closing the file by other means would drop SQLite's locks on it.
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
@@ -316,7 +314,7 @@ class Database:
         self._of_thread = threading.local()
 
     def watch(self, engine: Engine) -> None:
-        """Has another engine on the same database open no other file than this ledger's, and close with it."""
+        """Guard and close another engine on the same database as this one."""
         self._watch.guard(engine)
         self._engines.append(engine)
 
@@ -327,14 +325,14 @@ class Database:
 
     @contextmanager
     def writing(self, *, once: bool = True) -> Iterator[Session]:
-        """As `write_connection`, through the mapper."""
+        """Begin a transaction as `write_connection`, and yield a session."""
         with self.write_connection(once=once) as connection, Session(connection) as session:
             yield session
             session.flush()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Has all that this thread writes meanwhile be one transaction, which takes a fraction of the time.
+        """Combine all that this thread writes meanwhile into one transaction, which takes a fraction of the time.
 
         In SQLite, where who writes holds off others anyway. In PostgreSQL every write stays a transaction of its own:
         two searches that wrote the same rows in unlike order would wait for each other.
@@ -365,7 +363,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, once: bool = True) -> Iterator[Connection]:
-        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
+        """Make one transaction. Raises MachineError where the file is lost, or this process lost one of its runs."""
         try:
             self._watch.check()
             with translate_errors(self.url), self._committing(once) as connection:
@@ -401,7 +399,7 @@ class Database:
                 raise
 
     def _was_made(self, mark: Mark) -> Callable[[], bool]:
-        """Asks for the transaction of that mark."""
+        """Return a function that asks the server whether the transaction of that mark was made."""
 
         def ask() -> bool:
             with translate_errors(self.url), self.engine.begin() as connection:
@@ -424,13 +422,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Begin a transaction that reads, or read in the one that is written `together`."""
+        """Begin a transaction that reads, or use the one that is written `together`; yield a session."""
         with self.read_connection() as connection, Session(connection) as session:
             yield session
 
     @contextmanager
     def read_connection(self) -> Iterator[Connection]:
-        """As `reading`, past the mapper."""
+        """Begin a transaction as `reading`, and yield its connection."""
         together = self._together()
         with translate_errors(self.url):
             if together and together.connection:

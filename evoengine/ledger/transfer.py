@@ -47,7 +47,7 @@ class RunHistory:
 
     run: Run
     baselines: Sequence[Baseline]
-    dossiers: Iterable[CandidateHistory]
+    candidates: Iterable[CandidateHistory]
 
 
 def read_run(ledger: Ledger, number: int) -> RunHistory:
@@ -60,11 +60,11 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
         return RunHistory(
             rows.to_run(session.get_one(RunRow, number)),
             list(map(rows.to_baseline, session.scalars(of_run))),
-            [_dossier(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
+            [_history(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 
 
-def _dossier(row: CandidateRow) -> CandidateHistory:
+def _history(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
         rows.to_candidate(row, with_cubin=False),
         list(map(rows.to_verdict, row.verdicts)),
@@ -99,7 +99,7 @@ def _insert_run(
     session.flush()
     for baseline in whole.baselines:
         session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **rows.baseline_values(baseline)))
-    trials, late = _insert_dossiers(session, whole.dossiers, run.id, now, on_done)
+    trials, late = _insert_candidates(session, whole.candidates, run.id, now, on_done)
     finals = _finals(figure for _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
     late.sort(key=lambda f: (f[1].taken_at or now, "place" in f[1].terms))
@@ -110,26 +110,26 @@ def _insert_run(
     return run.id, list(trials.values())
 
 
-def _insert_dossiers(
-    session: Session, dossiers: Iterable[CandidateHistory], run: int, now: datetime, on_done: Callable[[int], None]
+def _insert_candidates(
+    session: Session, histories: Iterable[CandidateHistory], run: int, now: datetime, on_done: Callable[[int], None]
 ) -> tuple[dict[int, int], list[tuple[int, Measurement]]]:
-    """Old trial number → new; the figures to be written when all trials are, each with its new trial number."""
+    """Insert candidates; return old trial number → new, and the figures to insert after them, by new numbers."""
     numbers: dict[int, int] = {}
     late: list[tuple[int, Measurement]] = []
     renaming: dict[int, str] = {}
-    for some in batches(dossiers):
+    for some in batches(histories):
         new = _next_trials(session, len(some))
-        numbers |= {dossier.candidate.trial: number for dossier, number in zip(some, new, strict=True)}
+        numbers |= {history.candidate.trial: number for history, number in zip(some, new, strict=True)}
         written: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
-        for dossier, trial in zip(some, new, strict=True):
-            if dossier.candidate.reason and _TRIAL.search(dossier.candidate.reason):
-                renaming[trial] = dossier.candidate.reason
+        for history, trial in zip(some, new, strict=True):
+            if history.candidate.reason and _TRIAL.search(history.candidate.reason):
+                renaming[trial] = history.candidate.reason
             written[CandidateRow].append(
-                {"id": trial} | _candidate_values(session, dossier.candidate, run, now, numbers)
+                {"id": trial} | _candidate_values(session, history.candidate, run, now, numbers)
             )
-            written[VerdictRow] += [_values(trial, v, rows.verdict_values, now) for v in dossier.verdicts]
-            written[ProfileRow] += [_values(trial, p, rows.profile_values, now) for p in dossier.profiles]
-            for figure in dossier.figures:
+            written[VerdictRow] += [_values(trial, v, rows.verdict_values, now) for v in history.verdicts]
+            written[ProfileRow] += [_values(trial, p, rows.profile_values, now) for p in history.profiles]
+            for figure in history.figures:
                 if figure.taken_at or figure.terms:
                     late.append((trial, figure))
                 else:  # a foreign file's, which may be 100,000
@@ -144,7 +144,7 @@ def _insert_dossiers(
 
 
 def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) -> None:
-    """Rows that the mapper does not see: their checksums are made here, and the chain's notes."""
+    """Insert rows past the mapper, with their checksums and the chain's notes."""
     if not values:
         return
     table, connection = row.__table__, session.connection()
@@ -157,7 +157,7 @@ def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) 
 
 
 def _next_trials(session: Session, count: int) -> Sequence[int]:
-    """So many trial numbers that were never given, rising."""
+    """Return `count` trial numbers that were never given, in ascending order."""
     if session.get_bind().dialect.name == "sqlite":  # whose transaction has the write lock from its beginning
         last = session.scalar(text("SELECT seq FROM sqlite_sequence WHERE name = 'candidates'")) or 0
         return range(last + 1, last + 1 + count)
@@ -168,7 +168,7 @@ def _next_trials(session: Session, count: int) -> Sequence[int]:
 def _candidate_values(
     session: Session, c: Candidate, run: int, now: datetime, numbers: Mapping[int, int]
 ) -> dict[str, object]:
-    """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
+    """Return all columns of a candidate's row. `numbers` maps the run's old trial numbers so far to new ones."""
     source = rows.get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(rows.OF_SOURCE)
     binary = None
     if c.source and c.binary:
@@ -194,7 +194,7 @@ def _candidate_values(
 
 
 def is_elsewhere(binary: Binary) -> bool:
-    """Whether it is what a file says of a binary that is in another ledger; its `cubin` is empty."""
+    """Return whether the machine code of a binary stayed in another ledger; `cubin` is empty then."""
     return binary.compiler.startswith(IMPORTED)
 
 
@@ -216,7 +216,7 @@ def _values(
 
 
 def _finals(figures: Iterable[Measurement]) -> dict[float, float]:
-    """Old `final_of_run` → new: -1 for the last."""
+    """Return old `final_of_run` → new: -1 for the last finals, -2 for those before."""
     held = {figure.terms["final_of_run"] for figure in figures if "final_of_run" in figure.terms}
     return {old: -float(age) for age, old in enumerate(sorted(held, reverse=True), 1)}
 

@@ -120,7 +120,7 @@ def validate_run(history: RunHistory) -> None:
     for baseline in history.baselines:
         _require(baseline, f"the baseline {baseline.name!r:.60}")
     before: set[int] = set()
-    records = list(history.dossiers)
+    records = list(history.candidates)
     numbers = {record.candidate.trial for record in records}
     for record in records:
         trial = record.candidate.trial
@@ -139,7 +139,7 @@ def mark_suspect(history: RunHistory, target: Target) -> RunHistory:
 
     A candidate ranked by such a figure becomes suspect.
     """
-    return replace(history, dossiers=[_with_suspicion(record, target) for record in history.dossiers])
+    return replace(history, candidates=[_with_suspicion(record, target) for record in history.candidates])
 
 
 def _with_suspicion(record: CandidateHistory, target: Target) -> CandidateHistory:

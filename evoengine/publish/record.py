@@ -99,8 +99,8 @@ def _record(found: Any, where: str) -> Record:
             raise ValueError("it has no run, or no seed from 0 to 2^31 - 1")
         if definition is not None and not isinstance(definition, str):
             raise ValueError("its definition is no text")
-        (dossier,) = history.dossiers
-        candidate = dossier.candidate
+        (judged,) = history.candidates
+        candidate = judged.candidate
         if candidate.source is None or candidate.binary is None:
             raise ValueError("its candidate has no source or no binary")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, binascii.Error) as error:
@@ -110,7 +110,7 @@ def _record(found: Any, where: str) -> Record:
     return Record(
         replace(history.run, definition=definition),
         replace(candidate, binary=replace(candidate.binary, cubin=cubin)),
-        Judged(tuple(dossier.verdicts)),
+        Judged(tuple(judged.verdicts)),
         seed,
     )
 

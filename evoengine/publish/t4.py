@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -33,7 +34,6 @@ from evoengine.ledger.rows import (
     to_verdict,
     verdict_values,
 )
-from evoengine.ledger.runs import this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.imported import validate_run
 from evoengine.records import (
@@ -85,7 +85,7 @@ Dated = TypeVar("Dated", Baseline, Verdict, Measurement, Profile)
 
 def to_t4(history: RunHistory) -> dict[str, Any]:
     """Return the run with its finished candidates, cubins included."""
-    run, records = history.run, list(history.dossiers)
+    run, records = history.run, list(history.candidates)
     kind = most_trusted_kind(figure for record in records for figure in record.figures)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -136,7 +136,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         space_sha256=space["sha256"],
         space_text=space["text"],
         version=metadata["autotuner_version"],
-        host=this_host(),
+        host=socket.gethostname(),
         pid=os.getpid(),
         gpu_definition=_board(described),
         kernel=described.get("kernel"),

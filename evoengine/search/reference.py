@@ -94,7 +94,7 @@ def _in_worker(
 
 def _load() -> None:
     """Import torch before the time limit starts."""
-    import_module("evoengine.workloads.folder_check")
+    import_module("evoengine.workloads.folder_tensors")
 
 
 def _load_triton() -> None:
@@ -102,7 +102,7 @@ def _load_triton() -> None:
 
 
 def _check(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
-    from evoengine.workloads.folder_check import check_reference
+    from evoengine.workloads.folder_tensors import check_reference
 
     return check_reference(workload, problem)
 
@@ -114,7 +114,7 @@ def _examine(host: Host, gpu: Gpu) -> Examined:
 
 
 def _with_functions(host: Host) -> Host:
-    from evoengine.virtual.served_file import with_functions
+    from evoengine.virtual.host import with_functions
 
     return with_functions(host)
 

@@ -11,4 +11,5 @@ from evoengine.sandbox.worker_process import ONE_THREAD
 os.environ.update(ONE_THREAD)  # before the libraries read it
 for module in ("compile", "gate", "predict"):
     import_module(f"evoengine.stages.{module}")
-import_module("evoengine.workloads.folder_check")
+for module in ("folder", "folder_tensors"):
+    import_module(f"evoengine.workloads.{module}")

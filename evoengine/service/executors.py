@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from sqlalchemy.orm import Session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.errors import EvoengineError
 from evoengine.gpu import known_gpus
-from evoengine.ledger.runs import database_time, mark_killed, this_host
+from evoengine.ledger.runs import database_time, mark_killed
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import HeartbeatRow
 from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
@@ -309,7 +310,7 @@ class Dispatcher(threading.Thread):
 
     def __init__(self, ledger: Ledger, slots: list[Slot], patience: float, say: Callable[[str], None]) -> None:
         super().__init__(name="dispatcher", daemon=True)
-        self.owner = f"{this_host()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.executors = Executors(ledger, self.owner, slots, patience)
         self._url, self._slots, self._say = ledger.url, slots, say
         self._beat_seconds = patience / BEATS_PER_PATIENCE

@@ -122,7 +122,7 @@ class Jobs:
             return to_job(_row(session, number))
 
     def newest(self, state: str | None = None, before: int | None = None, limit: int = 100) -> list[Job]:
-        """Newest first."""
+        """Return jobs, newest first."""
         wanted = select(JobRow).order_by(JobRow.id.desc()).limit(limit)
         if state is not None:
             wanted = wanted.where(JobRow.state == state)
@@ -146,14 +146,14 @@ class Jobs:
             return to_job(row)
 
     def events(self, number: int, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Those with higher numbers, in their order."""
+        """Return the events of a job with higher numbers, in their order."""
         of_job = select(JobEventRow).where(JobEventRow.job_id == number, JobEventRow.number > after)
         with self._db.reading() as session:
             rows = session.scalars(of_job.order_by(JobEventRow.number).limit(limit))
             return [Event(row.number, row.event, row.data, row.at) for row in rows]
 
     def announced(self, number: int) -> set[int]:
-        """Trials that events of the job have told."""
+        """Return the trials that events of the job have announced."""
         told = select(JobEventRow.data).where(JobEventRow.job_id == number, JobEventRow.event == "trial")
         with self._db.reading() as session:
             return {data["trial"] for data in session.scalars(told)}

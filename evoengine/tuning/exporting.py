@@ -15,7 +15,7 @@ from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.ledger.check import require_proven
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.publish.export import export_files, triton_files
+from evoengine.publish.export import export_files, run_time_sizes, triton_files
 from evoengine.publish.folder import (
     CHECKSUMS,
     MARK,
@@ -29,7 +29,6 @@ from evoengine.publish.folder import (
 from evoengine.publish.packages import package_files, require_form, require_table_form, table_package_files
 from evoengine.publish.record import FILE as RECORD_FILE
 from evoengine.publish.record import SIGNED_FILE, record_json, require_key, signed
-from evoengine.publish.run_time import run_time
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
@@ -268,5 +267,5 @@ def _launches(ledger: Ledger, winner: Candidate, target: Target) -> dict[str, An
         return {}
     return {
         "grids": space.grids_by_sms(winner.config, range(1, MAX_SMS + 1)),
-        "run_time": run_time(winner, target, space),
+        "run_time": run_time_sizes(winner, target, space),
     }

@@ -1,6 +1,6 @@
 """Launch tuned kernels of vLLM and SGLang with the arguments that their own launchers pass.
 
-This text stands behind a kernel's in the text of its candidates (evoengine.virtual.served_file).
+This text stands behind a kernel's in the text of its candidates (evoengine.virtual.host).
 """
 
 from __future__ import annotations

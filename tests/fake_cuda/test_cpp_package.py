@@ -12,9 +12,8 @@ import torch
 
 from evoengine import workloads
 from evoengine.devices.base import TensorParameter
-from evoengine.publish.export import export_files
+from evoengine.publish.export import export_files, run_time_sizes
 from evoengine.publish.packages import package_files
-from evoengine.publish.run_time import run_time
 from evoengine.records import Candidate, Outcome
 from evoengine.sandbox.host_compiler import find_compiler
 from evoengine.stages import compile as compiler
@@ -66,7 +65,7 @@ def packaged(gate, wanted, folder: Path, form: str = "cpp") -> None:
     source = gate.source(config)
     binary = compiler.compile_source(source, "sm_90a")
     found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-    files = export_files(found, gate.target, run_time=run_time(found, gate.target, gate.space))
+    files = export_files(found, gate.target, run_time=run_time_sizes(found, gate.target, gate.space))
     for name, data in package_files(form, files, "packaged").items():
         (folder / name).write_bytes(data)
 

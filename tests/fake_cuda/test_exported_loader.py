@@ -13,8 +13,7 @@ import torch
 
 from evoengine import workloads
 from evoengine.devices.base import TensorParameter
-from evoengine.publish.export import export
-from evoengine.publish.run_time import run_time
+from evoengine.publish.export import export, run_time_sizes
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
 from evoengine.stages.verify import compare
@@ -42,7 +41,7 @@ def load(kernel_gate, tmp_path, monkeypatch):
         source = gate.source(config)
         binary = compiler.compile_source(source, "sm_90a")
         found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        export(found, gate.target, tmp_path / "out", run_time=run_time(found, gate.target, gate.space))
+        export(found, gate.target, tmp_path / "out", run_time=run_time_sizes(found, gate.target, gate.space))
         path = tmp_path / "out" / f"{exported_module(tmp_path / 'out')}.py"
         spec = importlib.util.spec_from_file_location("exported", path)
         module = importlib.util.module_from_spec(spec)

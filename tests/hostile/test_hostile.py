@@ -129,7 +129,7 @@ def _reads_only(monkeypatch):
 
     def read(file: Path) -> None:
         found = transfer._own(file) or transfer._recorded(file, lambda line: None)
-        list(found[0].dossiers)
+        list(found[0].candidates)
 
     return read
 

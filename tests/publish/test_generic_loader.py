@@ -29,8 +29,7 @@ from evoengine.devices.base import (
 from evoengine.devices.cuda import encode_tensor_map
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.publish.export import export
-from evoengine.publish.run_time import run_time
+from evoengine.publish.export import export, run_time_sizes
 from evoengine.records import Binary, Candidate, KernelResources, Launch, NextKernel, Outcome, Source
 from evoengine.space.space import load_space, space_from_text
 from evoengine.workloads import parse_problem
@@ -91,7 +90,7 @@ def load(driver, tmp_path, monkeypatch):
         binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0, others=others)
         problem = str(target.problem)
         found = Candidate(3, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        rules = run_time(found, target, space) if space else None
+        rules = run_time_sizes(found, target, space) if space else None
         export(found, target, tmp_path / name, grids=grids or {}, run_time=rules)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.{exported_module(tmp_path / name)}")
@@ -478,7 +477,7 @@ def test_a_problem_whose_parameters_are_no_expressions_of_its_sizes_serves_them_
     target = target_of("gemm:m256,n256,k256,bf16")
     space = space_of(target)
     found = Candidate(3, 1, str(target.problem), "h100", space.starts[-1], Outcome.ESTIMATED)
-    assert run_time(found, target, space)["axes"] == {"m": 256, "n": 256, "k": 256}
+    assert run_time_sizes(found, target, space)["axes"] == {"m": 256, "n": 256, "k": 256}
     own = type(target.workload).parameters
 
     def of_a_size(self, problem, config):
@@ -491,7 +490,7 @@ def test_a_problem_whose_parameters_are_no_expressions_of_its_sizes_serves_them_
     for wrong in (of_a_size, that_compares):
         with monkeypatch.context() as changed:
             changed.setattr(type(target.workload), "parameters", wrong)
-            assert run_time(found, target, space) is None
+            assert run_time_sizes(found, target, space) is None
 
 
 # two kernels in one process

@@ -125,7 +125,7 @@ def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, 
     with pytest.raises(MachineError, match="cannot be judged here"):
         exporting.export(tmp_path / "out", db=ledger.place)
     assert not (tmp_path / "out").exists()
-    said = whole().dossiers[0].candidate.verdict
+    said = whole().candidates[0].candidate.verdict
     own = tuple(replace(said, device=device, reason=None) for device in (EXECUTOR, EMULATOR))
     monkeypatch.setattr(exporting, "judge_export", lambda *_: Judged(own))
     monkeypatch.setattr(exporting, "trace_files", lambda *_: {})
@@ -208,8 +208,8 @@ def test_figures_above_the_roofline_are_suspect_whichever_of_them_claims_it(ledg
     for figure in of_all_figures(data):
         figure |= changes
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
-    assert all("is above the" in figure.suspect for d in marked.dossiers for figure in d.figures)
-    assert not any(d.candidate.outcome.ranked for d in marked.dossiers)
+    assert all("is above the" in figure.suspect for d in marked.candidates for figure in d.figures)
+    assert not any(d.candidate.outcome.ranked for d in marked.candidates)
     import_run(ledger, marked)
     assert ledger.best(PROBLEM, GPU, top=9) == []
 
@@ -222,7 +222,7 @@ def test_an_imported_figure_is_judged_by_what_its_kernel_multiplies_with(ledger)
     for figure in of_all_figures(data):
         figure["tflops"] = 300.0
     marked = mark_suspect(from_t4(data), stored_target(ledger, PROBLEM, find_gpu(GPU)))
-    scalar = [d for d in marked.dossiers if d.candidate.binary]
+    scalar = [d for d in marked.candidates if d.candidate.binary]
     assert scalar and all("without its tensor cores" in f.suspect for d in scalar for f in d.figures)
 
 

@@ -118,7 +118,7 @@ def whole() -> RunHistory:
             measurement=estimate,
         ),
     ]
-    dossiers = [
+    histories = [
         CandidateHistory(
             replace(c, created_at=at(n), finished_at=at(n + 0.5)),
             [replace(c.verdict, taken_at=at(n + 0.1))] if c.verdict else [],
@@ -127,8 +127,8 @@ def whole() -> RunHistory:
         )
         for n, c in enumerate(finished)
     ]
-    dossiers[0] = replace(
-        dossiers[0],
+    histories[0] = replace(
+        histories[0],
         verdicts=[replace(a_verdict(Outcome.HUNG), taken_at=at(2)), replace(a_verdict(), taken_at=at(3))],
         figures=[
             replace(estimate, taken_at=at(3)),
@@ -138,7 +138,7 @@ def whole() -> RunHistory:
         ],
         profiles=[replace(static, taken_at=at(6)), replace(PROFILE, taken_at=at(7))],
     )
-    return RunHistory(RUN, BASELINES, dossiers)
+    return RunHistory(RUN, BASELINES, histories)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def imported_again(path, data, runs_before: int = 0):
     """The file's run as a ledger gives it back that held other runs before; and what it ranks."""
     with open_ledger(str(path), create=True) as ledger:
         for _ in range(runs_before):
-            import_run(ledger, replace(whole(), dossiers=whole().dossiers[3:5]))
+            import_run(ledger, replace(whole(), candidates=whole().candidates[3:5]))
         run, trials = import_run(ledger, from_t4(json.loads(json.dumps(data, allow_nan=False))))
         return read_run(ledger, run), trials, [c.trial for c in ledger.best(PROBLEM, GPU, top=9, run=run)]
 
@@ -187,8 +187,8 @@ def test_what_comes_out_of_a_ledger_is_what_went_in(exported, tmp_path):
 
 def test_a_round_trip_loses_nothing_but_the_machine_code(exported):
     back = from_t4(json.loads(json.dumps(exported, allow_nan=False)))
-    there = repr(whole().dossiers).replace(f"cubin={a_binary().cubin!r}", "cubin=b''")
-    assert repr(back.dossiers) == there  # by repr: nan is no nan's equal
+    there = repr(whole().candidates).replace(f"cubin={a_binary().cubin!r}", "cubin=b''")
+    assert repr(back.candidates) == there  # by repr: nan is no nan's equal
     assert back.baselines == BASELINES
     assert to_t4(back)["results"] == exported["results"]
     assert back.run == replace(RUN, id=0, host=back.run.host, pid=back.run.pid)
@@ -196,7 +196,7 @@ def test_a_round_trip_loses_nothing_but_the_machine_code(exported):
 
 def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_path):
     back, trials, _ = imported_again(tmp_path / "evo.db", exported, runs_before=2)
-    candidates = [d.candidate for d in back.dossiers]
+    candidates = [d.candidate for d in back.candidates]
     assert candidates[4].reason == f"renders the same source as trial {trials[6]}"
     assert candidates[4].parents == (trials[0], trials[3])
     assert candidates[6].measurement.terms == {"dropped_after": 3.0, "incumbent": trials[0]}
@@ -205,7 +205,7 @@ def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_pa
 def test_what_comes_in_ranks_as_it_did_and_its_finals_are_numbered_below_0(exported, tmp_path):
     back, trials, ranked = imported_again(tmp_path / "evo.db", exported, runs_before=1)
     assert ranked == [trials[0], trials[6]]
-    assert [f.terms.get("final_of_run") for f in back.dossiers[0].figures] == [None, -2.0, None, -1.0]
+    assert [f.terms.get("final_of_run") for f in back.candidates[0].figures] == [None, -2.0, None, -1.0]
 
 
 @pytest.mark.parametrize("finals_here", [False, True])
@@ -250,8 +250,8 @@ def test_a_file_of_before_times_profiles_and_all_verdicts_were_kept_is_read(expo
     begun = datetime.now(UTC)
     back, _, _ = imported_again(tmp_path / "evo.db", exported)
     assert (back.run.started_at, back.run.status) == (BEGAN, "imported")
-    assert [d.candidate.verdict for d in back.dossiers] == [d.candidate.verdict for d in whole().dossiers]
-    first = back.dossiers[0]
+    assert [d.candidate.verdict for d in back.candidates] == [d.candidate.verdict for d in whole().candidates]
+    first = back.candidates[0]
     assert begun <= first.candidate.created_at == first.figures[0].taken_at == back.baselines[0].taken_at
 
 
@@ -261,7 +261,7 @@ def test_figures_of_a_file_of_before_policies_have_an_unknown_one_where_they_wer
     for figure in figures:
         del figure["policy"], figure["normalised_us"]
     back, _, _ = imported_again(tmp_path / "evo.db", exported)
-    read = [figure for dossier in back.dossiers for figure in dossier.figures]
+    read = [figure for each in back.candidates for figure in each.figures]
     assert {(f.kind, f.policy, f.normalised_us) for f in read} == {
         (Kind.MEASURED, UNKNOWN_POLICY, None), (Kind.ESTIMATED, None, None), (Kind.RECORDED, None, None),
     }  # fmt: skip
@@ -296,7 +296,7 @@ def test_an_estimate_is_never_called_a_time(exported):
 
 
 def test_what_an_estimated_run_rejected_was_aimed_at_the_same_as_what_it_ranked():
-    run = to_t4(replace(whole(), dossiers=[whole().dossiers[2], whole().dossiers[7]]))
+    run = to_t4(replace(whole(), candidates=[whole().candidates[2], whole().candidates[7]]))
     assert [objectives for objectives, _ in figures_in(run)] == [["estimated time"]] * 2
 
 
@@ -311,7 +311,7 @@ def test_unfinished_candidates_are_left_out(tmp_path):
         ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
         for outcome in (Outcome.KILLED, Outcome.INTERRUPTED):
             ledger.finish(ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None), outcome, "why", None, None)
-        assert len(to_t4(read_run(ledger, run))["results"]) == len(whole().dossiers)
+        assert len(to_t4(read_run(ledger, run))["results"]) == len(whole().candidates)
 
 
 def test_another_tuners_file_is_told_apart(exported):

@@ -17,9 +17,9 @@ from evoengine.stages.verify import run_plan
 from evoengine.workloads.base import NothingWritten, WrongBlock
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_cases import own_extents, shorter_lengths
-from evoengine.workloads.folder_check import check_reference
 from evoengine.workloads.folder_definition import size_rules
 from evoengine.workloads.folder_full_size_tensors import check_cover, check_idle, independent_axes, stored_elements
+from evoengine.workloads.folder_tensors import check_reference
 
 SPACE = """kernel = "two"
 [knobs]

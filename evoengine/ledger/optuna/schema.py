@@ -82,17 +82,17 @@ def declared_tables() -> list[sa.Table]:
 
 
 def study_prefix(run: int) -> str:
-    """How the names of a run's studies begin."""
+    """Return how the names of a run's studies begin."""
     return f"run {run} · "
 
 
 def delete_studies(connection: sa.Connection, run: int) -> None:
-    """Take the studies of a run and their trials out of Optuna's tables, in the present transaction."""
+    """Delete the studies of a run with their trials, in the present transaction."""
     _delete(connection, _STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
 
 
 def delete_study(connection: sa.Connection, name: str) -> None:
-    """As `delete_studies`, of one by its whole name."""
+    """Delete one study by its name, as `delete_studies` does."""
     _delete(connection, _STUDIES.c.study_name == name)
 
 
@@ -117,10 +117,10 @@ def insert_trials(
     trials: Sequence[tuple[StudyTrial, Mapping[str, float], Mapping[str, str]]],
     distributions: Mapping[str, BaseDistribution],
 ) -> None:
-    """Finished trials, each with its values' places in their domains and its system attributes.
+    """Insert finished trials, with the index of each value in its knob's domain and system attributes.
 
-    Numbered in their order, after those that are there. `distributions` are those of all knobs, the same for every
-    trial of the study.
+    They are numbered in their order, after those of the study. `distributions` are those of all knobs, the same for
+    every trial of the study.
     """
     # slow to import
     from optuna.distributions import distribution_to_json
@@ -169,5 +169,5 @@ def _insert(connection: sa.Connection, into: sa.Table, rows: list[dict[str, Any]
 
 
 def _naive(moment: datetime | None) -> datetime | None:
-    """Optuna's tables have UTC without a zone."""
+    """Return the time in UTC without a zone, as Optuna's tables hold it."""
     return moment and moment.astimezone(UTC).replace(tzinfo=None)

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 
 def optuna_storage(database: str) -> RDBStorage:
-    """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
+    """Return Optuna's storage in a ledger's database. Raises UsageError where its schema is another Optuna's."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
@@ -108,7 +108,7 @@ def artifact_store(database: str) -> FileSystemArtifactStore:
 
 @contextmanager
 def _explained(url: URL) -> Iterator[None]:
-    """As `explained`, for errors that Optuna has wrapped in its own."""
+    """Translate errors of the database, those included that Optuna wrapped in its own."""
     with translate_errors(url):
         try:
             yield
@@ -128,7 +128,7 @@ class Projection:
         domains: Mapping[str, Sequence[Value]],
         suffix: str = "",
     ) -> None:
-        """`domains`: each knob's values, the same for all trials of the run. `suffix` ends the study's name.
+        """Create or open the study. `domains` has each knob's values; `suffix` ends the study's name.
 
         Raises UsageError where the database has been locked for too long.
         """
@@ -197,7 +197,7 @@ class Projection:
                 self._failed = reason
 
     def _insert(self, some: Sequence[StudyTrial]) -> None:
-        """In one transaction, numbered after those that are there."""
+        """Insert trials in one transaction, numbered after those of the study."""
         due = [shown for shown in some if self._run_ended or not shown.unfinished]
         placed = [(shown, places) for shown in due if (places := self._places(shown)) is not None]
         whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
@@ -234,7 +234,7 @@ class Projection:
             on_done(done)
 
     def _places(self, shown: StudyTrial) -> dict[str, float] | None:
-        """Of the values in their knobs' domains; None where one is not there, and the trial is missed."""
+        """Return the index of each value in its knob's domain; None, with the trial missed, where it has none."""
         places: dict[str, float] = {}
         try:
             for knob, value in shown.config.items():
@@ -270,7 +270,7 @@ class Projection:
         return {f"artifacts:{key}": json.dumps(asdict(meta))}
 
     def _write_note(self, prefix: str, body: str) -> None:
-        """As optuna-dashboard's `save_note` does, which reads every note of the study to write one."""
+        """Write a note as optuna-dashboard's `save_note`, which would first read every note of the study."""
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_ver", 1)
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_str:0", body)
 
@@ -365,7 +365,7 @@ def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
 
 
 def study_note(found: Sequence[Effect]) -> str:
-    """Which changes of knobs paid, in Markdown, most rewarding first; `found` as `effects` orders them."""
+    """Return as Markdown which changes of knobs paid, in the order of `found`, which `effects` returns."""
     if not found:
         return "No trial was made from another yet: start points have no parents, and most samplers name none."
     lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
@@ -406,7 +406,7 @@ def repair_studies(storage: RDBStorage, ledger: Ledger) -> None:
 
 
 def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Callable[[int], None]) -> list[Projection]:
-    """Those that the run has; where it has none, that of its most trusted figures.
+    """Rebuild the studies of a run; where it has none, make that of its most trusted figures.
 
     Raises NothingFound where no trial of it has ended.
     """
@@ -422,7 +422,7 @@ def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Call
 
 
 def _differing(storage: RDBStorage, ledger: Ledger) -> list[tuple[int, Kind, int, int, int]]:
-    """Run, kind, trials of the study, those of them that are right, trials of the ledger that ended."""
+    """Return run, kind, and the numbers of trials in the study, of right ones among them, and of finished ones."""
     found: dict[str, Counter[str | None]] = {}
     with storage.engine.connect() as connection:
         for name in connection.scalars(_NAMES):
@@ -538,7 +538,7 @@ def _shown(
 
 
 def _changed(made: Step) -> str | None:
-    """`tile_m 64→128: +25.0% over #1`; None of a trial that was made from no other."""
+    """Return the change, as in `tile_m 64→128: +25.0% over #1`; None for a trial without a parent."""
     if not made.changes or made.parent is None:
         return None
     gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.gain is not None else ""
