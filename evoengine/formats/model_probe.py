@@ -11,6 +11,7 @@ import ast
 import inspect
 import itertools
 import math
+import re
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -266,7 +267,11 @@ def _trace(probe: Probe, sizes: Sizes) -> list[dict[str, Any]]:
         return run(*given, *left)
 
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
-    graph = make_fx(of_tensors, dict(core_aten_decompositions()), "fake")(*tensors, *weights.values()).graph
+    of_values = (*tensors, *weights.values())
+    traced = make_fx(of_tensors, dict(core_aten_decompositions()), "fake")(*of_values)
+    if any(re.fullmatch(r"aten\.\w+_\.\w+", str(node.target)) for node in traced.graph.nodes):  # decompositions update
+        traced = make_fx(torch.func.functionalize(traced), tracing_mode="fake")(*of_values)
+    graph = traced.graph
     found = []
     for node in graph.nodes:
         value = node.meta.get("val")

@@ -83,6 +83,7 @@ OPERATIONS = {
     "a loss": "F.smooth_l1_loss(x, x * 0.5)",
     ATTENTION: "F.scaled_dot_product_attention(x, w, w * 0.5)",
     "other shapes of the same elements": "(x.t()[None].expand(3, m, n).reshape(3 * m, n)[:, :, None].reshape(3, -1))",
+    "a norm that updates in place": "F.rms_norm(x, x.shape[1:]).mul_(0.5)",
     "several": "F.gelu(torch.matmul(x, w.t()) * 0.3).mean(dim=0)",
 }
 GENERIC = """import torch
