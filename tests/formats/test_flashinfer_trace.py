@@ -97,6 +97,27 @@ def test_an_rms_norm_comes_with_a_kernel_that_passes_the_gate(tmp_path):
     assert verdict.correct, verdict.reason
 
 
+def test_an_rms_norm_of_a_sum_with_a_residual_has_a_kernel_where_the_reference_adds_them(tmp_path):
+    tensors = RMS_NORM["inputs"]
+    inputs = {"hidden_states": tensors["hidden_states"], "residual": tensors["hidden_states"]} | tensors
+    plain = RMS_NORM["reference"].replace("run(hidden_states, weight)", "run(hidden_states, residual, weight)")
+    added = plain.replace("torch.float32)\n", "torch.float32) + residual.to(torch.float32)\n", 1)
+    verdict = gate(
+        written(tmp_path, RMS_NORM | {"inputs": inputs, "reference": added}),
+        {"family": "own", "block_size_x": 64, "unroll": 2},
+    )
+    assert verdict.correct, verdict.reason
+    other = imported(tmp_path, RMS_NORM | {"inputs": inputs, "reference": plain})
+    assert any("skeleton" in remark for remark in other.remarks)
+
+
+def test_an_input_that_may_be_left_out_is_always_given(tmp_path):
+    inputs = {name: item | {"optional": name == "weight"} for name, item in RMS_NORM["inputs"].items()}
+    made = imported(tmp_path, RMS_NORM | {"inputs": inputs})
+    assert made.problem["inputs"] == RMS_NORM["inputs"]
+    assert "that weight may be left out: a kernel always gets its inputs" in made.remarks
+
+
 def test_its_epsilon_is_the_references(tmp_path):
     folder = written(tmp_path, RMS_NORM)
     kernel = folder / "own.cu"
