@@ -7,6 +7,7 @@ outputs. Its launch is that of the problem it was tuned for, and `run` refuses t
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import Any
 from evoengine import __version__
 from evoengine.devices.base import (
     ConstantParameter,
+    PointerArgument,
     ScalarArgument,
     ScratchParameter,
     StructArgument,
@@ -28,14 +30,9 @@ from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
 
 FILE = "kernel.cu"
-_TYPES = {
-    "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
-    "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
-}  # fmt: skip # a table
 _ON_DEVICE = "cudaMemcpyDeviceToDevice"
-_HOST = """
-// ── host side: written by evoengine for flashinfer-bench ──
-
+_INCLUDES = """// ── for the host side below, before the kernel's macros ──
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -44,19 +41,74 @@ _HOST = """
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+"""
+_HOST = """
+// ── host side: written by evoengine for flashinfer-bench ──
+
 namespace evoengine_solution {{
 
+// An address for a parameter of any pointer type.
+struct Pointer {{
+    void* address;
+    template <class Pointee>
+    operator Pointee*() const {{
+        return static_cast<Pointee*>(address);
+    }}
+}};
+{values}
 void run({parameters}) {{
 {checks}
     cudaStream_t stream = static_cast<cudaStream_t>(
         TVMFFIEnvGetStream({first}.device().device_type, {first}.device().device_id));
-{constants}{scratch}{launches}{freed}    TVM_FFI_ICHECK(cudaGetLastError() == cudaSuccess);
+{constants}{scratch}{maps}{launches}{freed}    TVM_FFI_ICHECK(cudaGetLastError() == cudaSuccess);
 }}
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 
 }}  // namespace evoengine_solution
 """
+_VALUES = """
+// The bytes of a struct or a tensor map, for a parameter of any such type.
+template <int BYTES>
+struct Bytes {
+    alignas(64) unsigned char bytes[BYTES] = {};
+    template <class Part>
+    void put(int at, Part part) {
+        std::memcpy(bytes + at, &part, sizeof part);
+    }
+    template <class Parameter>
+    operator Parameter() const {
+        static_assert(sizeof(Parameter) == BYTES, "the kernel takes another struct");
+        return *reinterpret_cast<const Parameter*>(bytes);
+    }
+};
+"""
+_ENCODE = """
+// A tensor map by cuTensorMapEncodeTiled, which the runtime finds in the driver.
+template <int RANK>
+Bytes<128> tensor_map(CUtensorMapDataType dtype, void* address, const cuuint64_t (&dims)[RANK],
+                      const cuuint64_t* strides, const cuuint32_t (&box)[RANK], CUtensorMapSwizzle swizzle,
+                      CUtensorMapFloatOOBfill outside) {
+    void* encode = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    TVM_FFI_ICHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
+                                                    &found) == cudaSuccess);
+    CUtensorMap map;
+    cuuint32_t steps[RANK];
+    for (cuuint32_t& step : steps) step = 1;
+    TVM_FFI_ICHECK(reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
+                       &map, dtype, RANK, address, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, outside) == CUDA_SUCCESS);
+    Bytes<128> all;
+    all.put(0, map);
+    return all;
+}
+"""
+_MAP_DTYPES = {"fp16": "FLOAT16", "fp32": "FLOAT32", "fp64": "FLOAT64", "bf16": "BFLOAT16"}
 
 
 def solution(candidate: Candidate, target: Target) -> dict[str, Any]:
@@ -66,7 +118,10 @@ def solution(candidate: Candidate, target: Target) -> dict[str, Any]:
         "name": solution_name(candidate, target),
         "definition": target.workload.name,
         "author": "evoengine",
-        "description": f"Found by evoengine {__version__} for {target.problem}; other sizes are refused.",
+        "description": (
+            f"Found by evoengine {__version__} for {target.problem}; other sizes are refused. Build it with "
+            f"TVM_FFI_CUDA_ARCH_LIST={_capability(target.gpu.arch)}."
+        ),
         "spec": {
             "language": "cuda",
             "target_hardware": [target.gpu.name],
@@ -75,8 +130,13 @@ def solution(candidate: Candidate, target: Target) -> dict[str, Any]:
             "destination_passing_style": True,
             "binding": "tvm-ffi",
         },
-        "sources": [{"path": FILE, "content": source.text + _host(candidate, target)}],
+        "sources": [{"path": FILE, "content": _INCLUDES + source.text + _host(candidate, target)}],
     }
+
+
+def _capability(arch: str) -> str:
+    """Return an architecture as TVM-FFI names it, which by itself leaves out the `a` of sm_90a: 9.0a."""
+    return re.sub(r"sm_(\d+)(\d)(\w?)", r"\1.\2\3", arch)
 
 
 def solution_name(candidate: Candidate, target: Target) -> str:
@@ -170,36 +230,78 @@ def _inputs(target: Target) -> dict[str, dict[str, Any]]:
 def _host(candidate: Candidate, target: Target) -> str:
     """Return the host code that launches the kernel for exactly the problem's sizes."""
     stated = target.workload.parameters(target.problem, candidate.config)
-    if any(isinstance(parameter, TensorMapArgument | StructArgument) for parameter in stated):
-        raise UsageError(
-            f"trial {candidate.trial} takes tensor maps or structs, which no FlashInfer-Trace solution here makes"
-        )
     if any(isinstance(parameter, TensorParameter) and parameter.inout for parameter in stated):
         raise UsageError(f"trial {candidate.trial} updates a tensor in place, for which FlashInfer-Trace has no word")
     tensors = {p.name: p for p in stated if isinstance(p, TensorParameter)}
     constants = {p.name: p for p in stated if isinstance(p, ConstantParameter)}
     passed, holds = _passed(target, tensors, constants)
     arguments = [p for p in stated if not isinstance(p, ConstantParameter)]
-    scratch = [p for p in stated if isinstance(p, ScratchParameter)]
+    scratch = {p.name: p for p in stated if isinstance(p, ScratchParameter)}
+    built = [p for p in stated if isinstance(p, TensorMapArgument | StructArgument)]
     source = _source(candidate)
-    launches = source.launch.kernels(source.entry)
+    if re.search(r"^// --std=c\+\+20$", source.text, re.MULTILINE):
+        raise UsageError("the kernel's text asks for C++20, and flashinfer-bench compiles C++17")
+    launches = [((e, _instance(source.text, e)), launch) for e, launch in source.launch.kernels(source.entry)]
     views = [name for name, kind in passed.items() if kind == "tvm::ffi::TensorView"]
     shapes = {**{n: p.shape for n, p in tensors.items()}, **{holds[s]: p.shape for s, p in constants.items()}}
+    made = "".join(line for p in built for line in _built(p, scratch, passed))
     return _HOST.format(
         parameters=", ".join(f"{kind} {name}" for name, kind in passed.items()),
+        values=_VALUES * bool(built) + _ENCODE * ("tensor_map<" in made),
         checks="\n".join(line for name in views for line in _checks(name, shapes[name])),
         first=views[0],
         constants="".join(
             f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, {_ON_DEVICE}, stream);\n"
             for symbol, p in constants.items()
         ),
-        scratch="".join(map(_allocated, scratch)),
+        scratch="".join(map(_allocated, scratch.values())),
+        maps=made,
         launches="".join(
-            _launched(entry, launch, [_argument(p, passed) for p in taken(target.workload, entry, arguments)])
-            for entry, launch in launches
+            _launched(called, launch, [_argument(p, passed) for p in taken(target.workload, entry, arguments)])
+            for (entry, called), launch in launches
         ),
-        freed="".join(f"    cudaFreeAsync({p.name}, stream);\n" for p in scratch),
+        freed="".join(f"    cudaFreeAsync({name}, stream);\n" for name in scratch),
     )
+
+
+def _built(
+    parameter: TensorMapArgument | StructArgument, scratch: Mapping[str, Any], passed: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the statements that make a tensor map or a struct."""
+    if isinstance(parameter, TensorMapArgument):
+        yield f"    const Bytes<128> {parameter.name} = {_tensor_map(parameter, scratch)};\n"
+        return
+    yield f"    Bytes<{parameter.bytes}> {parameter.name};\n"
+    for at, part in parameter.parts:
+        if isinstance(part, PointerArgument):
+            value = _address(part.memory, part.offset, scratch)
+        elif isinstance(part, TensorMapArgument):
+            value = _tensor_map(part, scratch)
+        elif (raw := part.value.tobytes()) and part.value.dtype.kind == "V":
+            yield from (f"    {parameter.name}.put<unsigned char>({at + i}, {byte});\n" for i, byte in enumerate(raw))
+            continue
+        else:
+            value = _argument(part, passed)
+        yield f"    {parameter.name}.put({at}, {value});\n"
+
+
+def _tensor_map(parameter: TensorMapArgument, scratch: Mapping[str, Any]) -> str:
+    dims, box = (f"{{{_sizes(sizes)}}}" for sizes in (parameter.dims, parameter.box))
+    strides = f"{{{_sizes(parameter.strides_bytes) or '0'}}}"
+    dtype = _MAP_DTYPES.get(parameter.dtype, parameter.dtype.upper())
+    swizzle = f"{parameter.swizzle}B" if parameter.swizzle else "NONE"
+    outside = "NAN_REQUEST_ZERO_FMA" if parameter.nan else "NONE"
+    return (
+        f"tensor_map<{len(parameter.dims)}>(CU_TENSOR_MAP_DATA_TYPE_{dtype}, "
+        f"{_address(parameter.tensor, parameter.offset, scratch)}, {dims}, "
+        f"std::array<cuuint64_t, {max(1, len(parameter.strides_bytes))}>{strides}.data(), {box}, "
+        f"CU_TENSOR_MAP_SWIZZLE_{swizzle}, CU_TENSOR_MAP_FLOAT_OOB_FILL_{outside})"
+    )
+
+
+def _address(memory: str, offset: int, scratch: Mapping[str, Any]) -> str:
+    address = memory if memory in scratch else f"{memory}.data_ptr()"
+    return f"static_cast<void*>(static_cast<char*>({address}) + {offset})"
 
 
 def _passed(
@@ -213,7 +315,7 @@ def _passed(
     outputs = [name for name, parameter in tensors.items() if parameter.output]
     if isinstance(workload, FolderWorkload):
         definition = workload.definition
-        kinds = {"fp32": "double", "int32": "int64_t", "int64": "int64_t"}
+        kinds = {"fp64": "double", "fp32": "double", "int32": "int64_t", "int64": "int64_t"}
         taken = {i.name: kinds[i.dtype] if i.shape is None else "tvm::ffi::TensorView" for i in definition.inputs}
         return taken | {i.name: "tvm::ffi::TensorView" for i in definition.outputs}, dict(definition.constants)
     inputs = [*(name for name in tensors if name not in outputs), *constants]
@@ -222,25 +324,42 @@ def _passed(
 
 def _allocated(scratch: ScratchParameter) -> str:
     """Return statements that allocate scratch memory in stream order, and zero it if it must be."""
-    kind, name, size = _TYPES[scratch.dtype], scratch.name, scratch.bytes
-    allocated = f"    {kind}* {name};\n    cudaMallocAsync(reinterpret_cast<void**>(&{name}), {size}, stream);\n"
+    name, size = scratch.name, scratch.bytes
+    allocated = f"    void* {name};\n    TVM_FFI_ICHECK(cudaMallocAsync(&{name}, {size}, stream) == cudaSuccess);\n"
     return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed
 
 
 def _launched(entry: str, launch: Launch, arguments: list[str]) -> str:
     geometry = f"dim3({_sizes(launch.grid)}), dim3({_sizes(launch.block)}), {launch.shared_bytes}, stream"
-    return f"{_attribute(entry, launch)}    {entry}<<<{geometry}>>>({', '.join(arguments)});\n"
+    return f"{_attribute(entry, launch)}    {entry}<<<{geometry}>>>({', '.join(filter(None, arguments))});\n"
 
 
-def _argument(parameter: TensorParameter | ScalarArgument | Any, passed: Mapping[str, str]) -> str:
+def _argument(parameter: Any, passed: Mapping[str, str]) -> str:
+    """Return an argument of the kernel; an empty one of what only tensor maps and structs point to."""
+    if isinstance(parameter, TensorParameter | ScratchParameter) and not parameter.passed:
+        return ""
     if isinstance(parameter, TensorParameter):
-        kind = _TYPES[parameter.dtype]
-        return f"static_cast<{'' if parameter.output else 'const '}{kind}*>({parameter.name}.data_ptr())"
+        return f"Pointer{{{parameter.name}.data_ptr()}}"
     if isinstance(parameter, ScratchParameter):
-        return parameter.name
-    kind = {"float32": "float", "int32": "int", "int64": "int64_t"}[str(parameter.value.dtype)]
-    value = parameter.name if parameter.name in passed else repr(parameter.value.item())
-    return f"static_cast<{kind}>({value})"
+        return f"Pointer{{{parameter.name}}}"
+    if isinstance(parameter, ScalarArgument) and parameter.name not in passed:
+        return _number(parameter)
+    if isinstance(parameter, ScalarArgument):
+        return f"static_cast<{_NUMBERS[str(parameter.value.dtype)]}>({parameter.name})"
+    return str(parameter.name)
+
+
+_NUMBERS = {
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float32": "float",
+    "float64": "double",
+}
+
+
+def _number(scalar: ScalarArgument) -> str:
+    value, kind = scalar.value.item(), str(scalar.value.dtype)
+    text = f'std::strtod("{value.hex()}", nullptr)' if isinstance(value, float) else str(value)
+    return f"static_cast<{_NUMBERS[kind]}>({text})"
 
 
 def _checks(name: str, shape: tuple[int, ...]) -> Iterator[str]:
@@ -251,6 +370,12 @@ def _checks(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 
 def _sizes(sizes: tuple[int, ...]) -> str:
     return ", ".join(map(str, sizes))
+
+
+def _instance(text: str, entry: str) -> str:
+    """Return the name by which the host calls a kernel: with its arguments where it is a template."""
+    found = re.search(rf"\btemplate\s+__global__\s[^;{{}}]*?\b({re.escape(entry)}\s*<[^;{{}}]*?>)\s*\(", text)
+    return found[1] if found else entry
 
 
 def _attribute(entry: str, launch: Launch) -> str:

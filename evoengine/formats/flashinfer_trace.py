@@ -57,8 +57,8 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
         "description": str(data.get("description") or data.get("name") or ""),
         "axes": axes,
         "constraints": _constraints(data, axes, remarks) + _shortest(totals, data),
-        "inputs": data.get("inputs"),
-        "outputs": data.get("outputs"),
+        "inputs": _required(data["inputs"], remarks),
+        "outputs": data["outputs"],
         "reference": reference or _reference(data, remarks),
         "workloads": [
             {**workload, "inputs": {**_index_draws(data, totals), **workload["inputs"]}}
@@ -93,6 +93,14 @@ def _free_sizes(problem: dict[str, Any], remarks: list[str]) -> None:
     problem["workloads"] = [{**one, "axes": {**one["axes"], **free}} for one in problem["workloads"]]
     listed = ", ".join(f"{axis}={value}" for axis, value in free.items())
     remarks.append(f"that {listed} are constants: the kernel takes them as it runs, so that the gate can choose others")
+
+
+def _required(inputs: dict[str, dict[str, Any]], remarks: list[str]) -> dict[str, Any]:
+    """Return the inputs without the word that one may be left out."""
+    names = [name for name, item in inputs.items() if item.get("optional")]
+    if names:
+        remarks.append(f"that {', '.join(names)} may be left out: a kernel always gets its inputs")
+    return {name: _without(item, "optional") for name, item in inputs.items()}
 
 
 def _without(entry: Any, *keys: str) -> Any:

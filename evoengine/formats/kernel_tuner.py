@@ -363,7 +363,19 @@ def _arguments(
     ]
     if not any(argument.output for argument in found):
         raise UsageError(f"{script} does not say what the kernel writes; give tune_kernel an answer")
-    return found
+    return [_filled(argument, remarks) for argument in found]
+
+
+def _filled(argument: Argument, remarks: list[str]) -> Argument:
+    """Return the argument with a random draw where the kernel only reads it and the script has zeros there.
+
+    Another kernel fills such memory; of zeros alone most wrong kernels would be right.
+    """
+    is_zero = argument.draw.get("type") == "constant" and argument.draw["value"] == 0
+    if argument.output or argument.size is None or not argument.dtype.startswith("float") or not is_zero:
+        return argument
+    remarks.append(f"the zeros of {argument.name}, which the kernel only reads: it is drawn at random")
+    return replace(argument, draw={"type": "random"})
 
 
 def _constants(

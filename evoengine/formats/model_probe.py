@@ -11,6 +11,7 @@ import ast
 import inspect
 import itertools
 import math
+import re
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,6 +31,8 @@ SMALL = tuple(range(13, 25))
 PROBES = 36
 """consecutive values of a size at which a dimension is looked at"""
 MOST_SHIFT, MOST_STRIDE = 96, 16
+POWERS = (-0.5, -0.25, -1.0, 0.5)
+"""of a size that a factor of the trace may be"""
 MOST_ELEMENTS = 1 << 22
 """of tensors with contents"""
 
@@ -176,7 +179,9 @@ class Numbers:
                 self.known.setdefault(pair, " * ".join(names))
 
     def of(self, a: Any, b: Any) -> Any:
-        """Return a number, or {"size": EXPRESSION}. Raises Unknown."""
+        """Return a number, {"size": EXPRESSION}, or {"size": EXPRESSION, "power": NUMBER}. Raises Unknown."""
+        if type(a) is float and type(b) is float and a != b and a == a:
+            return self._power(a, b)
         if type(a) is not int or type(b) is not int or a == b:
             if a != b and not (a != a and b != b):
                 raise Unknown(f"{a} and {b}")
@@ -184,6 +189,14 @@ class Numbers:
         if (a, b) not in self.known:
             self.known[a, b] = self._shifted(a, b)
         return {"size": self.known[a, b]}
+
+    def _power(self, a: float, b: float) -> dict[str, Any]:
+        """Return a number as a power of a size, as an attention scales its products."""
+        for (one, other), text in self.known.items():
+            for power in POWERS:
+                if math.isclose(one**power, a, rel_tol=1e-12) and math.isclose(other**power, b, rel_tol=1e-12):
+                    return {"size": text, "power": power}
+        raise Unknown(f"{a} and {b}")
 
     def _shifted(self, a: int, b: int) -> str:
         """Return a number as a size plus or minus a constant, as of a part without its first element."""
@@ -254,7 +267,11 @@ def _trace(probe: Probe, sizes: Sizes) -> list[dict[str, Any]]:
         return run(*given, *left)
 
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
-    graph = make_fx(of_tensors, dict(core_aten_decompositions()), "fake")(*tensors, *weights.values()).graph
+    of_values = (*tensors, *weights.values())
+    traced = make_fx(of_tensors, dict(core_aten_decompositions()), "fake")(*of_values)
+    if any(re.fullmatch(r"aten\.\w+_\.\w+", str(node.target)) for node in traced.graph.nodes):  # decompositions update
+        traced = make_fx(torch.func.functionalize(traced), tracing_mode="fake")(*of_values)
+    graph = traced.graph
     found = []
     for node in graph.nodes:
         value = node.meta.get("val")

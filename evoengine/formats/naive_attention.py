@@ -50,8 +50,8 @@ _TO = {"float32": "{}", "float16": "__half2float({})", "bfloat16": "__bfloat162f
 _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
 
 
-def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -> tuple[str, str] | None:
-    """Return the kernel's text and its space; None where the tensors are not those of an attention."""
+def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -> tuple[str, str, str] | None:
+    """Return the kernel's text, its space and its operations; None where the tensors are not those of an attention."""
     inputs, outputs = problem.get("inputs"), problem.get("outputs")
     if not _is_plain(inputs) or not _is_plain(outputs):
         return None
@@ -91,7 +91,33 @@ def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -
         problem["name"], {"block_size_x": [32, 64, 128, 256]}, [], "block_size_x", (str(shape[0]), heads, "1"),
         starts=[{"block_size_x": 128}],
     )  # fmt: skip # one argument a kind
-    return text, space
+    of_key = [inputs[name]["shape"][-1] for name in (*queries, *values)]
+    return text, space, _operations(problem, keys[0], indptr, heads, " + ".join(map(str, of_key)))
+
+
+def _operations(problem: Mapping[str, Any], key: str, indptr: str, heads: str, of_key: str) -> str:
+    """Return the operations of both products as an expression of the axes, where all sequences are equally long.
+
+    `of_key` is the number of multiplications of a query's head with one key.
+    """
+    inputs = problem["inputs"]
+    tokens = str(next(iter(inputs.values()))["shape"][0])
+    segments = f"max(1, ({inputs[indptr]['shape'][0]}) - 1)"
+    paged = "kv_indices" in inputs
+    seen = f"({inputs['kv_indices' if paged else key]['shape'][0]})"
+    if paged:
+        seen += f" * ({inputs[key]['shape'][1]})"
+    if _is_causal(problem):
+        seen = f"({seen} - max(0, ({tokens}) - {segments}) // 2)"
+    return f"2 * ({heads}) * ({of_key}) * ({tokens}) * {seen} // {segments}"
+
+
+def _is_causal(problem: Mapping[str, Any]) -> bool:
+    """Return whether a token of several sees fewer keys than the last one."""
+    has_queries = any(name in problem["inputs"] for name in ("qo_indptr", "seq_indptr"))
+    return has_queries and bool(
+        re.search(r"causal", str(problem["reference"]) + str(problem.get("description")), re.IGNORECASE)
+    )
 
 
 def _is_plain(items: object) -> bool:
@@ -158,7 +184,7 @@ def _range(problem: Mapping[str, Any], indptr: str, paged: bool) -> str:
             lines.append(f"keys_ = keys_ ? (keys_ - 1) * {size} + {last}[segment_] : 0;")
         else:
             lines.append(f"keys_ *= {size};")
-    if queries is not None and re.search(r"causal", str(problem["reference"]) + str(problem.get("description")), re.I):
+    if queries is not None and _is_causal(problem):
         tokens = f"{queries}[segment_ + 1] - {queries}[segment_]"
         lines.append(f"keys_ = max(0, min(keys_, token_ - {queries}[segment_] + 1 + keys_ - ({tokens})));")
     return "\n".join(f"    {line}" for line in lines)

@@ -73,6 +73,11 @@ def multiplications(graph: Any) -> str:
     return " + ".join(found).replace("/", "//")
 
 
+def _equal(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many sizes are the same from the first on."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 class _Writer:
     def __init__(self, graph: Any, tensors: Mapping[str, str]) -> None:
         self.nodes: dict[str, Mapping[str, Any]] = {str(node["name"]): node for node in graph}
@@ -105,6 +110,8 @@ class _Writer:
         if isinstance(value, Mapping) and "size" in value:
             text = str(value["size"])
             Expression.parse(text, "the trace")
+            if "power" in value:
+                return f"powf(1.0f * {self.number({'size': text})}, {self.number(float(value['power']))})"
             return f"({text.replace('//', '/')})" if not _NAME.match(text) else text
         if isinstance(value, bool) or value is None:
             return str(bool(value)).lower()
@@ -299,9 +306,17 @@ class _Writer:
 
     def _view(self, node: Any, args: list[Any], index: Index) -> str:
         own, source = [self.number(s) for s in node["shape"]], self.shape(args[0]["node"])
-        if own == source:
-            return self.value(args[0], index)
-        return self.value(args[0], self.split(self.emit(self.linear(index, own), "long long"), source))
+        first, last = _equal(own, source), 0
+        if first < len(own) or first < len(source):
+            last = _equal(own[:first:-1], source[:first:-1])
+        at, sizes = index[first : len(own) - last], own[first : len(own) - last]
+        between = source[first : len(source) - last]
+        if between and sizes:
+            number = at[0] if len(at) == 1 else self.emit(self.linear(at, sizes), "long long")
+            at = self.split(number, between) if len(between) > 1 else (number,)
+        else:  # sizes of one alone
+            at = ("0",) * len(between)
+        return self.value(args[0], (*index[:first], *at, *index[len(own) - last :]))
 
     _reshape = _unsafe_view = _view
 

@@ -203,34 +203,39 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
-    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols], or None.
+    """Return a kernel for x [rows, cols], maybe a residual like it, and weight [cols] → [rows, cols], or None.
 
     eps is an input, or the reference's literal.
     """
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     tensors = [item for item in inputs if item[1]]
     values = [item[0] for item in inputs if not item[1]]
-    if len(tensors) != 2 or len(outputs) != 1 or len(values) > 1:
+    if len(tensors) not in (2, 3) or len(outputs) != 1 or len(values) > 1:
         return None
-    (x, shape, x_type), (weight, w_shape, w_type), (y, y_shape, y_type) = *tensors, *outputs
+    *added, (weight, w_shape, w_type), (y, _, y_type) = *tensors, *outputs
+    if len(added) == 2 and ("residual" not in added[1][0] or not _adds(str(problem["reference"]), *added)):
+        return None
     found = re.search(
         r"\beps\w*\s*(?::\s*float\s*)?=\s*([0-9][0-9.]*(?:e-?\d+)?)", str(problem["reference"]), re.IGNORECASE
     )
-    fits = len(shape) == 2 and w_shape == shape[1:] and y_shape == shape and {x_type, w_type, y_type} <= _TYPES.keys()
-    if not fits or not (values or found) or not all(map(_is_plain, shape)):
+    shape = added[0][1]
+    fits = len(shape) == 2 and w_shape == shape[1:] and all(own == shape for _, own, _ in (*added, outputs[0]))
+    types = {w_type, y_type, *(kind for *_, kind in added)}
+    if not fits or not types <= _TYPES.keys() or not (values or found) or not all(map(_is_plain, shape)):
         return None
     rows, cols = shape
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""
-    value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
+    load = " + ".join(_TO[kind].format(f"{name}[begin_ + i_]") for name, _, kind in added)
+    value = f"({load}) * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
-        headers=_headers(x_type, w_type, y_type),
+        headers=_headers(*sorted(types)),
         rows=rows,
         cols=cols,
         entry=problem["name"],
         y=y,
         eps=eps,
         parameters=parameters(problem),
-        load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
+        load_x=load,
         store=_FROM[y_type].format(value),
     )
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
@@ -238,6 +243,15 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}]
     )
     return NaiveKernel(text, space, flops=f"4 * {rows} * {cols}")
+
+
+def _adds(reference: str, *tensors: tuple[str, list[str], str]) -> bool:
+    """Return whether the text adds the two tensors, each maybe cast."""
+    cast = r"(?:\.\w+\([\w.]*\))?"
+    return any(
+        re.search(rf"\b{re.escape(one)}{cast}\s*\+\s*{re.escape(other)}\b", reference)
+        for one, other in ((tensors[0][0], tensors[1][0]), (tensors[1][0], tensors[0][0]))
+    )
 
 
 def skeleton(problem: Mapping[str, Any]) -> NaiveKernel:

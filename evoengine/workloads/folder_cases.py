@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 from math import prod
 
 from evoengine.devices.base import DTYPE_BYTES
@@ -168,12 +168,13 @@ def _nearest(
     None where no such problem is near.
     """
     given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **wanted}
+    fixed = {axis for axis, _ in _equalities(definition, wanted)}
     while True:
         given = with_equalities(definition, given, wanted)
         found = _allowed(given, wanted, rules, problem_of)
         if found is None or work(definition, found) <= MOST_WORK:
             return found
-        largest = max(wanted, key=lambda axis: given[axis], default=None)
+        largest = max((axis for axis in wanted if axis not in fixed), key=lambda axis: given[axis], default=None)
         if largest is None or given[largest] == 1:
             return found
         given[largest] = max(1, given[largest] // 2)
@@ -379,13 +380,17 @@ def attempt(
 def with_equalities(definition: Definition, given: Mapping[str, int], movable: Mapping[str, int]) -> dict[str, int]:
     """Return sizes with the axes set that a constraint `axis == expression` fixes, as FlashInfer-Trace has them."""
     sizes = dict(given)
-    for constraint in definition.constraints:
-        for axis, expression in _equal_sides(constraint):
-            if axis in movable:
-                with suppress(UsageError):
-                    sizes[axis] = whole(expression, definition.sizes(sizes))
-                break
+    for axis, expression in _equalities(definition, movable):
+        with suppress(UsageError):
+            sizes[axis] = whole(expression, definition.sizes(sizes))
     return sizes
+
+
+def _equalities(definition: Definition, movable: Mapping[str, int]) -> Iterator[tuple[str, Expression]]:
+    """Yield each movable axis that a constraint fixes, with the expression that it equals."""
+    for constraint in definition.constraints:
+        sides = ((axis, equal) for axis, equal in _equal_sides(constraint) if axis in movable)
+        yield from islice(sides, 1)
 
 
 def _equal_sides(constraint: Expression) -> list[tuple[str, Expression]]:

@@ -338,16 +338,19 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
     """Raise WrongBlock where the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
 
     Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall short
-    of the output by more than chance explains.
+    of the output by more than chance explains. Of integers only NothingWritten is raised: their poison, -1, may be what
+    a kernel wrote.
     """
     total, size = prod(asked.launch.grid), prod(shape_of(item, problem))
     parts = [own[item.name][0] for own in found]
     shares = np.array([len(places) for places in parts], np.float64)
     if not shares.any():
         raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
+    if not TORCH_DTYPES[item.dtype].is_floating_point:
+        return
     if len(parts) == total:
         missing = size - len(np.unique(np.concatenate(parts)))
-        if missing and TORCH_DTYPES[item.dtype].is_floating_point:  # the poison is a valid integer
+        if missing:
             raise WrongBlock(f"{missing} of {size} elements of {item.name} were written by no block")
         return
     most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))

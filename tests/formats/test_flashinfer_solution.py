@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,15 +15,19 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.formats.flashinfer_solution import solution, trace, trace_files
+from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.publish.folder import write_new
 from evoengine.publish.packages import package_files
-from evoengine.records import Candidate, CaseResult, Kind, Measurement, Outcome, Verdict
+from evoengine.records import Candidate, CaseResult, Config, Kind, Measurement, Outcome, Verdict
 from evoengine.stages.render import render
+from evoengine.tuning.setup import read_space
 from evoengine.workloads import find_workload
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
-from tests.support.folders import SAXPY_CONFIG, load, saxpy
+from tests.support.exhaustive import more
+from tests.support.folders import SAXPY_CONFIG, SAXPY_KERNEL, load, rendered, saxpy
+from tests.support.own_kernels import TWO_KERNELS
+from tests.workloads.test_folder_parameters import COPY, LOAD, PACKED, SPACE, STRUCT, folder
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 GOOD = Verdict("emulator", None, None, (CaseResult("n=1", "saxpy:n=1", 1, True, 1e-7, 1e-8, 1e-6),), 3.0)
@@ -45,6 +50,7 @@ def test_a_solution_has_the_schemas_fields(tmp_path):
     assert found["spec"].keys() == {
         "language", "target_hardware", "entry_point", "dependencies", "destination_passing_style", "binding",
     }  # fmt: skip
+    assert found["description"].endswith("Build it with TVM_FFI_CUDA_ARCH_LIST=9.0a.")
     file, _, function = found["spec"]["entry_point"].partition("::")
     assert file in {source["path"] for source in found["sources"]} and function == "run"
 
@@ -55,7 +61,7 @@ def test_its_host_function_takes_inputs_then_outputs_and_launches_as_tuned(tmp_p
     view = "tvm::ffi::TensorView"
     assert f"void run({view} x, {view} y, double a, {view} out)" in text
     assert "saxpy<<<dim3(32, 1, 1), dim3(64, 1, 1), 0, stream>>>" in text
-    assert "static_cast<float>(a), static_cast<float*>(out.data_ptr()), static_cast<int>(4096))" in text
+    assert "static_cast<float>(a), Pointer{out.data_ptr()}, static_cast<int32_t>(4096))" in text
     assert "TVM_FFI_ICHECK(x.size(0) == 4096);" in text
 
 
@@ -155,25 +161,86 @@ def test_what_flashinfer_bench_cannot_take_is_refused(tmp_path, changed, why):
         package_files("flashinfer", files)
 
 
-def test_the_solution_compiles(tmp_path):
+def of_start(problem: str, family: str) -> tuple[Candidate, Target]:
+    """Return a family's first start point for a problem of a workload."""
+    workload, gpu = find_workload(problem.partition(":")[0]), find_gpu("h100")
+    target = Target(workload, workload.parse(problem.partition(":")[2]), gpu)
+    config = next(start for start in read_space(None, target).starts if start["family"] == family)
+    source = render(target, read_space(None, target), config, asset("templates"))
+    return Candidate(7, 1, problem, "h100", config, Outcome.ESTIMATED, source=source), target
+
+
+def of_folder(folder: Path, config: Config | None = None) -> tuple[Candidate, Target]:
+    config = config or {"family": "own", "THREADS": 64}
+    source = rendered(folder, config)
+    target, _ = load(folder)
+    return Candidate(7, 1, str(target.problem), "h100", config, Outcome.ESTIMATED, source=source), target
+
+
+SOLUTIONS = {
+    "tensor maps of a workload": lambda tmp_path: of_start("gemm:m512,n512,k512,fp16", "wgmma"),
+    "scratch memory and two kernels": lambda tmp_path: of_folder(TWO_KERNELS.write(tmp_path), TWO_KERNELS.config),
+    "a tensor map of a template's instance": lambda tmp_path: of_folder(folder(tmp_path, LOAD, **COPY)),
+    "a struct": lambda tmp_path: of_folder(folder(tmp_path, PACKED, **STRUCT)),
+    "pointers without const, of other types, and a macro that a header uses as a name": lambda tmp_path: of_folder(
+        folder(tmp_path, PLAIN.replace("THREADS", "T"), space=SPACE.replace("THREADS", "T"), **UNSIGNED),
+        {"family": "own", "T": 64},
+    ),
+}
+PLAIN = """extern "C" __global__ void own(unsigned* x, unsigned* y, int n) {
+    int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) y[i] = x[i];
+}
+"""
+UNSIGNED = {
+    "inputs": {"x": {"shape": ["n"], "dtype": "int32"}},
+    "outputs": {"y": {"shape": ["n"], "dtype": "int32"}},
+    "reference": "def run(x):\n    return x\n",
+}
+
+
+@pytest.mark.parametrize("named", ["saxpy", *more(SOLUTIONS)])
+def test_the_solution_compiles(tmp_path, named):
+    """It is compiled to PTX: the machine code is that of any export."""
     libinfo = pytest.importorskip("tvm_ffi.libinfo", reason="apache-tvm-ffi is not installed")
     nvcc = shutil.which("nvcc") or pytest.skip("nvcc is not installed")
-    (source,) = solution(*candidate(saxpy(tmp_path)))["sources"]
+    (source,) = solution(*SOLUTIONS.get(named, lambda path: candidate(saxpy(path)))(tmp_path))["sources"]
     (tmp_path / "kernel.cu").write_text(source["content"])
     where = [f"-I{path}" for path in (libinfo.find_include_path(), libinfo.find_dlpack_include_path())]
-    command = [nvcc, "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", "kernel.cu", "-o", "kernel.o", *where]
+    flags = ["-std=c++17", "-gencode=arch=compute_90a,code=compute_90a", "-Xcompiler", "-fPIC"]
+    command = [nvcc, *flags, "-c", "kernel.cu", "-o", "kernel.o", *where]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_kernel_with_tensor_maps_is_left_out_with_the_reason(tmp_path):
-    made, target = candidate(saxpy(tmp_path))
-    attention = find_workload("attention")
-    by_tma = {"family": "wgmma", "load": "tma", "o_store": "direct", "tile_m": 128, "tile_n": 128}
-    problem = parse_problem("b1,h1,s128,d64,fp16")
-    other = Target(attention, problem, target.gpu)
-    with pytest.raises(UsageError, match="takes tensor maps"):
-        solution(replace(made, config=by_tma), other)
+def test_tensor_maps_are_made_of_what_the_kernel_takes(tmp_path):
+    (source,) = solution(*of_folder(folder(tmp_path, LOAD, **COPY)))["sources"]
+    text = source["content"]
+    made = "tensor_map<1>(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, static_cast<void*>(static_cast<char*>(x.data_ptr()) + 0), "
+    assert f"const Bytes<128> source = {made}{{1000}}" in text
+    assert "{64}, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);" in text
+    assert "own<THREADS><<<dim3(16, 1, 1), dim3(64, 1, 1), 0, stream>>>(source, Pointer{y.data_ptr()}, " in text
+
+
+def test_structs_hold_what_the_kernel_takes_at_its_place(tmp_path):
+    (source,) = solution(*of_folder(folder(tmp_path, PACKED, **STRUCT)))["sources"]
+    put = dict(re.findall(r"p\.put(?:<unsigned char>)?\((\d+), (.*)\);", source["content"]))
+    assert put["8"] == "static_cast<void*>(static_cast<char*>(y.data_ptr()) + 0)"
+    assert (put["16"], put["24"], put["28"]) == ("static_cast<double>(scale)", "3", "static_cast<int32_t>(1000)")
+    assert [put[str(at)] for at in range(32, 40)] == ["64", *["0"] * 7]
+
+
+def test_scratch_memory_and_further_kernels_follow_on_the_stream(tmp_path):
+    (source,) = solution(*of_folder(TWO_KERNELS.write(tmp_path), TWO_KERNELS.config))["sources"]
+    text = source["content"]
+    order = ["cudaMallocAsync(&partial,", "two_kernels<<<", "combine<<<", "cudaFreeAsync(partial, stream)"]
+    assert sorted(order, key=text.index) == order
+
+
+def test_a_kernel_that_no_solution_can_launch_is_left_out_with_the_reason(tmp_path):
+    made, target = candidate(saxpy(tmp_path, f"// --std=c++20\n{SAXPY_KERNEL}"))
+    with pytest.raises(UsageError, match=r"asks for C\+\+20, and flashinfer-bench compiles C\+\+17"):
+        solution(made, target)
     said: list[str] = []
-    assert trace_files(replace(made, config=by_tma), other, said.append) == {}
+    assert trace_files(made, target, said.append) == {}
     assert "no solution.json" in said[0]

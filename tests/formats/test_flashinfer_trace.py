@@ -15,6 +15,7 @@ from evoengine.formats.importers import make_folder
 from evoengine.records import Outcome
 from evoengine.workloads.base import Case
 from evoengine.workloads.folder import load_folder
+from evoengine.workloads.folder_cases import MOST_WORK, work
 from tests.support.folders import gate
 
 GEMM: dict[str, Any] = {
@@ -94,6 +95,27 @@ def test_a_gemm_comes_with_a_kernel_that_passes_the_gate(tmp_path, dtype):
 def test_an_rms_norm_comes_with_a_kernel_that_passes_the_gate(tmp_path):
     verdict = gate(written(tmp_path, RMS_NORM), {"family": "own", "block_size_x": 64, "unroll": 2})
     assert verdict.correct, verdict.reason
+
+
+def test_an_rms_norm_of_a_sum_with_a_residual_has_a_kernel_where_the_reference_adds_them(tmp_path):
+    tensors = RMS_NORM["inputs"]
+    inputs = {"hidden_states": tensors["hidden_states"], "residual": tensors["hidden_states"]} | tensors
+    plain = RMS_NORM["reference"].replace("run(hidden_states, weight)", "run(hidden_states, residual, weight)")
+    added = plain.replace("torch.float32)\n", "torch.float32) + residual.to(torch.float32)\n", 1)
+    verdict = gate(
+        written(tmp_path, RMS_NORM | {"inputs": inputs, "reference": added}),
+        {"family": "own", "block_size_x": 64, "unroll": 2},
+    )
+    assert verdict.correct, verdict.reason
+    other = imported(tmp_path, RMS_NORM | {"inputs": inputs, "reference": plain})
+    assert any("skeleton" in remark for remark in other.remarks)
+
+
+def test_an_input_that_may_be_left_out_is_always_given(tmp_path):
+    inputs = {name: item | {"optional": name == "weight"} for name, item in RMS_NORM["inputs"].items()}
+    made = imported(tmp_path, RMS_NORM | {"inputs": inputs})
+    assert made.problem["inputs"] == RMS_NORM["inputs"]
+    assert "that weight may be left out: a kernel always gets its inputs" in made.remarks
 
 
 def test_its_epsilon_is_the_references(tmp_path):
@@ -288,6 +310,21 @@ def test_lengths_of_last_pages_are_one_fewer_than_offsets_where_no_constraint_sa
 
 
 ATTENTION = {"family": "decode", "block_size_x": 64}
+
+
+def test_its_operations_are_those_of_both_products(decode):
+    found = load_folder(decode)
+    problem = found.parse("decode:batch_size=3,len_indptr=4,num_pages=9,num_kv_indices=12")
+    assert found.flops(problem) == 2 * 4 * (32 + 32) * (12 * 2)
+
+
+def test_cases_of_large_pages_are_halved_although_a_constraint_fixes_the_longest_axis(tmp_path):
+    large = {"page_size": {"type": "const", "value": 64}, "head_dim": {"type": "const", "value": 256}}
+    found = load_folder(written(tmp_path, PAGED | {"axes": PAGED["axes"] | large}))
+    problem = found.parse("own:batch_size=24,len_indptr=25,num_pages=24,num_kv_indices=24")
+    affordable = [case for case in found.cases(problem, ATTENTION) if not case.name.startswith("own ")]
+    assert len(affordable) > 5
+    assert all(work(found.definition, case.problem) <= MOST_WORK for case in affordable)
 
 
 def test_its_kernel_passes_the_gate_with_segments_that_are_empty(decode):

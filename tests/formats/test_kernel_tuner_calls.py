@@ -65,6 +65,30 @@ def test_a_generator_that_calculates_is_refused(tmp_path, value):
         imported(tmp_path, call)
 
 
+SECOND = """results, _ = tune_kernel("add", TEXT, n, [c, a, b, n], {"block_size_x": [64, 128]})
+blocks = np.int32(np.ceil(n / util.get_best_config(results, "time")["block_size_x"]))
+tune_kernel("added", TEXT, 1, [np.zeros(1, np.float32), np.zeros(47, np.float32), blocks], {"block_size_x": [64]})
+"""
+ADDED = """__global__ void added(float* sum, float* parts, int blocks) {
+    if (threadIdx.x) return;
+    float all = 0;
+    for (int i = 0; i < blocks; ++i) all += parts[i];
+    *sum = all;
+}
+"""
+
+
+def test_a_second_kernel_has_sizes_by_the_best_configuration_of_the_first_and_draws_what_that_one_fills(tmp_path):
+    made = imported(tmp_path, f"from kernel_tuner import util\n{SECOND}", ADD + ADDED, entry="added")
+    assert made.problem["inputs"]["parts"]["shape"] == ["blocks"]
+    assert made.problem["workloads"][0]["axes"] == {"blocks": 47}
+    assert "the zeros of parts, which the kernel only reads: it is drawn at random" in made.remarks
+    assert passes(tmp_path, made)
+    wrong = made.kernel.replace("i < blocks", "i < blocks - (blocks > 40)")
+    (tmp_path / "add/add.cu").write_text(wrong)
+    assert not gate(tmp_path / "add", {"family": "add", "block_size_x": 64}).correct
+
+
 def test_a_kernel_that_a_script_runs_once_has_knobs_of_one_value(tmp_path):
     made = imported(tmp_path, "PythonKernel('add', TEXT, n, [c, a, b, n], {'block_size_x': 64})(c, a, b, n)[0] / 0")
     assert "block_size_x = [64]" in made.space

@@ -67,6 +67,7 @@ def test_the_naive_kernel_of_a_model_passes_the_gate_and_a_wrong_one_does_not(tm
         assert not gate(tmp_path / "own", config).correct
 
 
+ATTENTION = "attention, with a factor that is a power of a size"
 OPERATIONS = {
     "softmax": "torch.softmax(x, dim=1)",
     "a norm": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
@@ -80,6 +81,9 @@ OPERATIONS = {
     "pooling": "F.avg_pool2d(x[None], 3, stride=2, padding=1)",
     "the largest of a window": "F.max_pool2d(x[None], 2, stride=3)",
     "a loss": "F.smooth_l1_loss(x, x * 0.5)",
+    ATTENTION: "F.scaled_dot_product_attention(x, w, w * 0.5)",
+    "other shapes of the same elements": "(x.t()[None].expand(3, m, n).reshape(3 * m, n)[:, :, None].reshape(3, -1))",
+    "a norm that updates in place": "F.rms_norm(x, x.shape[1:]).mul_(0.5)",
     "several": "F.gelu(torch.matmul(x, w.t()) * 0.3).mean(dim=0)",
 }
 GENERIC = """import torch
@@ -102,6 +106,12 @@ def test_operations_have_naive_kernels_that_are_right_at_all_sizes(tmp_path, ope
     assert not any("skeleton" in remark for remark in made.remarks), made.remarks
     verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 32})
     assert verdict.correct, verdict.reason
+
+
+def test_a_factor_that_is_a_power_of_a_size_varies_with_it(tmp_path):
+    made = imported(tmp_path, GENERIC.replace("OPERATION", OPERATIONS[ATTENTION]))
+    assert made.problem["axes"] == {"n": {"type": "var"}, "m": {"type": "var"}}
+    assert "powf(1.0f * m, (-0.25f))" in made.kernel
 
 
 def test_sizes_that_the_gate_cannot_afford_are_halved_in_the_example_and_named(tmp_path):

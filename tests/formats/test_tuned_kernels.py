@@ -103,6 +103,48 @@ def test_without_a_reference_the_kernel_at_its_start_point_is_the_reference(tmp_
     assert not gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
 
 
+# bytes of several frequencies, each as much later as its delay says: the form of the benchmark hub's dedispersion
+DELAYED = """#include <hip/hip_runtime.h>
+#define DELAYS 70
+#define TIMES 230
+#define FREQUENCIES 90
+#define LATEST 80
+
+extern "C" __global__ void vector_add(const unsigned char* heard, float* sums, const float* delays) {
+    const int time = blockIdx.x * block_size_x + threadIdx.x;
+    for (int own = 0; own < per_thread; ++own) {
+        const int delay = blockIdx.y * per_thread + own;
+        if (time >= TIMES || delay >= DELAYS) continue;
+        float sum = 0.0f;
+        for (int f = 0; f < FREQUENCIES; ++f) {
+            const unsigned int later = (0.5f + delay * 0.05f) * delays[f];
+            sum += heard[f * (TIMES + LATEST) + time + later];
+        }
+        sums[delay * TIMES + time] = sum;
+    }
+}
+"""
+
+
+def test_sums_of_bytes_at_delays_from_memory_are_right(tmp_path):
+    heard = {"Type": "uint8", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 256}
+    sums = {"Type": "float", "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0}
+    delays = {"Type": "float", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 19.0, "Size": 90}
+    arguments = [heard | {"Size": "90 * (ProblemSize[0] + 80)"}, sums | {"Size": "ProblemSize[0] * ProblemSize[1]"}]
+    changes = {
+        "Arguments": [argument | {"MemoryType": "Vector"} for argument in (*arguments, delays)],
+        "ProblemSize": [230, 70],
+        "GridDivY": ["per_thread"],
+        "GridDivX": ["block_size_x"],
+    }
+    folder = tmp_path / "add"
+    write_folder(t1(tmp_path, DELAYED, None, **changes), folder)
+    assert gate(folder, CONFIG | {"UNUSED": 3}).correct
+    text = (folder / "add.cu").read_text()
+    (folder / "add.cu").write_text(text.replace("+ time + later", "+ time + later + (per_thread > 1)"))
+    assert not gate(folder, CONFIG | {"UNUSED": 3}).correct
+
+
 NAIVE = """__global__ void naive(float* c, const float* a, const float* b, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) c[i] = a[i] + b[i];

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
@@ -22,7 +23,7 @@ from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from evoengine.virtual.gate import AS_GIVEN, DRAWS  # noqa: E402
+from evoengine.virtual.gate import AS_GIVEN, DRAWS, Wrong, _worst  # noqa: E402
 from evoengine.virtual.verify import Session  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
@@ -328,3 +329,15 @@ def test_a_file_that_raises_is_refused_with_its_line(tmp_path):
     (tmp_path / "broken.py").write_text("import torch\ntorch.nothing\n")
     with pytest.raises(UsageError, match=r"broken.py cannot be imported: line 2: AttributeError"):
         verify(f"{tmp_path / 'broken.py'}::kernel", "call", None, "h100", seed=1)
+
+
+# --- infinities of narrow outputs
+
+
+def test_an_infinity_is_right_where_the_exact_value_is_beyond_the_outputs_type():
+    exact = torch.tensor([1.0, 9e4, -9e4], dtype=torch.float64)
+    found = _worst("out", torch.tensor([1.0, torch.inf, -torch.inf], dtype=torch.float16), exact, [exact.float()])
+    assert found.error == 0
+    for wrong in ([torch.inf, torch.inf, -torch.inf], [1.0, -torch.inf, -torch.inf], [1.0, 6e4, -torch.inf]):
+        with pytest.raises(Wrong):
+            _worst("out", torch.tensor(wrong, dtype=torch.float16), exact, [exact.float()])

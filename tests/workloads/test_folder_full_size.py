@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from evoengine.devices.base import TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.errors import UsageError
 from evoengine.records import Launch
@@ -18,7 +19,13 @@ from evoengine.workloads.base import NothingWritten, WrongBlock
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_cases import own_extents, shorter_lengths
 from evoengine.workloads.folder_definition import size_rules
-from evoengine.workloads.folder_full_size_tensors import check_cover, check_idle, independent_axes, stored_elements
+from evoengine.workloads.folder_full_size_tensors import (
+    BITS,
+    check_cover,
+    check_idle,
+    independent_axes,
+    stored_elements,
+)
 from evoengine.workloads.folder_tensors import check_reference
 
 SPACE = """kernel = "two"
@@ -250,10 +257,11 @@ def test_a_kernel_whose_blocks_write_nothing_alone_is_judged_by_whole_launches_a
 class Shares:
     """Blocks of an output of 64 x 64 in tiles of 8 x 8, on a grid of 8 x 8."""
 
-    def __init__(self, grid=(8, 8, 1)):
+    def __init__(self, grid=(8, 8, 1), dtype="fp32"):
         self.found = workload(sizes=(64, 64))
-        self.item, self.problem = self.found.definition.outputs[0], self.found.parse(self.found.example)
-        self.grid, parameter = grid, TensorParameter("out", (64, 64), "fp32", output=True)
+        self.item = replace(self.found.definition.outputs[0], dtype=dtype)
+        self.problem = self.found.parse(self.found.example)
+        self.grid, parameter = grid, TensorParameter("out", (64, 64), dtype, output=True)
         self.asked = BlockLaunch(Launch(grid, 64, 0), [parameter], Pool(np.zeros((1, PAGE), np.uint8)), [])
 
     def check(self, blocks):
@@ -262,7 +270,8 @@ class Shares:
         asked = BlockLaunch(self.asked.launch, self.asked.arguments, self.asked.pool, chosen)
         stored = []
         for number, tile in blocks.items():
-            output = np.full((64, 64), 0xFFFFFFFF, np.uint32)
+            bits = BITS[DTYPE_BYTES[self.item.dtype]]
+            output = np.full((64, 64), np.iinfo(bits).max, bits)
             if tile is not None:
                 output[tile] = 0
             pages = np.split(output.view(np.uint8).reshape(-1), range(PAGE, output.nbytes, PAGE))
@@ -289,6 +298,13 @@ def test_shares_that_cannot_cover_the_output_are_wrong():
         Shares().check({number: tile(number) if number != 9 else tile(10) for number in range(64)})
     with pytest.raises(NothingWritten, match="none of 3 blocks wrote any of out"):
         Shares().check(dict.fromkeys((1, 2, 3)))
+
+
+def test_integers_that_are_the_poison_count_as_written():
+    half = {number: tile(number, size=4) for number in range(5, 45)}
+    Shares(dtype="int8").check(half)
+    with pytest.raises(WrongBlock, match="cannot cover"):
+        Shares().check(half)
 
 
 def test_a_block_that_is_idle_within_the_output_is_wrong_and_one_behind_its_end_is_not():
