@@ -4,13 +4,14 @@ Every proposal is a whole configuration of the valid space that was not proposed
 through they are those that a prior (`prior`) expects to be fastest, or random draws where there is none. From then on a
 Gaussian process (`surrogate`) judges a pool of candidates (`Pool`), one that has the prior as its mean as far as the
 trials confirm it, or one that ignores it; where the best stalls, the latter takes turns with one that knows products of
-knobs. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
-trials bring forth beside fresh random points and what the prior expects to be fastest. Proposed is the one with the
-largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
-have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
-the likelier is the next among those far from it. What is learned from are ranks and, less so, logarithms: the
-objective's unit does not matter, and a trial that failed is simply the worst. What followed the prior is no fair sample
-of the space: it counts little in the ranks, and a best that it found is no sign that the search has stalled.
+knobs and powers of two. The pool is the whole valid space where that is small, and otherwise what mutation and
+crossover of the best trials bring forth beside fresh random points and what the prior expects to be fastest. Proposed
+is the one with the largest expected improvement, weighted by how rarely trials have had its pairs of values
+(`coverage`): a landscape may have several basins, and the first one found be a poor one. For the same reason, the more
+proposals came after the best, the likelier is the next among those far from it. What is learned from are ranks and,
+less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the worst. What followed
+the prior is no fair sample of the space: it counts little in the ranks, and a best that it found is no sign that the
+search has stalled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from evoengine.objectives import Direction
 from evoengine.records import LED_BY, Config
 from evoengine.search.samplers import Asked
 from evoengine.search.samplers.prior import MODEL, Mean, Pool, Prior, Space, Trust, fit_mean
-from evoengine.search.samplers.surrogate import Surrogate, find_products
+from evoengine.search.samplers.surrogate import Surrogate, find_derived
 from evoengine.space.definition import Knob
 
 MIN_COMPLETED = 4
@@ -52,8 +53,8 @@ RARITY_EXPONENT = 3
 """power of the coverage of a candidate's rarest pair by which its expected improvement is divided"""
 STALL_WEIGHT = 1.0
 """share of the surrogate's proposals since the best, of all trials, at which every second one explores far from it"""
-PRODUCT_AFTER = 16
-"""the surrogate's proposals since the best after which every second one is by the surrogate that knows products"""
+DERIVED_AFTER = 16
+"""the surrogate's proposals since the best after which every second one is by the one that knows derived values"""
 N_PRIOR_ROWS = 256
 """rows that the prior expects to be fastest, added to the pool of a larger space"""
 LOG_WEIGHT = 0.25
@@ -124,8 +125,8 @@ class Evolution:
         """place of each row that was tried or is in flight"""
         self._pool = Pool(space, self._rng, self._places)
         self._models = [_Model(Surrogate(space.knobs, self._rng))]
-        if any(find_products(space.knobs)):
-            self._models.append(_Model(Surrogate(space.knobs, self._rng, products=True)))
+        if any(find_derived(space.knobs)):
+            self._models.append(_Model(Surrogate(space.knobs, self._rng, derived=True)))
         self._led = _Model(Surrogate(space.knobs, self._rng))
         """knows of the prior: its hyperparameters are of what that leaves"""
         self._bred = False
@@ -278,7 +279,7 @@ class Evolution:
 
         The row is None if no candidate is left.
         """
-        late = self._since_best(own=True) >= PRODUCT_AFTER and len(self._places) % 2
+        late = self._since_best(own=True) >= DERIVED_AFTER and len(self._places) % 2
         model = self._models[-1 if late else 0]
         if not model.extend(self._tried):
             self._fit(model)

@@ -5,8 +5,10 @@ for any difference at all (Hamming), which lets neighbours differ where a landsc
 inactive ones against active, are one step from each other. The algebra is that of Rasmussen & Williams, Gaussian
 Processes for Machine Learning (2006), chapters 2 and 4.
 
-With `products` the products of pairs of ordered knobs count like further knobs. What a kernel's speed depends on are
-often products, as threads are of a block's sides, and two configurations may differ in two knobs and have the same one.
+With `derived` two kinds of values that are computed from ordered knobs count like further knobs: the products of pairs,
+and whether a value is a power of two. What a kernel's speed depends on are often products, as threads are of a block's
+sides, and two configurations may differ in two knobs and have the same one. Sizes of problems are mostly multiples of
+powers of two, so a tile of another size leaves a remainder, for which a compiler makes other code.
 
 Length scales, penalty and noise have normal priors on their logarithms, narrow ones: what a search has tried is little
 and no fair sample, and what it seems to say of them misleads. Only a knob of many values may have a length much unlike
@@ -40,21 +42,23 @@ MAX_PRODUCTS, PRODUCT_POSITIONS = 6, 32
 """pairs of knobs whose product counts, those with most values first, and the number of positions of each product"""
 MIN_FACTOR_VALUES = 3
 """of a knob that is a factor"""
-PRODUCT_WIDTH = 2.0
-"""how much wider the prior on a product's length scale is than that of a knob with two values"""
+MIN_POWERS = 2
+"""values of a knob that are powers of two, for it to count which are"""
+DERIVED_WIDTH = 2.0
+"""how much wider the prior on the length scale of a derived value is than that of a knob with two values"""
 
 
 class Surrogate:
     """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
 
-    def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator, products: bool = False) -> None:
+    def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator, derived: bool = False) -> None:
         self._rng = rng
-        self.products = tuple(find_products(knobs)) if products else ()
+        self.derived = tuple(find_derived(knobs)) if derived else ()
         self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
         self._values = [len(knobs[k].values) for k in self._columns]
-        self._distances = [_distances(knobs[k]) for k in self._columns] + [p.distances for p in self.products]
+        self._distances = [_distances(knobs[k]) for k in self._columns] + [of.distances for of in self.derived]
         self._starts = np.cumsum([0, *map(len, self._distances)])
-        widths = [_prior_width(knobs[k]) for k in self._columns] + [PRODUCT_WIDTH] * len(self.products)
+        widths = [_prior_width(knobs[k]) for k in self._columns] + [DERIVED_WIDTH] * len(self.derived)
         lengths = [(LENGTH[0], LENGTH[1] * width) for width in widths]
         self._mean, self._deviation = np.array([*lengths, HAMMING, NOISE]).T
         self._hyper = self._mean.copy()
@@ -156,13 +160,13 @@ class Surrogate:
         return found
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
-        """Return the position of each row in each knob and product [n, knobs], the inactive one last."""
+        """Return the position of each row in each knob and derived value [n, knobs], the inactive one last."""
         places = []
         for column, values, distance in zip(self._columns, self._values, self._distances, strict=False):
             positions = len(distance) - 1
             # -1 selects the last
             places.append(rows[:, column].astype(np.int64) * positions // values % len(distance))
-        places += [product.positions[rows[:, product.one], rows[:, product.other]] for product in self.products]
+        places += [of.positions[rows[:, of.one], rows[:, of.other]] for of in self.derived]
         return np.array(places, np.int64).reshape(-1, len(rows)).T
 
     def _one_hot(self, places: np.ndarray, dtype: type) -> np.ndarray:
@@ -180,11 +184,11 @@ class Surrogate:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """The product of two knobs, as a further knob.
+class Derived:
+    """A value that two knobs, or one taken twice, determine, as a further knob.
 
     positions: [values + 1, values + 1] by the positions of both, the last for an inactive one, which -1 selects;
-    distances: [positions + 1, positions + 1], 1 from the least product to the largest in logarithms.
+    distances: [positions + 1, positions + 1], 1 from the least value to the largest.
     """
 
     one: int
@@ -193,8 +197,14 @@ class Product:
     distances: np.ndarray
 
 
-def find_products(knobs: Sequence[Knob]) -> Iterator[Product]:
-    """Yield the products of pairs of ordered knobs of positive numbers."""
+def find_derived(knobs: Sequence[Knob]) -> Iterator[Derived]:
+    """Yield what counts beside the knobs themselves: products, and which values are powers of two."""
+    yield from find_products(knobs)
+    yield from find_powers(knobs)
+
+
+def find_products(knobs: Sequence[Knob]) -> Iterator[Derived]:
+    """Yield the products of pairs of ordered knobs of positive numbers; distances are those of logarithms."""
     factors = [k for k, knob in enumerate(knobs) if _is_factor(knob)]
     pairs = sorted(combinations(factors, 2), key=lambda pair: -len(knobs[pair[0]].values) * len(knobs[pair[1]].values))
     for one, other in pairs[:MAX_PRODUCTS]:
@@ -209,7 +219,19 @@ def find_products(knobs: Sequence[Knob]) -> Iterator[Product]:
         positions[:-1, :-1] = places.reshape(logs.shape).astype(int)
         distances = 1.0 - np.eye(n + 1)
         distances[:n, :n] = np.abs(levels[:, None] - levels) / np.ptp(levels)
-        yield Product(one, other, positions, distances)
+        yield Derived(one, other, positions, distances)
+
+
+def find_powers(knobs: Sequence[Knob]) -> Iterator[Derived]:
+    """Yield of each ordered knob of positive whole numbers, some but not all powers of two, which values are."""
+    for k, knob in enumerate(knobs):
+        if not _is_factor(knob) or not all(isinstance(value, int) for value in knob.values):
+            continue
+        power = np.array([int(value).bit_count() == 1 for value in knob.values])
+        if power.sum() >= MIN_POWERS and not power.all():
+            positions = np.full((len(power) + 1, len(power) + 1), 2)
+            positions[:-1, :-1] = np.where(power, 0, 1)[:, None]
+            yield Derived(k, k, positions, 1.0 - np.eye(3))
 
 
 def _is_factor(knob: Knob) -> bool:
