@@ -25,6 +25,8 @@ ODD = "conv2d:n1,c8,h9,w8,k33,r2,s1,fp16"
 PLAIN, DEEP = {"tile_n": 64}, {"tile_n": 128}
 SMALL = {"tile_m": 64, "tile_n": 64}
 ONE_BUFFER = {"stages": 1}
+SQUARES = "conv2d:n8,c16,h16,w16,k256,r3,s3,pad1,fp16"
+CURVE = {"raster": "hilbert"}
 
 FAULTS = [
     # name, problem, configuration, text of the good kernel, text of the broken one
@@ -57,6 +59,8 @@ FAULTS = [
     ("a buffer filled while it is read", SAME, PLAIN, "loader.load(i + STAGES - 1);", "loader.load(i + STAGES);"),
     ("one buffer filled while it is read", SAME, ONE_BUFFER, "__syncthreads();  // all threads are done with the tiles before", ""),
     ("filters behind the last read", OBLONG, DEEP, "b + i * TILE_K, k, cols, left)", "b + i * TILE_K, k, cols + 1, left)"),
+    ("squares of tiles one above the other", SQUARES, CURVE, "square % squares_m * side", "square % squares_m"),
+    ("a curve that lies on itself where it turns", SQUARES, CURVE, "col = turned;", ""),
     ("filters of the first tile alone", SAME, {"tile_n": 32}, "b += (long long)work.first_col * k;", ""),
     ("bias of the filter beside", OBLONG, DEEP, "high_bias = to.bias_of(col + 1)", "high_bias = to.bias_of(col)"),
     ("residual left out", OBLONG, DEEP, "activate(low + low_bias) + more.x", "activate(low + low_bias)"),

@@ -46,6 +46,14 @@ FAMILIES = {
 }  # fmt: skip
 
 
+SCHEDULES = [
+    *({"schedule": "none", "cluster": cluster} for cluster in ("1x1", "2x1", "1x2")),
+    *({"schedule": "none", "split_k": parts} for parts in (2, 4)),
+    *({"schedule": "persistent", "cluster": cluster, "ping_pong": turns} for cluster in ("1x1", "2x1", "1x2") for turns in (False, True)),
+]  # fmt: skip # a table
+LONG_CASES = ("long", "own m", "own n", "squares of tiles", "a square of tiles")
+
+
 @cache
 def gate(problem: str) -> KernelGate:
     return KernelGate(problem)
@@ -81,6 +89,21 @@ def test_every_cell_of_a_configuration_is_visited(name, count):
         visited = set().union(*visited_by_case(own, config).values())
         assert cells
         assert sorted(map(str, cells - visited)) == [], f"{own.problem} {config}"
+
+
+@pytest.mark.parametrize("stages", [7, *more([1, 2, 3, 4, 5, 6, 8, 10, 12])])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda knobs: ",".join(map(str, knobs.values())))
+def test_some_block_of_a_product_ends_in_each_buffer(schedule, stages):
+    own = gate("gemm:m1000,n768,k3000,fp16")
+    start = next(c for c in own.space.starts if c["family"] == "wgmma" and c["consumers"] == 2)
+    config = {**start, "split_k": 1, "ping_pong": False, "cluster": "1x1", **schedule, "stages": stages}
+    cells = {Cell("steps", f"the last in buffer {buffer}") for buffer in range(stages)}
+    by_case = visited_by_case(own, config)
+    assert cells - set().union(*by_case.values()) == set()
+    for case, found in by_case.items():
+        if case.startswith("last step"):
+            short = (seen for other, seen in by_case.items() if other not in (case, *LONG_CASES))
+            assert cells & found - set().union(*short), f"{case} shows nothing that no other short case does"
 
 
 @pytest.mark.exhaustive

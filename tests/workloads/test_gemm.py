@@ -89,6 +89,8 @@ FAULTS = [
     ("partial sums of the third of four blocks lost", FOUR, DECODE, "block < SPLIT_K; ++block", "block < SPLIT_K; block += 2"),
     ("squares of tiles that lie too near", HILBERT, PLAIN, "square / squares_m * side", "square / squares_m"),
     ("squares of tiles one above the other", HILBERT, PLAIN, "square % squares_m * side", "square % squares_m"),
+    ("a curve that lies on itself where it turns", HILBERT, PLAIN, "col = turned;", ""),
+    ("a curve that turns a tile too far", HILBERT, PLAIN, "s - 1 - row : row;", "s - row : row;"),
     ("SiLU of the other sign", WGMMA, LINEAR, "__expf(-x)", "__expf(x)"),
     ("rows of B along n where they run along k", WGMMA, LINEAR, "TRANSPOSED = false", "TRANSPOSED = true"),
     ("A along m by mma, a chunk too far", MMA, TRANSPOSED, "first_row / 8}", "first_row / 8 + 2}"),

@@ -40,7 +40,7 @@ FAULTS = [
     ("swizzle by the wrong bits of the row", APART, PLAIN, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row / 2)) * 16)"),
     ("padding forgotten by the reader", PADDED, PLAIN, "row_bytes((row * Tile::ROW_CHUNKS", "row_bytes((row * Tile::CHUNKS"),
     ("V not transposed", SINGLE, PLAIN, "ldmatrix_x4_trans(b,", "ldmatrix_x4(b,"),
-    ("K taken in the order of operand A", SINGLE, PLAIN, "lane_chunk(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)", "lane_chunk(lane() % 16, lane() / 16)"),
+    ("K taken in the order of operand A", SINGLE, PLAIN, "lane_chunk(column + lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)", "lane_chunk(column + lane() % 16, lane() / 16)"),
     ("P packed in the wrong order", TOGETHER, PLAIN, "a[j] = pack(", "a[j / 4 * 4 + j % 2 * 2 + j / 2 % 2] = pack("),
     ("P packed the wrong way round", TOGETHER, PLAIN, "pack(d[2 * j], d[2 * j + 1])", "pack(d[2 * j + 1], d[2 * j])"),
     ("the maximum of half a row", SINGLE, PLAIN, "lanes_max<LANES>(tile_max)", "lanes_max<LANES / 2>(tile_max)"),

@@ -182,6 +182,8 @@ DIAGONAL = (
     "the last key that a row sees takes all weight",
     "the first key that a row does not see would take all weight",
 )
+HALVES = ("upper", "lower")
+"""halves of a stripe, whose rows are in different lanes' registers"""
 ALL_HEADS = "heads of all batch entries"
 ALIKE = 2000
 """number of equal weights in a row over which errors of 16 bits accumulate"""
@@ -199,7 +201,7 @@ def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:
         Cell("heads", "as the problem's are grouped, in several batch entries"),
         Cell("heads", "grouped by another number, which is no power of two"),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
-        *(Cell("values", what) for what in _values(problem, tile_m)),
+        *(Cell("values", what) for what in _values(problem, config)),
     }
     if problem.causal:
         found |= {Cell("diagonal", f"the first row ends {short} short of a tile") for short in range(NEAR + 1)}
@@ -276,15 +278,16 @@ def _has_own(problem: AttentionProblem, whole: AttentionProblem, config: Config,
     return bool(getattr(problem, axis) == getattr(whole, axis))
 
 
-def _values(problem: AttentionProblem, tile_m: int) -> Iterator[str]:
+def _values(problem: AttentionProblem, config: Config) -> Iterator[str]:
     """Yield what values must show, as AttentionTensors.shown calls it."""
     yield "all logits of a row below -126"
     yield "all logits of a row below -65504"
     yield "all logits of a row above 65504"
     yield from (rise_name(rise) for rise in RISES)
-    yield from (
-        f"a row that falls, in the {half} half of a stripe" for half in (("upper", "lower") if tile_m > 16 else ())
-    )
+    halves = HALVES if int(config["tile_m"]) > 16 else ()
+    yield from (f"a row that falls, in the {half} half of a stripe" for half in halves)
+    if config.get("max_by") == "bits":
+        yield from map(negative_name, halves)
     yield "columns of V that are constant"
     yield "an early key that takes all weight"
     yield "a late key that takes all weight"
@@ -293,6 +296,10 @@ def _values(problem: AttentionProblem, tile_m: int) -> Iterator[str]:
     yield f"{ALIKE:,} weights of 2^-15.5"
     if problem.dtype == "bf16":
         yield "values beyond a half"
+
+
+def negative_name(half: str) -> str:
+    return f"rows of negative logits further apart than exponents reach, in the {half} half of a stripe alone"
 
 
 def rise_name(rise: float) -> str:

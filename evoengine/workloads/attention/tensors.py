@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from evoengine.workloads.attention.cases import ALIKE, DIAGONAL, RISES, rise_name
+from evoengine.workloads.attention.cases import ALIKE, DIAGONAL, HALVES, RISES, negative_name, rise_name
 from evoengine.workloads.attention.problem import LSE, OUTPUT, AttentionProblem
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
@@ -460,6 +460,8 @@ def _by_parts(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 _ALMOST_ALL = 0.999
 """share of a row's weight"""
+MIN_EXPONENT = -126
+"""of a float, and of a bf16"""
 _LATE = 1000
 """number of keys before one that takes all weight, so that their weight must be rescaled away"""
 
@@ -494,10 +496,21 @@ def _of_rows(logits: torch.Tensor) -> Iterator[str]:
             yield name
     yield from _rises(logits, top, at)
     falling = (top < 0) & (at < logits.shape[1] // 4) & (top > -126) & (top > bottom + 8)
-    for half, name in enumerate(("upper", "lower")):
-        if bool(falling[torch.arange(len(falling)) // 8 % 2 == half].any()):
+    for half, name in enumerate(HALVES):
+        if bool(falling[torch.arange(len(falling)) // HALF_STRIPE % 2 == half].any()):
             yield f"a row that falls, in the {name} half of a stripe"
+    yield from _negative_halves(top, bottom)
     yield from _weights(logits, top, at)
+
+
+def _negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
+    """Yield the halves of stripes in which every row is negative, beside a half in which none is."""
+    apart = (top < 0) & (top > MIN_EXPONENT) & (top - bottom > -MIN_EXPONENT)
+    whole = len(apart) // (2 * HALF_STRIPE) * (2 * HALF_STRIPE)
+    wide, below = (of[:whole].view(-1, 2, HALF_STRIPE) for of in (apart, top < 0))
+    for half, name in enumerate(HALVES):
+        if bool((wide[:, half].all(dim=1) & ~below[:, 1 - half].any(dim=1)).any()):
+            yield negative_name(name)
 
 
 def _at_diagonal(logits: torch.Tensor, diagonal: int) -> Iterator[str]:

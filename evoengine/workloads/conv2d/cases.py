@@ -27,8 +27,16 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import FullCase
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK
-from evoengine.workloads.gemm.coverage import ALIKE, GROUP, tile_parts, waits_of
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, SQUARES
+from evoengine.workloads.gemm.coverage import (
+    A_SQUARE,
+    ALIKE,
+    GROUP,
+    SEVERAL_SQUARES,
+    tile_parts,
+    visited_squares,
+    waits_of,
+)
 
 VALUES = {
     "whole numbers": "whole numbers, whose sums are exact",
@@ -157,6 +165,10 @@ def _long_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dP
         yield Case("own outputs", own, "whole numbers", long=True)
     if has_own_filters(p, config):
         yield Case("own filters", _at(p, (1, 1, tile_m // 2 + 1), 1, p.filters), "whole numbers", long=True)
+    if config.get("raster") == "hilbert":
+        for name, (down, across) in SQUARES.items():
+            squares = _at(p, (1, 1, down * tile_m - 1), 1, across * tile_n - unit_f)
+            yield Case(name, squares, "whole numbers", long=True)
 
 
 def deepest(problem: Conv2dProblem, config: Config) -> int:
@@ -198,6 +210,8 @@ def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
         found |= {*remainder_cells("rows", tile_m, p.gemm.m), Cell("together", ONE), Cell("together", COLUMN)}
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
+    if config.get("raster") == "hilbert":
+        found |= {Cell("together", what) for what in (A_SQUARE, SEVERAL_SQUARES)}
     if has_own_outputs(p, config):
         found.add(Cell("extents", "outputs"))
     if has_own_filters(p, config):
@@ -256,6 +270,7 @@ def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
     group = int(config.get("group_m", 1))
     if -(-p.gemm.m // tile_m) % group and p.filters > tile_n and p.gemm.m > group * tile_m:
         yield GROUP
+    yield from visited_squares(-(-p.gemm.m // tile_m), -(-p.filters // tile_n))
 
 
 # ── at full size ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
-from evoengine.workloads.gemm.cases import full_plan, gate_cases
+from evoengine.workloads.gemm.cases import full_plan, gate_cases, persistent_clusters
 from evoengine.workloads.gemm.coverage import cells, visited
 from evoengine.workloads.gemm.problem import (
     BYTES,
@@ -30,7 +30,6 @@ from evoengine.workloads.gemm.problem import (
     GemmProblem,
     blocks_of_cluster,
     cluster_shape,
-    cluster_tiles,
     parse_problem,
 )
 
@@ -72,15 +71,10 @@ class Gemm(Workload[GemmProblem]):
         return operands + scales + float(DTYPE_BYTES[p.out_dtype]) * sum(prod(p.shape(name)) for name in _like_c(p))
 
     def gate_launch(self, case: Case[GemmProblem], launch: Launch) -> Launch:
-        """Return the launch of a case: the space's, except for the number of blocks of a persistent kernel.
-
-        That must be right with any number. It gets the largest that leaves each cluster at least two tiles and the last
-        round not filled, or one cluster, whatever the space states for the problem's size.
-        """
+        """Return the launch of a case: the space's, except for the number of blocks of a persistent kernel."""
         if case.config.get("schedule") != "persistent":
             return launch
-        tiles = cluster_tiles(case.problem, case.config)
-        clusters = next((n for n in range(tiles // 2, 1, -1) if tiles % n), 1)
+        clusters = persistent_clusters(case.problem, case.config)
         return replace(launch, grid=(clusters * blocks_of_cluster(case.config), 1, 1))
 
     def cases(self, problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:

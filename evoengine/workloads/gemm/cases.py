@@ -7,7 +7,7 @@ problem itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
@@ -38,13 +38,19 @@ MOST_ROWS = 24576
 """limit of the rows of B that a block reads, each of which takes a page or two in the emulator"""
 MOST_TILES = 256
 """limit of tiles of a case with all rows or columns of the problem"""
+SQUARES = {"squares of tiles": (6, 4), "a square of tiles": (4, 4)}
+"""case → tiles down and across: three by two squares along a Hilbert curve, and one in which the curve turns
+
+It turns in squares of four tiles a side or more, and the problem's own tiles may be squares of either kind.
+"""
 CHUNK_BYTES = 16
 """of the widest load; rows that are multiples of it remain so in all cases"""
 
 
 def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
     """Return the gate's cases for a configuration."""
-    found = (*_small_cases(problem, config), *_long_cases(problem, config))
+    small = tuple(_small_cases(problem, config))
+    found = (*small, *_last_steps(problem, config, small), *_long_cases(problem, config))
     normal = CUT_OFF if cuts_off(problem) else "normal"
     return tuple(
         replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
@@ -90,8 +96,8 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     """Yield cases whose sizes are set against the configuration's tiles.
 
     Every candidate meets one element, whole tiles, tails that end just before and behind a tile's end, the remainders
-    that the problem itself leaves, tiles of rows behind a whole group of them, a last step in each buffer, and with all
-    rows of its tile a pipeline that wraps around twice (2·stages + 1 steps) and more.
+    that the problem itself leaves, tiles of rows behind a whole group of them, and with all rows of its tile a pipeline
+    that wraps around twice (2·stages + 1 steps) and more.
     """
     (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = tile_sizes(config), units(problem)
     stages, group, step = int(config.get("stages", 1)), int(config.get("group_m", 1)), step_of(config)
@@ -116,8 +122,43 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     yield Case("pipeline wraps", at(tile_m - unit_m, tile_n - unit_n, (2 * stages + 2) * step - unit_k))
     yield Case("one-hot rows", at(tile_m + 3 * unit_m, tile_n - 2 * unit_n, 2 * step + 1), "one-hot rows")
     yield Case("sums that overflow a half", at(tile_m - 2 * unit_m, tile_n, 2 * step - unit_k), "large products")
-    for buffer in range(5, stages - 1):  # in the others that of some case above
-        yield Case(f"last step in buffer {buffer}", at(1, 1, (buffer + 1) * step), "whole numbers")
+
+
+def _last_steps(
+    problem: GemmProblem, config: Config, others: Sequence[Case[GemmProblem]]
+) -> Iterator[Case[GemmProblem]]:
+    """Yield a case for each buffer in which no block of the others has its last step."""
+    seen = {buffer for case in others for buffer in ends(case.problem, config)}
+    for buffer in range(int(config.get("stages", 1))):
+        if buffer not in seen:
+            own = _at(problem, 1, 1, (buffer + 1) * step_of(config))
+            yield Case(f"last step in buffer {buffer}", own, "whole numbers")
+
+
+def ends(problem: GemmProblem, config: Config) -> Iterator[int]:
+    """Yield the buffers in which the blocks of a case have their last steps.
+
+    A persistent block goes on through its buffers from tile to tile. Of two teams each does every second tile.
+    """
+    stages, split, steps = int(config.get("stages", 1)), split_k(config), -(-problem.k // tile_sizes(config)[2])
+    if config.get("schedule") != "persistent":
+        yield from ((own - 1) % stages for own in (steps // split, -(-steps // split)) if own)
+        return
+    clusters, tiles = persistent_clusters(problem, config), cluster_tiles(problem, config)
+    teams = 2 if config.get("ping_pong") else 1
+    for first in range(min(tiles, teams * clusters)):
+        own = len(range(first, tiles, teams * clusters))
+        yield (((own - 1) * teams + first // clusters + 1) * steps - 1) % stages
+
+
+def persistent_clusters(problem: GemmProblem, config: Config) -> int:
+    """Return the clusters of a case's launch where each goes through several tiles.
+
+    A kernel must be right with any number. It gets the most that leave each at least two tiles and the last round not
+    filled, or one.
+    """
+    tiles = cluster_tiles(problem, config)
+    return next((n for n in range(tiles // 2, 1, -1) if tiles % n), 1)
 
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
@@ -134,10 +175,10 @@ def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProbl
         rows = tile_m // 2 + 1 if unit_m == 1 else tile_m - 3 * unit_m
         yield Case("own n", _at(problem, rows, problem.n, tile_k), "whole numbers", long=True)
     if config.get("raster") == "hilbert":
-        # three by two squares of two tiles each way: the problem's own tiles may be one square
         down, across = cluster_shape(config)
-        squares = _at(problem, 6 * down * tile_m - unit_m, 4 * across * tile_n - unit_n, 1)
-        yield Case("squares of tiles", squares, "whole numbers", long=True)
+        for name, (rows, columns) in SQUARES.items():
+            squares = _at(problem, rows * down * tile_m - unit_m, columns * across * tile_n - unit_n, 1)
+            yield Case(name, squares, "whole numbers", long=True)
 
 
 def deepest(problem: GemmProblem, config: Config) -> int:

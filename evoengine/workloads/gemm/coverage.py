@@ -30,6 +30,8 @@ TOGETHER = {
     "a whole tile": "whole tiles of rows, columns and products",
 }
 GROUP = "a group of tiles of rows that is not whole, beside others"
+A_SQUARE = "a square of tiles that a curve turns in"
+SEVERAL_SQUARES = "several squares of tiles, more of them down than across"
 BATCH = "several tiles of several entries of the batch"
 PERSISTENT = (
     "several blocks with unlike numbers of tiles",
@@ -62,6 +64,8 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
     }
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
+    if config.get("raster") == "hilbert":
+        found |= {Cell("together", what) for what in (A_SQUARE, SEVERAL_SQUARES)}
     if config.get("schedule") == "persistent":
         found |= {Cell("together", what) for what in PERSISTENT}
     if problem.batch > 1:
@@ -129,6 +133,7 @@ def _together(problem: GemmProblem, config: Config, launch: Launch, units_of: tu
     group, (rows, columns) = int(config.get("group_m", 1)), cluster_extents(config)
     if -(-p.m // rows) % group and p.n > columns and p.m > group * rows:
         yield GROUP
+    yield from visited_squares(-(-p.m // rows), -(-p.n // columns))
     tiles, clusters = cluster_tiles(p, config), prod(launch.grid) // blocks_of_cluster(config)
     if tiles > clusters > 1 and tiles % clusters:
         yield PERSISTENT[0]
@@ -136,6 +141,15 @@ def _together(problem: GemmProblem, config: Config, launch: Launch, units_of: tu
         yield PERSISTENT[1]
     if p.batch > 1 and p.m > tile_m and p.n > tile_n:
         yield BATCH
+
+
+def visited_squares(down: int, across: int) -> Iterator[str]:
+    """Yield what so many tiles show of a curve through squares, whose side is the largest power of two that fits."""
+    side = (down | across) & -(down | across)
+    if side > 2:
+        yield A_SQUARE
+    if side > 1 and down > across > side:
+        yield SEVERAL_SQUARES
 
 
 def _own_extents(problem: GemmProblem, config: Config) -> Iterator[str]:
