@@ -198,7 +198,7 @@ void report_fault(const char* address, const char* access);
 
 // pooled.cpp
 constexpr size_t pool_page = 4096;  // bytes, on every machine
-enum class PooledKind { input, output, scratch, zeroed };
+enum class PooledKind { input, output, scratch, zeroed, inout };
 void set_pool(const char* pages, uint64_t count);
 char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush);
 void begin_chosen_block(uint64_t block, uint64_t limit);
