@@ -134,6 +134,13 @@ class Tensors(ABC, Generic[P]):
         Its error is the gate's measure.
         """
 
+    def nudged(self, problem: P, inputs: Inputs) -> Outputs | None:
+        """Return the float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
+
+        What they differ by, no computation in float32 can be expected to avoid.
+        """
+        return None
+
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
         """Return the best result of a correct kernel: float32 throughout, rounded where it must be.
 

@@ -81,6 +81,19 @@ class FolderTensors(Tensors[FolderProblem]):
     def own_dtype(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
         return run_as_is(self._definition, problem, inputs)
 
+    def nudged(self, problem: FolderProblem, inputs: Inputs) -> Outputs | None:
+        generator = torch.Generator().manual_seed(1)
+        moved = {}
+        for name, tensor in inputs.items():
+            if tensor.is_floating_point():
+                signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+                half = torch.finfo(torch.promote_types(tensor.dtype, torch.float32)).eps / 2
+                moved[name] = tensor.double() * (1 + signs * half)
+        try:
+            return run_in_float64(self._definition, problem, {**inputs, **moved})
+        except NotDouble:
+            return None
+
     def shown(self, case: Case[FolderProblem], drawn: Drawn) -> frozenset[Cell]:
         """Return the draw of a case; one under which the reference is not finite was drawn as usual."""
         return frozenset({Cell("values", case.draw)})
@@ -110,9 +123,10 @@ class FolderTensors(Tensors[FolderProblem]):
         return 3 * 8 * sum(prod(shape_of(item, problem)) for item in items)
 
     def _is_in_range(self, case: Case[FolderProblem], inputs: Inputs) -> bool:
-        """Return whether outputs are finite, and with wide integers less than a quarter of what their dtype holds.
+        """Return whether outputs are numbers, infinite only where the exact ones are, finite in `large` and `wide`.
 
-        So those that wrapped around, or that a conversion cut off, are told from others.
+        With wide integers they are less than a quarter of what their dtype holds: so those that wrapped around, or
+        that a conversion cut off, are told from others.
         """
         try:
             outputs = run_as_is(self._definition, case.problem, inputs)
@@ -120,7 +134,11 @@ class FolderTensors(Tensors[FolderProblem]):
             return False
         if case.draw == "wide" and not all(map(_is_small, outputs.values())):
             return False
-        return all(bool(output.isfinite().all()) for output in outputs.values())
+        if case.draw in ("large", "wide"):
+            return all(bool(output.isfinite().all()) for output in outputs.values())
+        exact = self.reference(case.problem, inputs)
+        same = all(torch.equal(output.isinf(), exact[name].isinf()) for name, output in outputs.items())
+        return same and not any(bool(output.isnan().any()) for output in outputs.values())
 
     def draw_some(self, case: Case[FolderProblem], seed: int, without: Collection[str]) -> Inputs:
         """Return the inputs of a case but those named in `without`."""
@@ -380,7 +398,10 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
     except UsageError as error:
         raise NotDouble(str(error)) from None
     floating = {item.name for item in definition.outputs if TORCH_DTYPES[item.dtype].is_floating_point}
+    sizes = {item.name: prod(shape_of(item, problem)) for item in definition.outputs}
     for name, output in found.items():
+        if output.numel() != sizes[name]:
+            raise NotDouble(f"its output {name} has {output.numel()} elements where its inputs are float64")
         if name in floating and output.dtype != torch.float64:
             raise NotDouble(f"its output {name} is {_dtype_name(output.dtype)} where its inputs are float64")
     return _where_written(definition, problem, found)
