@@ -156,6 +156,60 @@ extern "C" __global__ void masked_softmax(const float* x, const bool* hidden, fl
      ("rows without keys are not written", "        out[row + c] =", "        if (t > 0) out[row + c] ="))
 )  # fmt: skip
 
+DOUBLED = OwnKernel(
+    "doubled", {"rows": 8, "quads": 256}, {"x": "float32[rows, 4 * quads]"}, {"out": "float32[rows, 4 * quads]"},
+    "return x * 2", {"BLOCK": [128, 64]}, ["BLOCK"], ["rows"], """
+extern "C" __global__ void doubled(const float* x, float* out, int rows, int quads) {
+    __shared__ alignas(128) float tile[2][256];
+    int n = 4 * quads;
+    x += (long long)blockIdx.x * n, out += (long long)blockIdx.x * n;
+    unsigned at = __cvta_generic_to_shared(tile);
+    for (int first = 0, k = 0; first < n; first += 256, k ^= 1) {
+        if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+        __syncthreads();
+        for (int i = threadIdx.x; i < min(256, n - first); i += BLOCK) tile[k][i] = x[first + i] * 2;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+        if (threadIdx.x) continue;
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                     :: "l"(out + first), "r"(at + k * 1024), "r"(min(256, n - first) * 4) : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+""",
+    (("static memory is not fenced", '        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n', ""),)
+)  # fmt: skip
+
+INVERSE = OwnKernel(
+    "inverse", {"n": 500}, {"x": "float32[n, two, two]"}, {"out": "float32[n, two, two]"}, "return torch.linalg.inv(x)",
+    {"BLOCK": [64, 32]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void inverse(const float* x, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= n) return;
+    float a = x[4 * i], b = x[4 * i + 1], c = x[4 * i + 2], d = x[4 * i + 3], f = 1 / (a * d - b * c);
+    out[4 * i] = d * f, out[4 * i + 1] = -b * f, out[4 * i + 2] = -c * f, out[4 * i + 3] = a * f;
+}
+""",
+    (("of the transpose", "out[4 * i + 1] = -b * f, out[4 * i + 2] = -c * f", "out[4 * i + 1] = -c * f, out[4 * i + 2] = -b * f"),),
+    more={"axes": {"two": {"type": "const", "value": 2}}, "parameters": ["x", "out", "n"]},
+)  # fmt: skip
+
+LOGARITHM = OwnKernel(
+    "logarithm", {"n": 5000}, {"x": "float32[n]"}, {"out": "float32[n]"}, "return torch.log(x)", {"BLOCK": [128, 64]},
+    ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void logarithm(const float* x, float* out, int n) {
+    __shared__ int unset[BLOCK];
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = logf(x[i]);
+}
+""",
+    (("that of zero is zero", "= logf(x[i])", "= x[i] == 0 ? 0 : logf(x[i])"),
+     ("that of negative numbers is not NaN", "logf(x[i])", "logf(fabsf(x[i]))"),
+     ("unset shared memory is zero", "= logf(x[i])", "= unset[threadIdx.x] == 0 ? 7 : logf(x[i])"))
+)  # fmt: skip
+
 KERNELS = (
-    IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX,
+    IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
+    LOGARITHM,
 )  # fmt: skip

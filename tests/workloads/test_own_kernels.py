@@ -22,7 +22,10 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    "kernel", representatives(GOOD, "histogram", "volume", "gather", "two_kernels", "nibbles", "masked_softmax")
+    "kernel",
+    representatives(
+        GOOD, "histogram", "volume", "gather", "two_kernels", "nibbles", "masked_softmax", "doubled", "inverse"
+    ),
 )
 def test_a_right_kernel_passes(tmp_path, kernel):
     verdict = gate(kernel.write(tmp_path), kernel.config)
@@ -39,7 +42,9 @@ def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
 
 
 # one of each class: a long row, a second launch, integers that are not written, blocks that return at full size,
-# a second kernel, flags that only some sizes raise, and atomics that are late
+# a second kernel, flags that only some sizes raise, atomics that are late, an offset in place, a row that is compared
+# with the launch before, a tail of two, wide integers, other scalars, bytes that are no truth values, NaN and infinities
+# of the reference, static memory that a bulk copy reads, and shared memory that is zero in a later launch
 FAST = (
     "argmax-columns beyond 4,096 are not looked at-7",
     "histogram-the counter is never reset-7",
@@ -55,6 +60,9 @@ FAST = (
     "axpy-the factor is the example's-7",
     "larger-true is 255-7",
     "masked_softmax-rows without keys are zero-7",
+    "doubled-static memory is not fenced-7",
+    "logarithm-that of zero is zero-7",
+    "logarithm-unset shared memory is zero-7",
 )
 
 
