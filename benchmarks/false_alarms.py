@@ -30,6 +30,7 @@ from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
 from tests.support.own_kernels import KERNELS
+from tests.support.own_kernels_hidden import KERNELS as HIDDEN
 
 PROBLEMS = (
     "attention:b1,h2,sq77,sk203,d64,fp16", "attention:b2,h4,s101,d64,bf16,causal,kv2",
@@ -55,7 +56,7 @@ def drawn(count: int, seed: int) -> Iterator[tuple[Target, SearchSpace, Config]]
 
 
 def own_kernels(folder: Path) -> Iterator[tuple[Target, SearchSpace, Config]]:
-    for kernel in KERNELS:
+    for kernel in (*KERNELS, *HIDDEN):
         path = kernel.write(folder)
         workload = load_folder(path)
         target = Target(workload, workload.parse(workload.example), find_gpu("h100"))

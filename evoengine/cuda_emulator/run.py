@@ -191,7 +191,7 @@ def _kind(argument: _InMemory) -> str:
     if isinstance(argument, ScratchParameter):
         return "Z" if argument.zeroed else "S"
     if isinstance(argument, TensorParameter):
-        return "O" if argument.output else "I"
+        return "B" if argument.inout else "O" if argument.output else "I"
     if argument.inout:
         return "b"
     return "o" if argument.output else "i"

@@ -158,7 +158,7 @@ class Geometry:
 class SparseKind(IntEnum):
     """Contents of a page of sparse memory at its first access, as in core/sparse.h; NONE for memory held whole."""
 
-    NONE, INPUT, OUTPUT, SCRATCH, ZEROED = range(5)
+    NONE, INPUT, OUTPUT, SCRATCH, ZEROED, INOUT = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +437,8 @@ def _input_contents(of: InMemory | Segment) -> np.ndarray:
 def _sparse_kind(of: Sparse) -> SparseKind:
     if isinstance(of, ScratchParameter):
         return SparseKind.ZEROED if of.zeroed else SparseKind.SCRATCH
+    if of.inout:
+        return SparseKind.INOUT
     return SparseKind.OUTPUT if of.output else SparseKind.INPUT
 
 

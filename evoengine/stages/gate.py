@@ -22,7 +22,7 @@ import numpy as np
 
 from evoengine.cuda_emulator.build import build
 from evoengine.cuda_emulator.run import run_blocks, run_rounds
-from evoengine.devices.base import VISIT, Executed, KernelFailure, KernelHung, Round, RunRounds
+from evoengine.devices.base import VISIT, Executed, KernelCrashed, KernelFailure, KernelHung, Round, RunRounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (
@@ -304,10 +304,24 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
         asked = full.draw_blocks(case, launch, own_seed)
         if asked is None:
             return None
+        small = full.in_small(case)
         try:
             asked, traces = _run(asked, run, own_seed, full.unknown_cost)
-            return check_blocks(workload, case, asked, traces, own_seed)
+            found = check_blocks(workload, case, asked, traces, own_seed)
+            if (
+                found.correct
+                or small is None
+                or _is_right_alone(workload, small, full.alone(case, own_seed), run, own_seed)
+            ):
+                return found
+            return _not_judged(case, own_seed, "one alone is not right")
+        except KernelCrashed:
+            if small is None or _is_right_alone(workload, small, full.alone(case, own_seed), run, own_seed):
+                raise
+            return _not_judged(case, own_seed, "one alone is not right")
         except (NothingWritten, KernelHung) as failure:
+            if small is not None:
+                return _not_judged(case, own_seed, "one alone neither ends nor writes")
             alone = full.alone(case, own_seed)
             if alone is None or _works_alone(full, alone, run, failure, own_seed):
                 if isinstance(failure, KernelHung):
@@ -347,6 +361,17 @@ def _works_alone(
     except KernelHung:
         return False
     return not isinstance(failure, NothingWritten) or failure.output in full.written_outputs(alone, traces)
+
+
+def _is_right_alone(
+    workload: AnyWorkload, small: CaseIdentity, alone: BlockLaunch | None, run: RunBlocks, seed: int
+) -> bool:
+    """Return whether blocks of a small launch, each run by itself, do what they do in the whole launch."""
+    assert alone is not None  # as `in_small` is not
+    try:
+        return check_blocks(workload, small, alone, run(alone, seed), seed).correct
+    except (KernelFailure, NothingWritten):
+        return False
 
 
 def _not_judged(case: CaseIdentity, seed: int, reason: str) -> CaseResult:

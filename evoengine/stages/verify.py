@@ -78,7 +78,8 @@ def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed:
     twice, log = cases_to_repeat(workload, plan), CoverageLog(workload)
 
     def judge(case: AnyCase, launch: Launch, own_seed: int) -> CaseResult:
-        return check(workload, case, launch, run, own_seed, any(case is one for one in twice), log)
+        again = sum(any(case is one for one in some) for some in (twice, twice[:1]))
+        return check(workload, case, launch, run, own_seed, again, log)
 
     return replace(run_plan(plan, seed, device, judge), coverage=log.result())
 
@@ -114,26 +115,28 @@ def case_seeds(seed: int, count: int) -> list[int]:
 
 
 def cases_to_repeat(workload: AnyWorkload, plan: Plan) -> list[AnyCase]:
-    """Return the cases that are launched twice.
+    """Return the cases that are launched twice, and first the one that is launched three times.
 
     These are all cases of a kernel with scratch memory: which blocks leave flags, counters and partial results there
-    depends on the sizes. Of any other kernel it is the short case of several blocks with the smallest tensors, by which
-    an early return on a repeated launch and a cached result show; where no case has several blocks, the smallest one.
+    depends on the sizes. Of any other kernel it is the first one alone, by which an early return on a repeated launch
+    and a cached result show: the short case of several blocks with the smallest tensors; where no case has several
+    blocks, the smallest one. Tensors with dimensions of one element are left to the last.
     """
     keep = [case for case, _ in plan if any(isinstance(p, ScratchParameter) for p in _parameters(workload, case))]
-    if keep:
-        return keep
     short = [(case, launch) for case, launch in plan if not case.long]
     several = [(case, launch) for case, launch in short if prod(launch.grid) > 1]
-    return sorted((case for case, _ in several or short), key=lambda case: _bytes(workload, case))[:1]
+    first = sorted((case for case, _ in several or short), key=lambda case: _size(workload, case))[:1]
+    return [*first, *(case for case in keep if case not in first)]
 
 
 def _parameters(workload: AnyWorkload, case: AnyCase) -> tuple[Parameter, ...]:
     return workload.parameters(case.problem, case.config)
 
 
-def _bytes(workload: AnyWorkload, case: AnyCase) -> int:
-    return sum(p.bytes for p in _parameters(workload, case) if isinstance(p, TensorParameter))
+def _size(workload: AnyWorkload, case: AnyCase) -> tuple[int, int]:
+    """Return how many dimensions of a case's tensors have a single element, and their bytes."""
+    tensors = [p for p in _parameters(workload, case) if isinstance(p, TensorParameter)]
+    return sum(p.shape.count(1) for p in tensors), sum(p.bytes for p in tensors)
 
 
 def check(
@@ -142,15 +145,20 @@ def check(
     launch: Launch,
     run: RunRounds,
     seed: int,
-    twice: bool = False,
+    again: int = 0,
     log: CoverageLog | None = None,
 ) -> CaseResult:
     """Draw a case, launch it and compare its outputs. Raises KernelFailure where there is no result.
 
-    With `twice` a second launch gets new inputs and finds outputs and scratch memory as the first left them.
+    If it is launched `again`, a second launch gets new inputs and finds outputs and scratch memory as the first left
+    them. If that is done twice and inputs can be changed in part, a third launch gets most elements as they were: a
+    kernel that tells by some of them whether there is work to do is wrong.
     """
-    seeds = [seed, *case_seeds(seed, 1)] if twice else [seed]
+    seeds = [seed, *case_seeds(seed, 1)] if again else [seed]
     drawn = [workload.tensors().draw(case, own) for own in seeds]
+    if again > 1:
+        third = workload.tensors().changed_in_part(case, drawn[1].inputs, seed)
+        drawn += [Drawn(third, third)] if third is not None else []
     parameters = workload.parameters(case.problem, case.config)
     arguments = [make_arguments(parameters, one.inputs) for one in drawn]
     done = run([make_round(workload, launch, given) for given in arguments], seed)
@@ -168,8 +176,9 @@ def check(
         )
         if not results[-1].correct:
             break
-    if len(results) > 1:
-        results[1] = replace(results[1], reason=results[1].reason and f"in the second launch {results[1].reason}")
+    for n, result in enumerate(results[1:]):
+        which = ("second", "third")[n]
+        results[n + 1] = replace(result, reason=result.reason and f"in the {which} launch {result.reason}")
     return max(results, key=_badness)
 
 
@@ -236,24 +245,24 @@ def compare(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int, expected: Outputs | None = None
 ) -> CaseResult:
     """Apply the rules to results of any device; `expected` is the reference's where it is known."""
-    for name, result in results.items():
-        unwritten = int(result.isnan().sum())
-        if unwritten:
-            of = f" of {name}" if len(results) > 1 else ""
-            return failed(case, seed, f"{unwritten} of {result.numel()} outputs{of} are NaN or were never written")
     tensors = workload.tensors()
     expected = expected or tensors.reference(case.problem, drawn.expected)
-    infinite = {
-        name: exact.isinf() for name, exact in expected.items() if exact.is_floating_point() and exact.isinf().any()
+    for name, result in results.items():
+        if reason := _special_reason(result, expected[name]):
+            return failed(case, seed, reason.format(of=f" of {name}" if len(results) > 1 else ""))
+    special = {
+        name: ~exact.isfinite()
+        for name, exact in expected.items()
+        if exact.is_floating_point() and not exact.isfinite().all()
     }
-    for name, mask in infinite.items():
-        if count := int((results[name].double() != expected[name].double())[mask].sum()):
-            of = f" of {name}" if len(results) > 1 else ""
-            return failed(case, seed, f"{count} outputs{of} are not the infinities that the reference gives")
-    results, expected = (_without(infinite, values) for values in (results, expected))
+    results, expected = (_without(special, values) for values in (results, expected))
     errors = {name: result.double() - expected[name].double() for name, result in results.items()}
     found = bounds(workload, case, drawn, results, errors, expected)
-    broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
+    broken = _broken(found)
+    if broken and (nudged := tensors.nudged(case.problem, drawn.expected)) is not None:
+        least = {name: value.masked_fill(~value.isfinite(), 0) for name, value in nudged.items()}
+        found = bounds(workload, case, drawn, results, errors, expected, _without(special, least))
+        broken = _broken(found)
     reason = f"{broken.name} {broken.error:.2e} where {broken.allowed:.2e} is allowed" if broken else None
     worst = max(found, key=lambda name: float(errors[name].abs().max()))
     largest, mean, allowed = (
@@ -264,24 +273,53 @@ def compare(
     return CaseResult(case.name, str(case.problem), seed, broken is None, largest, mean, allowed, reason)
 
 
+def _special_reason(result: torch.Tensor, exact: torch.Tensor) -> str | None:
+    """Return a sentence, with `{of}` for the output's name, where NaN, infinities or truth values are wrong.
+
+    A kernel must return NaN and infinities where the reference does. A truth value is a byte of 0 or 1.
+    """
+    if result.dtype == torch.bool:
+        bad = int((result.view(torch.uint8) > 1).sum())
+        return f"{bad} of {result.numel()} outputs{{of}} are bytes other than 0 and 1" if bad else None
+    undefined = exact.isnan()
+    if bad := int((result.isnan() & ~undefined).sum()):
+        return f"{bad} of {result.numel()} outputs{{of}} are NaN or were never written"
+    if bad := int((~result.isnan() & undefined).sum()):
+        return f"{bad} outputs{{of}} are not the NaN that the reference gives"
+    infinite = exact.isinf()
+    if bad := int((result.double() != exact.double())[infinite].sum()):
+        return f"{bad} outputs{{of}} are not the infinities that the reference gives"
+    return None
+
+
 def _without(masks: Outputs, values: Outputs) -> Outputs:
     """Return outputs with zeros at the masks' places."""
     return {name: value.masked_fill(masks[name], 0) if name in masks else value for name, value in values.items()}
 
 
+def _broken(found: Mapping[str, Sequence[Bound]]) -> Bound | None:
+    return next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
+
+
 def bounds(
-    workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
+    workload: AnyWorkload,
+    case: AnyCase,
+    drawn: Drawn,
+    results: Outputs,
+    errors: Outputs,
+    expected: Outputs,
+    nudged: Outputs | None = None,
 ) -> dict[str, list[Bound]]:
     """Return the bounds of each output, that on its largest error first.
 
-    `errors` and `expected` are float64 [..., rows, columns].
+    `errors` and `expected` are float64 [..., rows, columns]. Errors of the `nudged` outputs add to own ones.
     """
     tensors, tolerance = workload.tensors(), workload.tolerance
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
         return {n: [_elementwise(f"error{of[n]}", e, expected[n].double(), tolerance)] for n, e in errors.items()}
     own = {
-        name: value.masked_fill(value.isinf() & (expected[name] == 0), 0) if value.is_floating_point() else value
+        name: value.masked_fill(~value.isfinite() & (expected[name] == 0), 0) if value.is_floating_point() else value
         for name, value in tensors.own_dtype(case.problem, drawn.expected).items()
     }
     independent = case.draw in tensors.independent
@@ -290,7 +328,10 @@ def bounds(
     for name, error in errors.items():
         eps = torch.finfo(results[name].dtype).eps if results[name].dtype.is_floating_point else 0.0
         exact = expected[name].double()
-        found[name] = by_own_error(of[name], error, exact, own[name].double() - exact, eps, tolerance)
+        own_error = own[name].double() - exact
+        if nudged is not None and eps:
+            own_error = own_error.abs() + (nudged[name].double() - exact).abs()
+        found[name] = by_own_error(of[name], error, exact, own_error, eps, tolerance)
         if name in rounded and _rows(error).numel() >= MANY_ROWS:
             found[name] += _by_sums(of[name], error, exact, rounded[name].double() - exact, eps)
     return found

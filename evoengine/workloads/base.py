@@ -119,6 +119,10 @@ class Tensors(ABC, Generic[P]):
     def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
         """Draw the inputs of a case; the same seed gives the same tensors."""
 
+    def changed_in_part(self, case: Case[P], inputs: Inputs, seed: int) -> Inputs | None:
+        """Return the inputs with some of their elements drawn again, or None where that may leave them invalid."""
+        return None
+
     @abstractmethod
     def reference(self, problem: P, inputs: Inputs) -> Outputs:
         """Return the outputs in float64 from the same (already rounded) inputs."""
@@ -129,6 +133,13 @@ class Tensors(ABC, Generic[P]):
 
         Its error is the gate's measure.
         """
+
+    def nudged(self, problem: P, inputs: Inputs) -> Outputs | None:
+        """Return the float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
+
+        What they differ by, no computation in float32 can be expected to avoid.
+        """
+        return None
 
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
         """Return the best result of a correct kernel: float32 throughout, rounded where it must be.
@@ -208,6 +219,10 @@ class FullSize(ABC, Generic[C]):
 
     def alone(self, case: C, seed: int) -> BlockLaunch | None:
         """Return the blocks of a small launch, each by itself, where a kernel's blocks may need one another."""
+        return None
+
+    def in_small(self, case: C) -> C | None:
+        """Return the case of the launch by `alone` where a right kernel's blocks may need one another, else None."""
         return None
 
     def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:

@@ -18,6 +18,7 @@ from evoengine.space.expression import Expression
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_definition import (
+    WIDE,
     Definition,
     FolderProblem,
     Rules,
@@ -37,6 +38,10 @@ FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative")
 """patterns that replace the draw of `random` floating-point inputs"""
 INTEGER_PATTERN = "ends"
 """the pattern that takes integers from the ends of their ranges, and equal or nearly equal booleans"""
+WIDE_PATTERN = "wide"
+"""the pattern that takes `random` integers from all that their dtype holds, or as many as outputs stay in range for"""
+OTHER_SCALARS = "other scalars"
+"""the case with other floating-point inputs by value than the example's"""
 NEARBY = 128
 """distance from a size within which its nearest allowed one is searched"""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -58,10 +63,12 @@ def gate_cases(
         cases = _stated_cases(definition, problem, config, problem_of)
     else:
         small = _small_problems(definition, problem, config, rules, problem_of)
-        cheap = [p for p in small if cost(definition, p, config) <= MOST_WORK] or small[:1]
+        cheap = cheap_problems(definition, problem, config, problem_of)
         largest = max(cheap, key=lambda p: work(definition, p))
         cases = [Case(_sizes(p), p, "normal", config) for p in small]
         cases += [Case(pattern, largest, pattern, config) for pattern in patterns(definition, problem)]
+        if definition.passes_fractions(problem):
+            cases.append(Case(OTHER_SCALARS, replace(largest, other_scalars=True), "normal", config))
         cases += _own_lengths(definition, problem, config, rules, problem_of)
     if judged_whole(definition, problem, config) and all(case.problem != problem for case in cases):
         is_long = cost(definition, problem, config) > MOST_WORK
@@ -113,7 +120,12 @@ def patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
     integers = any(
         "int" in item.dtype or item.dtype == "bool" for item, kind in drawn if kind in ("random", "integers")
     )
-    return (*(FLOAT_PATTERNS if floats else ()), *((INTEGER_PATTERN,) if integers else ()))
+    wide = any(item.dtype in WIDE and kind == "random" for item, kind in drawn)
+    return (
+        *(FLOAT_PATTERNS if floats else ()),
+        *((INTEGER_PATTERN,) if integers else ()),
+        *((WIDE_PATTERN,) if wide else ()),
+    )
 
 
 def _own_lengths(
@@ -143,6 +155,14 @@ def _small_problems(
     return list(found) or [problem]
 
 
+def cheap_problems(
+    definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
+) -> list[FolderProblem]:
+    """Return the small problems that cost little; the first one where none does."""
+    small = _small_problems(definition, problem, config, size_rules(definition, config), problem_of)
+    return [p for p in small if cost(definition, p, config) <= MOST_WORK] or small[:1]
+
+
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
     """Yield values for the free axes: 1, one below and one above a tile, past two of it, the same of each knob.
 
@@ -157,7 +177,8 @@ def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config
 def _around(found: list[int], config: Config) -> list[int]:
     knobs = sorted((v for v in config.values() if type(v) is int and 2 <= v <= LARGEST_KNOB), reverse=True)
     steps = [t for t in (*found, *(knobs or [32])) if t > 1]
-    return list(dict.fromkeys([1, *(v for t in steps for v in (t + 1, 2 * t + 3, t - 1, t))]))
+    around = (v for n, t in enumerate(steps) for v in (t + 1, 2 * t + 2 + n % 2, t - 1, t))
+    return list(dict.fromkeys([1, *around]))
 
 
 def _nearest(
@@ -478,7 +499,7 @@ LEAST = 5
 class FolderFullCase:
     """Some blocks of a launch for `problem`, which is `whole` or a part of it.
 
-    `small` is a problem with few blocks, whose launch shows whether a block by itself writes anything at all.
+    `small` is a problem with few blocks, whose launch shows whether a block by itself does what it should.
     """
 
     name: str
@@ -488,6 +509,12 @@ class FolderFullCase:
     small: FolderProblem
     small_launch: Launch
     part: str | None = None
+    entry: str | None = None
+    """the kernel that is run; None for the only one"""
+    alone: bool = True
+    """whether a right kernel's blocks do not need one another; else only what fails in blocks that do not is a fault"""
+    compared: bool = True
+    """whether what the blocks write is compared; else only their accesses are judged"""
 
 
 def full_plan(
@@ -495,12 +522,14 @@ def full_plan(
 ) -> list[tuple[FolderFullCase, Launch]]:
     """Return the problem itself, and a part of it for a reference that takes too long.
 
-    A kernel with scratch memory has none: its blocks talk, so that one alone is nothing; nor has one that overwrites an
-    input, or writes only a part of an output. Nor is there any for a problem that a case launches whole.
+    Of kernels with scratch memory, of several, and of those that write only a part of an output the accesses alone are
+    judged. There is none for a problem that a case launches whole.
     """
-    if not definition.runs_alone or judged_whole(definition, problem, config):
+    if judged_whole(definition, problem, config):
         return []
     rules = size_rules(definition, config)
+    if not definition.runs_alone:
+        return _dependent_plan(definition, problem, config, launch_of, problem_of)
     small = small_problem(definition, problem, LEAST, rules, problem_of)
     of_small = (small, launch_of(small))
     plan = [(FolderFullCase("full grid", problem, problem, config, *of_small), launch_of(problem))]
@@ -510,6 +539,36 @@ def full_plan(
             part = part_of(definition, cut, problem)
             plan.append((FolderFullCase("full grid in part", cut, problem, config, *of_small, part), launch_of(cut)))
     return plan
+
+
+def _dependent_plan(
+    definition: Definition, problem: FolderProblem, config: Config, launch_of: LaunchOf, problem_of: Problems
+) -> list[tuple[FolderFullCase, Launch]]:
+    """Return the problem itself for each kernel, whose blocks may need one another."""
+    small = max(cheap_problems(definition, problem, config, problem_of), key=lambda p: work(definition, p))
+    compared = (
+        not definition.scratch and not definition.then and definition.writes_whole and pools_inout(definition, problem)
+    )
+    launches = zip(
+        launch_of(problem).kernels(definition.entry), launch_of(small).kernels(definition.entry), strict=True
+    )
+    return [
+        (
+            FolderFullCase(
+                "full grid", problem, problem, config, small, small_launch, entry=entry, alone=False, compared=compared
+            ),
+            launch,
+        )
+        for (entry, launch), (_, small_launch) in launches
+    ]
+
+
+def pools_inout(definition: Definition, problem: FolderProblem) -> bool:
+    """Return whether in-out tensors are normal numbers of one dtype, of which parts can be made."""
+    draws = definition.draws_for(problem)
+    items = [item for item in definition.inputs if item.name in definition.inout]
+    is_random = all(item.name not in draws or draws[item.name].kind == "random" for item in items)
+    return is_random and len({item.dtype for item in items}) == 1 and items[0].dtype in ("fp64", "fp32", "fp16", "bf16")
 
 
 def affordable(definition: Definition, problem: FolderProblem) -> bool:

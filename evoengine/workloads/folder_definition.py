@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -27,8 +27,12 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
 """dtype of what is passed by value → its type"""
-PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends")
-"""draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`)"""
+PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends", "wide")
+"""draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`, `wide`)"""
+WIDE = {"int64": (64, 40), "int32": (32, 20), "int16": (16, 12), "uint8": (8,)}
+"""dtype → bits of `random` integers in the pattern `wide`: all, and fewer where outputs leave their range"""
+OTHER_SCALAR = 0.75
+"""factor of floating-point inputs by value in the case with other ones: a probability or a scale stays one"""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,11 @@ class Definition:
     @property
     def runs_alone(self) -> bool:
         """Return whether what one block writes can be judged by itself: without scratch and in-out tensors."""
-        return not self.scratch and not self.inout and all(item.writes is None for item in self.outputs)
+        return not self.scratch and not self.inout and not self.then and self.writes_whole
+
+    @property
+    def writes_whole(self) -> bool:
+        return all(item.writes is None for item in self.outputs)
 
     @property
     def var_axes(self) -> tuple[str, ...]:
@@ -176,7 +184,22 @@ class Definition:
 
     def draws_for(self, problem: FolderProblem) -> Mapping[str, Draw]:
         """Return how inputs are drawn for a problem, and for the gate's cases of it: as its workload says."""
-        return self.examples[problem.example].draws
+        draws = self.examples[problem.example].draws
+        if not problem.other_scalars:
+            return draws
+        return {**draws, **{name: replace(draws[name], value=value) for name, value in self._others(problem)}}
+
+    def passes_fractions(self, problem: FolderProblem) -> bool:
+        """Return whether a kernel takes a floating-point number by value that a case can change: one unlike zero."""
+        return any(True for _ in self._others(problem))
+
+    def _others(self, problem: FolderProblem) -> Iterator[tuple[str, float]]:
+        draws = self.examples[problem.example].draws
+        held = {part for rule in self.structs for part in rule.names}
+        for item in self.inputs:
+            is_passed = item.name in self.all_parameters or item.name in held
+            if item.shape is None and item.dtype in ("fp32", "fp64") and is_passed and draws[item.name].value:
+                yield item.name, float(draws[item.name].value or 0) * OTHER_SCALAR
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
@@ -205,6 +228,8 @@ class FolderProblem:
     given: tuple[str, ...]
     example: int = 0
     """the number of the workload with the draws of inputs"""
+    other_scalars: bool = False
+    """whether numbers that a kernel takes by value are other ones than the workload's"""
 
     def __str__(self) -> str:
         return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)

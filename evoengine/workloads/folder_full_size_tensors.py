@@ -35,6 +35,7 @@ from evoengine.workloads.base import (
     taken,
 )
 from evoengine.workloads.folder_cases import (
+    INTEGER_PATTERN,
     REAL_BYTES,
     FolderFullCase,
     affordable,
@@ -42,6 +43,7 @@ from evoengine.workloads.folder_cases import (
     elements,
     input_bytes,
     operations,
+    patterns,
 )
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
 from evoengine.workloads.folder_tensors import FolderTensors
@@ -74,7 +76,9 @@ class FolderFullSize(FullSize[FolderFullCase]):
         None where the reference is not affordable at that size, or where it is affordable at the whole one's and the
         case is a part of it.
         """
-        can_whole = self._can_be_judged(case, case.whole)
+        can_whole = (
+            self._drawn_bytes(case.whole) <= REAL_BYTES if not case.compared else self._can_be_judged(case, case.whole)
+        )
         if (case.part is not None) == can_whole:
             return None
         drawn = blocks_to_draw(case, self._definition, launch, DRAWN)
@@ -84,9 +88,17 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return self._launch(case, case.problem, launch, seed, [int(block) for block in order])
 
     def alone(self, case: FolderFullCase, seed: int) -> BlockLaunch:
-        """Return the blocks of a small launch, each by itself."""
+        """Return the blocks of a small launch, each by itself; with repeated indices where blocks may meet by them."""
         total = prod(case.small_launch.grid)
-        return self._launch(case, case.small, case.small_launch, seed, list(range(min(total, _ALL))))
+        draw = (
+            INTEGER_PATTERN
+            if not case.alone and INTEGER_PATTERN in patterns(self._definition, case.small)
+            else "normal"
+        )
+        return self._launch(case, case.small, case.small_launch, seed, list(range(min(total, _ALL))), draw)
+
+    def in_small(self, case: FolderFullCase) -> FolderFullCase | None:
+        return None if case.alone else replace(case, problem=case.small)
 
     def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:
         """Return the names of outputs that some block wrote to."""
@@ -100,12 +112,15 @@ class FolderFullSize(FullSize[FolderFullCase]):
         Raises WrongBlock where a block read too much or stores cannot cover an output, NothingWritten where no block
         wrote any of one.
         """
+        if not case.compared:
+            return []
         for one in traces:
             if one.given_up:
                 raise WrongBlock(f"block {one.block} read more than {_INPUT_LIMIT:,} bytes of its inputs")
         every = [stored_elements(asked, one) for one in traces]
         for item in self._definition.outputs:
-            check_cover(item, case.problem, asked, every)
+            if item.name not in self._definition.inout:  # what an in-out tensor held may be right
+                check_cover(item, case.problem, asked, every)
             check_idle(item, case.problem, asked, every)
         stored = [found for found in every if any(places.size for places, _ in found.values())]
         axes = self._axes(case)
@@ -162,22 +177,29 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return bool(self._axes(case)) and small and operations(self._definition, one) <= _SLICE_OPERATIONS / 4
 
     def _launch(
-        self, case: FolderFullCase, problem: FolderProblem, launch: Launch, seed: int, blocks: Sequence[int]
+        self,
+        case: FolderFullCase,
+        problem: FolderProblem,
+        launch: Launch,
+        seed: int,
+        blocks: Sequence[int],
+        draw: str = "normal",
     ) -> BlockLaunch:
         every = self._workload.parameters(problem, case.config)
-        parameters = taken(self._workload, self._workload.entry, every)
+        parameters = taken(self._workload, case.entry or self._workload.entry, every)
         pooled = self._pooled(problem)
-        inputs = self._tensors.draw_some(Case(case.name, problem, config=case.config), seed, without=pooled)
+        inputs = self._tensors.draw_some(Case(case.name, problem, draw, case.config), seed, without=pooled)
         dtype = next((item.dtype for item in self._definition.inputs if item.name in pooled), "fp32")
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
         pool = Pool(normal.to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
         arguments = [_with_contents(p, inputs) for p in parameters]
-        return BlockLaunch(launch, arguments, pool, [ChosenBlock(b, _INPUT_LIMIT, ends=True) for b in blocks])
+        chosen = [ChosenBlock(b, _INPUT_LIMIT, ends=True) for b in blocks]
+        return BlockLaunch(launch, arguments, pool, chosen, case.entry)
 
     def _pooled(self, problem: FolderProblem) -> frozenset[str]:
         """Return the inputs that are not drawn whole: where all are too large, those of normal numbers of one dtype."""
-        if input_bytes(self._definition, problem) <= _SMALL_BYTES:
+        if input_bytes(self._definition, problem) <= _SMALL_BYTES and not self._definition.inout:
             return frozenset()
         draws = self._definition.draws_for(problem)
         random = [
@@ -188,7 +210,8 @@ class FolderFullSize(FullSize[FolderFullCase]):
             and item.name not in self._definition.constants.values()
             and (item.name not in draws or draws[item.name].kind == "random")
         ]
-        largest = max(random, key=lambda item: prod(shape_of(item, problem)), default=None)
+        inout = self._definition.inout
+        largest = max(random, key=lambda item: (item.name in inout, prod(shape_of(item, problem))), default=None)
         return frozenset(item.name for item in random if largest is not None and item.dtype == largest.dtype)
 
     def _drawn_bytes(self, problem: FolderProblem) -> int:
@@ -253,7 +276,7 @@ def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, data)
     bits = data.view(BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape)
-    return TensorArgument(parameter.name, bits, passed=parameter.passed)
+    return TensorArgument(parameter.name, bits, parameter.output, parameter.inout, parameter.passed)
 
 
 def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
@@ -318,16 +341,17 @@ Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
-    """Return the elements of each output that a block stored to: those that are no poison any more."""
+    """Return the elements of each output that a block stored to: those that are not what they were before."""
     found = {}
-    for p in asked.arguments:
+    for number, p in enumerate(asked.arguments):
         if not isinstance(p, TensorParameter) or not p.output:
             continue
         bits = BITS[DTYPE_BYTES[p.dtype]]
         places, values = [np.empty(0, np.int64)], [np.empty(0, bits)]
         for offset, page in sorted(one.pages[p.name], key=lambda page: page[0]):
             stored = page.view(bits)
-            own = np.flatnonzero(stored != np.iinfo(bits).max)
+            before = asked.pool.read(number, offset, offset + page.nbytes).view(bits) if p.inout else np.iinfo(bits).max
+            own = np.flatnonzero(stored != before)
             places.append(own + offset // stored.itemsize)
             values.append(stored[own])
         found[p.name] = np.concatenate(places), np.concatenate(values)

@@ -22,6 +22,7 @@ from evoengine.workloads.cuda_reference import CudaReference, run_reference
 from evoengine.workloads.folder_cases import Extent, affordable, free_axes, own_extents, work
 from evoengine.workloads.folder_definition import (
     SCALARS,
+    WIDE,
     Definition,
     Draw,
     FolderProblem,
@@ -48,13 +49,32 @@ class FolderTensors(Tensors[FolderProblem]):
         self._definition = definition
 
     def draw(self, case: Case[FolderProblem], seed: int, device: str = "cpu") -> Drawn:
-        """Draw a case's inputs; as in `normal` in a pattern under which the reference gives NaN or infinity."""
-        for factor in LARGE if case.draw == "large" else (1.0,):
-            inputs = self._draw(case, seed, device, factor)
-            if case.draw == "normal" or case.draw.startswith("case ") or self._is_finite(case.problem, inputs):
+        """Draw a case's inputs; as in `normal` in a pattern under which the reference leaves its dtype's range."""
+        for strength in {"large": LARGE, "wide": (0, 1)}.get(case.draw, (1.0,)):
+            inputs = self._draw(case, seed, device, strength)
+            if case.draw == "normal" or case.draw.startswith("case ") or self._is_in_range(case, inputs):
                 return Drawn(inputs, inputs)
         plain = self._draw(Case(case.name, case.problem, config=case.config), seed, device, 1.0)
         return Drawn(plain, plain)
+
+    def changed_in_part(self, case: Case[FolderProblem], inputs: Inputs, seed: int) -> Inputs | None:
+        """Return the inputs with an eighth of the elements of what is drawn `random` taken from another draw.
+
+        The first, the middle and the last element of each stay. None where that is the case of all elements.
+        """
+        other = self._draw(case, seed, "cpu", 1.0)
+        generator = torch.Generator().manual_seed(seed)
+        found, changes = dict(inputs), False
+        for item, draw in self._draws(case):
+            count = inputs[item.name].numel()
+            if draw.kind == "random" and count > 3:
+                again = torch.rand(count, generator=generator) < 1 / 8
+                again[[0, count // 2, -1]] = False
+                found[item.name] = torch.where(
+                    again.reshape(inputs[item.name].shape), other[item.name], inputs[item.name]
+                )
+                changes |= bool(again.any())
+        return found | {symbol: found[name] for symbol, name in self._definition.constants.items()} if changes else None
 
     def reference(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
         """Return float64 outputs: computed so where the reference can, else its own outputs converted."""
@@ -66,6 +86,19 @@ class FolderTensors(Tensors[FolderProblem]):
 
     def own_dtype(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
         return run_as_is(self._definition, problem, inputs)
+
+    def nudged(self, problem: FolderProblem, inputs: Inputs) -> Outputs | None:
+        generator = torch.Generator().manual_seed(1)
+        moved = {}
+        for name, tensor in inputs.items():
+            if tensor.is_floating_point():
+                signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+                half = torch.finfo(torch.promote_types(tensor.dtype, torch.float32)).eps / 2
+                moved[name] = tensor.double() * (1 + signs * half)
+        try:
+            return run_in_float64(self._definition, problem, {**inputs, **moved})
+        except NotDouble:
+            return None
 
     def shown(self, case: Case[FolderProblem], drawn: Drawn) -> frozenset[Cell]:
         """Return the draw of a case; one under which the reference is not finite was drawn as usual."""
@@ -95,20 +128,32 @@ class FolderTensors(Tensors[FolderProblem]):
         items = (*self._definition.inputs, *self._definition.outputs)
         return 3 * 8 * sum(prod(shape_of(item, problem)) for item in items)
 
-    def _is_finite(self, problem: FolderProblem, inputs: Inputs) -> bool:
+    def _is_in_range(self, case: Case[FolderProblem], inputs: Inputs) -> bool:
+        """Return whether outputs are numbers, infinite only where the exact ones are, finite in `large` and `wide`.
+
+        With wide integers they are less than a quarter of what their dtype holds: so those that wrapped around, or
+        that a conversion cut off, are told from others.
+        """
         try:
-            outputs = run_as_is(self._definition, problem, inputs)
+            outputs = run_as_is(self._definition, case.problem, inputs)
         except UsageError:
             return False
-        return all(bool(output.isfinite().all()) for output in outputs.values())
+        if case.draw == "wide" and not all(map(_is_small, outputs.values())):
+            return False
+        if case.draw in ("large", "wide"):
+            return all(bool(output.isfinite().all()) for output in outputs.values())
+        exact = self.reference(case.problem, inputs)
+        same = all(torch.equal(output.isinf(), exact[name].isinf()) for name, output in outputs.items())
+        return same and not any(bool(output.isnan().any()) for output in outputs.values())
 
     def draw_some(self, case: Case[FolderProblem], seed: int, without: Collection[str]) -> Inputs:
         """Return the inputs of a case but those named in `without`."""
         return self._draw(case, seed, "cpu", 1.0, without)
 
     def _draw(
-        self, case: Case[FolderProblem], seed: int, device: str, factor: float, without: Collection[str] = ()
+        self, case: Case[FolderProblem], seed: int, device: str, strength: float, without: Collection[str] = ()
     ) -> dict[str, torch.Tensor]:
+        """Draw inputs: floating-point numbers times `strength` or, in the pattern `wide`, integers of as many bits."""
         generator = torch.Generator(device=device).manual_seed(seed)
         found: dict[str, torch.Tensor] = {}
         draws = list(self._draws(case))
@@ -120,8 +165,10 @@ class FolderTensors(Tensors[FolderProblem]):
             values = _drawn(self._definition, item, draw, case, generator, over)
             if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
                 values = _ends(item, draw, case.problem, values, generator)
-            if draw.kind == "random" and values.is_floating_point():
-                values = SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
+            if case.draw == "wide" and draw.kind == "random" and item.dtype in WIDE:
+                values = _wide_integers(item, values, generator, WIDE[item.dtype][int(strength) :])
+            elif draw.kind == "random" and values.is_floating_point():
+                values = SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
@@ -264,6 +311,22 @@ def _ends(
     return ends[torch.randint(2, values.shape, generator=generator, device=values.device)]
 
 
+def _wide_integers(item: Item, values: torch.Tensor, generator: torch.Generator, bits: Sequence[int]) -> torch.Tensor:
+    """Return integers of the first of `bits`; as they are drawn where there is none."""
+    if not bits:
+        return values
+    words = torch.randint(0, 1 << 32, (2, *values.shape), generator=generator, device=values.device)
+    whole = words[0] ^ words[1] << 32
+    return whole & 0xFF if item.dtype == "uint8" else whole >> (64 - bits[0])
+
+
+def _is_small(output: torch.Tensor) -> bool:
+    if output.dtype.is_floating_point or output.dtype in (torch.bool, torch.uint8, torch.int8):
+        return True
+    quarter = torch.iinfo(output.dtype).max // 4
+    return bool(((output > -quarter) & (output < quarter)).all())
+
+
 def _range(item: Item, draw: Draw, problem: FolderProblem) -> tuple[int, int]:
     """Return the lowest integer that is drawn, and the one above the highest."""
     if draw.low is not None and draw.high is not None:
@@ -341,7 +404,10 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
     except UsageError as error:
         raise NotDouble(str(error)) from None
     floating = {item.name for item in definition.outputs if TORCH_DTYPES[item.dtype].is_floating_point}
+    sizes = {item.name: prod(shape_of(item, problem)) for item in definition.outputs}
     for name, output in found.items():
+        if output.numel() != sizes[name]:
+            raise NotDouble(f"its output {name} has {output.numel()} elements where its inputs are float64")
         if name in floating and output.dtype != torch.float64:
             raise NotDouble(f"its output {name} is {_dtype_name(output.dtype)} where its inputs are float64")
     return _where_written(definition, problem, found)

@@ -19,6 +19,11 @@ extern "C" __global__ void by_timer(unsigned* out) {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   out[blockIdx.x * 64 + threadIdx.x] = (unsigned)t;
 }
+extern "C" __global__ void by_date(unsigned* out) {
+  unsigned long long t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  out[blockIdx.x * 64 + threadIdx.x] = t / 1000000000;
+}
 extern "C" __global__ void by_sm(unsigned* out) {
   unsigned sm;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
@@ -49,6 +54,10 @@ def test_a_result_by_clock_or_place_differs_from_launch_to_launch(entry):
 def test_an_sm_is_one_of_those_that_the_chip_has():
     found = ran("by_sm", 3)
     assert found.max() < 132 and len(np.unique(found)) > BLOCKS // 2
+
+
+def test_the_global_timer_counts_nanoseconds_since_1970_as_that_of_a_gpu():
+    assert (ran("by_date", 6) > 1_700_000_000).all()
 
 
 def test_a_wait_for_some_clocks_ends():

@@ -1,5 +1,5 @@
-// The asynchronous proxy: wgmma and bulk copies do not see dynamic shared memory itself but a shadow of it, which is
-// brought up to date by fence.proxy.async alone. What they write goes to both. So where the two differ, an ordinary
+// The asynchronous proxy: wgmma and bulk copies do not see shared memory itself but a shadow of it, which is brought
+// up to date by fence.proxy.async alone. What they write goes to both. So where the two differ, an ordinary
 // store (or cp.async) has not been fenced, or came while its target was still in use.
 #include "internal.h"
 
@@ -12,52 +12,64 @@ bool fences_due;
 
 namespace {
 
-// Kept from the first use on: most kernels have none.
-char* shadow[max_resident];
-unsigned shadow_bytes[max_resident];
+// Of each part of a block's shared memory, kept from the first use on: most kernels have none.
+struct Shadow {
+    char* bytes;
+    unsigned room;
+};
+Shadow shadows[max_resident][max_shared_parts];
+bool has_shadows[max_resident];
 bool fence_due[max_resident];
 bool one_by_one;  // of this round each fence counts as it comes
 
-char* shadow_at(unsigned block, unsigned shared) { return shadow[block] + (shared - dynamic_start); }
-char* memory_at(unsigned block, unsigned shared) { return shared_of(block) + (shared - dynamic_start); }
+// A part of a block's shared memory, and what the asynchronous proxy sees of it.
+struct Seen {
+    SharedSpan span;
+    char* shadow;
 
-void need_shadow(unsigned block) {
-    if (shadow[block] && shadow_bytes[block] >= launch.shared_bytes) return;
-    free(shadow[block]);
-    shadow[block] = static_cast<char*>(malloc(launch.shared_bytes + 1));
-    if (!shadow[block]) crash("the emulator has no memory left for the shadow of shared memory");
-    shadow_bytes[block] = launch.shared_bytes;
-    memset(shadow[block], 0xff, launch.shared_bytes);
+    char* there(unsigned shared) const { return span.memory + (shared - span.first); }
+    char* seen(unsigned shared) const { return shadow + (shared - span.first); }
+};
+
+Seen seen_part(unsigned block, unsigned part) {
+    const SharedSpan span = shared_span(block, part);
+    Shadow& kept = shadows[block][part];
+    has_shadows[block] = true;
+    if (!kept.bytes || kept.room < span.bytes) {
+        free(kept.bytes);
+        kept.bytes = static_cast<char*>(malloc(span.bytes + 1));
+        if (!kept.bytes) crash("the emulator has no memory left for the shadow of shared memory");
+        kept.room = span.bytes;
+        memset(kept.bytes, unset_shared(), span.bytes);
+    }
+    return {span, kept.bytes};
 }
 
-void check_range(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
-    need_shadow(block);
-    if (shared >= 1u << 19 && shared < ~0u - (1u << 19))
-        crash("%s at line %d: the emulator wants its operand in dynamic shared memory", what, line);
-    const unsigned offset = shared - dynamic_start;
-    if (offset > launch.shared_bytes || bytes > launch.shared_bytes - offset)
+Seen seen_at(unsigned block, unsigned shared) { return seen_part(block, shared_part(shared)); }
+
+void check_range(const Seen& part, unsigned shared, unsigned bytes, const char* what, int line) {
+    const unsigned offset = shared - part.span.first, all = part.span.bytes;
+    if (offset > all || bytes > all - offset)
         crash("%s at line %d reaches from %d to %d in %u bytes of shared memory", what, line, int(offset),
-              int(offset + bytes), launch.shared_bytes);
+              int(offset + bytes), all);
 }
 
-void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
-    const char *seen = shadow_at(block, shared), *there = memory_at(block, shared);
+void check_fenced(const Seen& part, unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
+    const char *seen = part.seen(shared), *there = part.there(shared);
     if (!memcmp(seen, there, bytes)) return;
     unsigned i = 0;
     while (seen[i] == there[i]) ++i;
     crash(
         "%s at line %d %s shared memory at offset %u, which a store or cp.async has changed without a "
         "fence.proxy.async since, or too early",
-        what, line, verb, shared - dynamic_start + i);
+        what, line, verb, shared - part.span.first + i);
 }
 
-}  // namespace
-
-namespace {
-
 void publish(unsigned block) {
-    need_shadow(block);
-    memcpy(shadow[block], shared_of(block), launch.shared_bytes);
+    for (unsigned part = 0; part < shared_parts(); ++part) {
+        const Seen one = seen_part(block, part);
+        memcpy(one.shadow, one.span.memory, one.span.bytes);
+    }
 }
 
 }  // namespace
@@ -85,30 +97,34 @@ void publish_shared() {
 void poison_async(unsigned block) {
     if (!fences_due) one_by_one = !random_below(4);
     fence_due[block] = false;
-    if (!shadow[block]) return;
-    need_shadow(block);
-    memset(shadow[block], 0xff, launch.shared_bytes);
+    for (unsigned part = 0; has_shadows[block] && part < shared_parts(); ++part) {
+        const Seen one = seen_part(block, part);
+        memset(one.shadow, unset_shared(), one.span.bytes);
+    }
 }
 
 // `bytes` at the shared address as the asynchronous proxy sees them.
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line) {
-    check_range(own_block(), shared, bytes, what, line);
-    check_fenced(own_block(), shared, bytes, "reads", what, line);
-    return shadow_at(own_block(), shared);
+    const Seen part = seen_at(own_block(), shared);
+    check_range(part, shared, bytes, what, line);
+    check_fenced(part, shared, bytes, "reads", what, line);
+    return part.seen(shared);
 }
 
 // Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
 void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
     require_alive(block, what, {nullptr, line});
-    check_range(block, shared, bytes, what, line);
-    check_fenced(block, shared, bytes, "writes", what, line);
-    memset(memory_at(block, shared), 0xff, bytes);
-    memset(shadow_at(block, shared), 0xff, bytes);
+    const Seen part = seen_at(block, shared);
+    check_range(part, shared, bytes, what, line);
+    check_fenced(part, shared, bytes, "writes", what, line);
+    memset(part.there(shared), 0xff, bytes);
+    memset(part.seen(shared), 0xff, bytes);
 }
 
 void async_fill(unsigned block, unsigned shared, const void* from, unsigned bytes) {
-    memcpy(memory_at(block, shared), from, bytes);
-    memcpy(shadow_at(block, shared), from, bytes);
+    const Seen part = seen_at(block, shared);
+    memcpy(part.there(shared), from, bytes);
+    memcpy(part.seen(shared), from, bytes);
 }
 
 }  // namespace evo_emu

@@ -180,6 +180,12 @@ void reach_address(const volatile void* address, Where where);
 struct SharedPlace {
     unsigned block, shared;
 };
+// What a block has of shared memory: the dynamic part, which is part 0, or a static variable.
+struct SharedSpan {
+    char* memory;
+    unsigned first, bytes;  // its shared address and size
+};
+constexpr unsigned max_shared_parts = 257;
 enum class RegionKind { input, output, scratch, dynamic_shared, static_shared };
 size_t room_of_tensor(size_t bytes);
 char* map_tensor(const char* name, size_t bytes, unsigned element, RegionKind kind, bool end_flush);
@@ -192,13 +198,18 @@ unsigned block_of_shared(const volatile void* address);
 void begin_kernels_memory();
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace locate(unsigned shared);
+// Bytes of shared memory that nothing has written: NaN, and zeros in launches that repeat one, as a GPU may have them.
+inline int unset_shared() { return round_of_launches ? 0 : 0xff; }
+unsigned shared_parts();
+unsigned shared_part(unsigned shared);
+SharedSpan shared_span(unsigned block, unsigned part);
 void check_near_canaries();
 void check_all_canaries(unsigned first_block);
 void report_fault(const char* address, const char* access);
 
 // pooled.cpp
 constexpr size_t pool_page = 4096;  // bytes, on every machine
-enum class PooledKind { input, output, scratch, zeroed };
+enum class PooledKind { input, output, scratch, zeroed, inout };
 void set_pool(const char* pages, uint64_t count);
 char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush);
 void begin_chosen_block(uint64_t block, uint64_t limit);

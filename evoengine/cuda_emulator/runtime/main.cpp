@@ -104,6 +104,7 @@ char* map_pooled_tensor(const TensorHeader& t, bool end_flush) {
     const PooledKind kind = t.kind == 'I'   ? PooledKind::input
                             : t.kind == 'O' ? PooledKind::output
                             : t.kind == 'S' ? PooledKind::scratch
+                            : t.kind == 'B' ? PooledKind::inout
                                             : PooledKind::zeroed;
     return map_pooled(t.name, t.argument, t.bytes, kind, end_flush);
 }

@@ -32,7 +32,7 @@ constexpr size_t window_alignment = 1024, least_dynamic_alignment = 16;
 // Shared addresses: dynamic memory from 0, or from behind the static variables, which have their own addresses here:
 // variable i around (i + 1) << 20. The same of block i of the cluster, as all its blocks may name it, from (i + 4) << 28.
 constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
-constexpr unsigned max_tensors = 256, max_variables = 256, max_declarations = 1024;
+constexpr unsigned max_tensors = 256, max_variables = max_shared_parts - 1, max_declarations = 1024;
 constexpr long near = 64;
 // From one resident block's part of a shared variable, or of dynamic memory, to the next one's.
 constexpr size_t block_shift = size_t(64) << 20;
@@ -272,7 +272,7 @@ char* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
     SharedPart& part = variables[variable_count++];
     reserve_part(part, RegionKind::static_shared, name, bytes, alignment, 0);
     map_part(part, resident);
-    for (unsigned i = 0; i < resident; ++i) memset(shifted(part.first, i).start, 0xff, bytes);
+    for (unsigned i = 0; i < resident; ++i) memset(shifted(part.first, i).start, unset_shared(), bytes);
     watched_count = 0;
     return part.first.start;
 }
@@ -288,22 +288,33 @@ unsigned shared_offset(const void* generic) {
     crash("__cvta_generic_to_shared of an address that is not in shared memory");
 }
 
+unsigned shared_parts() { return 1 + variable_count; }
+
+// The part in or near which a shared address lies.
+unsigned shared_part(unsigned shared) {
+    const unsigned part = ((shared + (1u << (variable_shift - 1))) >> variable_shift) % (1u << (32 - variable_shift));
+    if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", shared);
+    return part;
+}
+
+SharedSpan shared_span(unsigned block, unsigned part) {
+    if (!part) return {shared_of(block), dynamic_start, launch.shared_bytes};
+    const Region r = shifted(variables[part - 1].first, block);
+    return {r.start, part << variable_shift, unsigned(r.end - r.start)};
+}
+
 void* shared_address(unsigned offset) {
     const SharedPlace place = locate(offset);
-    unsigned part = (place.shared + (1u << (variable_shift - 1))) >> variable_shift;
-    part %= 1u << (32 - variable_shift);
-    if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);
-    const int within = int(place.shared - (part << variable_shift));
-    return part ? shifted(variables[part - 1].first, place.block).start + within
-                : shared_of(place.block) + (within - int(dynamic_start));
+    const SharedSpan span = shared_span(place.block, shared_part(place.shared));
+    return span.memory + int(place.shared - span.first);
 }
 
 void poison_shared(unsigned block) {
-    memset(shared_of(block), 0xff, launch.shared_bytes);
+    memset(shared_of(block), unset_shared(), launch.shared_bytes);
     poison_async(block);
     for (unsigned i = 0; i < variable_count; ++i) {
         const Region r = shifted(variables[i].first, block);
-        memset(r.start, 0xff, size_t(r.end - r.start));
+        memset(r.start, unset_shared(), size_t(r.end - r.start));
     }
 }
 

@@ -1,5 +1,5 @@
 // Tensors too large to be held: only address space is reserved for them, and a page gets its contents when a thread
-// first touches it. Of an input these are a page of the launch's pool, chosen by a hash of tensor and page; of an
+// first touches it. Of an input, or a tensor that is written in place, these are a page of the launch's pool, chosen by a hash of tensor and page; of an
 // output they are NaN. What lies around a tensor is never there.
 #include "internal.h"
 
@@ -138,7 +138,7 @@ void write_touched(bool given_up) {
         const Pooled& t = *touched[i].tensor;
         if (t.kind != PooledKind::input) check_surroundings(touched[i]);
         char *from = std::max(touched[i].page, t.start), *to = std::min(touched[i].page + page, t.end);
-        bool told = t.kind == PooledKind::output || t.kind == PooledKind::zeroed;
+        bool told = t.kind != PooledKind::input && t.kind != PooledKind::scratch;
         PageHeader one{uint64_t(from - t.start), t.argument, told ? uint32_t(to - from) : 0};
         write_all(&one, sizeof one);
         write_all(from, one.bytes);
@@ -157,7 +157,8 @@ bool provide_page(const char* address, const char* access) {
         if (touched[i].page == start)
             crash("write to read-only input %s at byte %ld", t->name, long(address - t->start));
     if (touched_count == max_touched) crash("the block touches more than %u pages", max_touched);
-    if (t->kind == PooledKind::input && (input_bytes += page) > input_limit) {
+    bool given = t->kind == PooledKind::input || t->kind == PooledKind::inout;
+    if (given && (input_bytes += page) > input_limit) {
         write_touched(true);
         _exit(0);
     }
@@ -165,9 +166,8 @@ bool provide_page(const char* address, const char* access) {
     if (mprotect(start, page, PROT_READ | PROT_WRITE)) crash("the emulator cannot get a page for %s", t->name);
     memset(start, unwritten, page);
     if (t->kind == PooledKind::zeroed) memset(std::max(start, t->start), 0, bytes_of_tensor(*t, start));
-    if (t->kind != PooledKind::input) return true;
-    fill_from_pool(*t, start);
-    mprotect(start, page, PROT_READ);
+    if (given) fill_from_pool(*t, start);
+    if (t->kind == PooledKind::input) mprotect(start, page, PROT_READ);
     return true;
 }
 

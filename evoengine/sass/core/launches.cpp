@@ -174,7 +174,8 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
   for (const Allocation& a : allocations) {
     if (!a.sparse) continue;
     for (const auto& [number, page] : a.sparse->pages) {
-      const bool told = a.sparse->kind == SparseKind::Output || a.sparse->kind == SparseKind::Zeroed;
+      const SparseKind kind = a.sparse->kind;
+      const bool told = kind == SparseKind::Output || kind == SparseKind::Zeroed || kind == SparseKind::InOut;
       const u32 size = told ? a.sparse->size_of(number) : 0;
       put(u64(number * PAGE)), put(a.sparse->argument), put(size);
       to.insert(to.end(), page.get(), page.get() + size);

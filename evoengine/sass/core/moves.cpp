@@ -95,7 +95,7 @@ enum Special {
   ZERO, LANE, WARP, WARP_COUNT, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
   CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
   IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
-  LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
+  LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, TIMER_LOW, TIMER_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
   GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID, CLUSTER_COPY,
 };
 const std::pair<const char*, Special> SPECIALS[] = {
@@ -113,8 +113,8 @@ const std::pair<const char*, Special> SPECIALS[] = {
     {"SR_CLUSTER_NCTAID.Z", SIZE_CLUSTER_Z}, {"SR_CgaSize", CLUSTER_COPY}, {"SR_CLUSTER_NCTARANK", CLUSTER_BLOCKS},
     {"SR_SWINLO", SHARED_LOW}, {"SR_SWINHI", SHARED_HIGH}, {"SR_LWINLO", LOCAL_LOW}, {"SR_LWINHI", LOCAL_HIGH},
     {"SR_SMEMSZ", SHARED_BYTES}, {"SR_TOTALSMEMSZ", SHARED_BYTES}, {"SR_DYNAMICSMEMSZ", DYNAMIC_BYTES},
-    {"SR_CLOCKLO", CLOCK_LOW}, {"SR_CLOCKHI", CLOCK_HIGH}, {"SR_GLOBALTIMERLO", CLOCK_LOW},
-    {"SR_GLOBALTIMERHI", CLOCK_HIGH}, {"SR_EQMASK", EQUAL_MASK}, {"SR_LTMASK", LESS_MASK}, {"SR_LEMASK", UP_TO_MASK},
+    {"SR_CLOCKLO", CLOCK_LOW}, {"SR_CLOCKHI", CLOCK_HIGH}, {"SR_GLOBALTIMERLO", TIMER_LOW},
+    {"SR_GLOBALTIMERHI", TIMER_HIGH}, {"SR_EQMASK", EQUAL_MASK}, {"SR_LTMASK", LESS_MASK}, {"SR_LEMASK", UP_TO_MASK},
     {"SR_GTMASK", GREATER_MASK}, {"SR_GEMASK", FROM_MASK}, {"SR_ACTIVEMASK", ACTIVE_MASK}, {"SR_SMID", SM},
     {"SR_VIRTUALSMID", SM}, {"SR_NSMID", SMS}, {"SR_GRIDID", GRID},
 };
@@ -141,6 +141,7 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
   return axis == 0 ? thread % x : axis == 1 ? thread / x % y : thread / (x * y);
 }
 
+constexpr u64 TIMER_EPOCH = 1'750'000'000'000'000'000;  // nanoseconds since 1970, as a GPU counts them
 constexpr u32 SM_COUNT = 132;  // of an H100; a right kernel does not depend on it
 
 // Which SM a block runs on is drawn, as no kernel may count on it.
@@ -178,6 +179,8 @@ u32 of_warp(Context& c, Special which) {
     case SHARED_BYTES: case DYNAMIC_BYTES: return l.shared_bytes;
     case CLOCK_LOW: return u32(c.machine.clock());
     case CLOCK_HIGH: return u32(c.machine.clock() >> 32);
+    case TIMER_LOW: return u32(TIMER_EPOCH + c.machine.clock());
+    case TIMER_HIGH: return u32((TIMER_EPOCH + c.machine.clock()) >> 32);
     case ACTIVE_MASK: return c.warp.active;
     case SM: return sm_of(c);
     case SMS: return SM_COUNT;
@@ -226,8 +229,9 @@ Execute prepare_s2r(Instruction& i) {
 Step cs2r(Context& c, const Instruction& i) {
   s2r(c, i);
   if (i.b) return Step::Done;
+  const bool paired = i.a == CLOCK_LOW || i.a == TIMER_LOW;
   Lanes high;
-  each(high, [value = i.a == CLOCK_LOW ? of_warp(c, CLOCK_HIGH) : 0u](int) { return value; });
+  each(high, [value = paired ? of_warp(c, Special(i.a + 1)) : 0u](int) { return value; });
   write(c, i.operands[0], high, 1);
   return Step::Done;
 }

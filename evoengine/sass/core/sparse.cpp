@@ -22,12 +22,13 @@ u8* Sparse::page(u64 number) {
   if (number == last) return last_page;
   std::unique_ptr<u8[]>& found = pages[number];
   if (!found) {
-    if (kind == SparseKind::Input && (pool->touched += PAGE) > pool->limit) {
+    const bool given = kind == SparseKind::Input || kind == SparseKind::InOut;
+    if (given && (pool->touched += PAGE) > pool->limit) {
       pages.erase(number);
       throw GivenUp{};
     }
     found.reset(new u8[PAGE]);
-    if (kind == SparseKind::Input)
+    if (given)
       std::memcpy(found.get(), pool->pages + mixed(number ^ u64(argument + 1) << 48) % pool->count * PAGE, PAGE);
     else
       std::memset(found.get(), kind == SparseKind::Zeroed ? 0 : UNWRITTEN, PAGE);

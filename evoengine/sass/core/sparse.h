@@ -1,5 +1,5 @@
-// Tensors too large to be held: a page is there once something has touched it. Of an input it is a page of the launch's
-// pool, chosen by a hash of tensor and page; of an output and of scratch memory it is what nothing has written.
+// Tensors too large to be held: a page is there once something has touched it. Of an input, or one that is written in
+// place, it is a page of the launch's pool, chosen by a hash of tensor and page; of an output and of scratch memory it is what nothing has written.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace sass {
 
 constexpr u32 PAGE = 4096;  // bytes, as in evoengine/devices/pool.py
 
-enum class SparseKind : u8 { None, Input, Output, Scratch, Zeroed };  // as in evoengine/sass/launch.py
+enum class SparseKind : u8 { None, Input, Output, Scratch, Zeroed, InOut };  // as in evoengine/sass/launch.py
 
 // What a launch's sparse inputs are made of, and how much of them has been touched.
 struct Pool {

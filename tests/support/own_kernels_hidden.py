@@ -1,0 +1,215 @@
+"""Right kernels of somebody's own with faults that only other values, sizes, launches or contents show."""
+
+from __future__ import annotations
+
+from tests.support.own_kernels import OwnKernel
+
+IN_PLACE = OwnKernel(
+    "in_place", {"rows": 1000000, "cols": 2200}, {"x": "float16[rows, cols]", "g": "float16[cols]"}, {},
+    "return x * g", {"BLOCK": [256, 128]}, ["BLOCK"], ["rows"], """
+#include <cuda_fp16.h>
+extern "C" __global__ void in_place(half* x, const half* g, int rows, int cols) {
+    x += (long long)blockIdx.x * cols;
+    for (int c = threadIdx.x; c < cols; c += BLOCK) x[c] = __float2half(__half2float(x[c]) * __half2float(g[c]));
+}
+""",
+    (("an offset of 32 bits", "(long long)blockIdx.x * cols", "(int)blockIdx.x * cols"),
+     ("rows beyond the 65,536th are left out", "    x +=", "    if (blockIdx.x > 65535) return;\n    x +="),
+     ("later rows take the factor twice", "x[c] = __float2half(", "x[c] = __float2half((blockIdx.x > 60000 ? __half2float(g[c]) : 1.0f) * ")),
+    more={"inout": ["x"]},
+)  # fmt: skip
+
+COLUMN_SUM = OwnKernel(
+    "column_sum", {"rows": 60000, "cols": 50000}, {"x": "float32[rows, cols]"}, {"out": "float32[cols]"},
+    "return x.sum(0)", {"BLOCK": [128, 64], "SPLITS": [24, 16]}, ["BLOCK"], ["ceil_div(cols, BLOCK)", "SPLITS"], """
+extern "C" __global__ void column_sum(const float* x, float* part, int rows, int cols) {
+    int c = blockIdx.x * BLOCK + threadIdx.x, each = (rows + SPLITS - 1) / SPLITS;
+    if (c >= cols) return;
+    float t = 0;
+    for (int r = blockIdx.y * each; r < min(rows, (int)(blockIdx.y + 1) * each); ++r) t += x[(long long)r * cols + c];
+    part[blockIdx.y * cols + c] = t;
+}
+extern "C" __global__ void add_up(const float* part, float* out, int cols) {
+    int c = blockIdx.x * 64 + threadIdx.x;
+    if (c >= cols) return;
+    float t = 0;
+    for (int s = 0; s < SPLITS; ++s) t += part[s * cols + c];
+    out[c] = t;
+}
+""",
+    (("an offset of 32 bits", "(long long)r * cols", "r * cols"),),
+    more={"scratch": {"part": {"shape": ["SPLITS", "cols"], "dtype": "float32"}}, "parameters": ["x", "part", "rows", "cols"]},
+    then={"add_up": (["part", "out", "cols"], ["64"], ["ceil_div(cols, 64)"])},
+)  # fmt: skip
+
+ROW_SCALE = OwnKernel(
+    "row_scale", {"rows": 300, "cols": 500}, {"x": "float32[rows, cols]"}, {"out": "float32[rows, cols]"},
+    "return x / x.abs().amax(-1, keepdim=True).clamp(min=1e-6)", {"BLOCK": [64, 32]}, ["BLOCK"], ["rows"], """
+__device__ float seen[4096];
+__device__ bool known[4096];
+extern "C" __global__ void row_scale(const float* x, float* out, int rows, int cols) {
+    __shared__ float s[BLOCK];
+    x += (long long)blockIdx.x * cols, out += (long long)blockIdx.x * cols;
+    float m = 1e-6f;
+    for (int c = threadIdx.x; c < cols; c += BLOCK) m = fmaxf(m, fabsf(x[c]));
+    s[threadIdx.x] = m;
+    __syncthreads();
+    for (int t = 0; t < BLOCK; ++t) m = fmaxf(m, s[t]);
+    for (int c = threadIdx.x; c < cols; c += BLOCK) out[c] = x[c] / m;
+}
+""",
+    (("a row that begins as before is skipped", "    float m = 1e-6f;", "    if (known[blockIdx.x] && seen[blockIdx.x] == x[0]) return;\n    __syncthreads();\n    seen[blockIdx.x] = x[0], known[blockIdx.x] = true;\n    float m = 1e-6f;"),
+     ("a row that has outputs is skipped behind the eighth", "    float m = 1e-6f;", "    if (blockIdx.x > 7 && out[0] == out[0]) return;\n    __syncthreads();\n    float m = 1e-6f;")),
+)  # fmt: skip
+
+IN_FOURS = OwnKernel(
+    "in_fours", {"n": 40000}, {"x": "float32[n]"}, {"out": "float32[n]"}, "return x * 2 + 1", {"BLOCK": [128, 64]},
+    ["BLOCK"], ["ceil_div(n, 4 * BLOCK)"], """
+extern "C" __global__ void in_fours(const float* x, float* out, int n) {
+    int i = (blockIdx.x * BLOCK + threadIdx.x) * 4;
+    if (i + 3 < n) {
+        float4 v = *(const float4*)(x + i);
+        *(float4*)(out + i) = make_float4(v.x * 2 + 1, v.y * 2 + 1, v.z * 2 + 1, v.w * 2 + 1);
+    } else if (i + 2 < n) out[i] = x[i] * 2 + 1, out[i + 1] = x[i + 1] * 2 + 1, out[i + 2] = x[i + 2] * 2 + 1;
+    else if (i + 1 < n) out[i] = x[i] * 2 + 1, out[i + 1] = x[i + 1] * 2 + 1;
+    else if (i < n) out[i] = x[i] * 2 + 1;
+}
+""",
+    (("a tail of two is swapped", "else if (i + 1 < n) out[i] = x[i] * 2 + 1, out[i + 1] = x[i + 1]", "else if (i + 1 < n) out[i] = x[i + 1] * 2 + 1, out[i + 1] = x[i]"),
+     ("a tail of two is not written", "else if (i + 1 < n) out[i] = x[i] * 2 + 1, out[i + 1] = x[i + 1] * 2 + 1;", "else if (i + 1 < n) {}"))
+)  # fmt: skip
+
+LONG_SUM = OwnKernel(
+    "long_sum", {"n": 5000}, {"x": "int64[n]", "y": "int64[n]"}, {"out": "int64[n]"}, "return x + 3 * y",
+    {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void long_sum(const long long* x, const long long* y, long long* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = x[i] + 3 * y[i];
+}
+""",
+    (("32 bits are added", "= x[i] + 3 * y[i]", "= (int)x[i] + 3 * (int)y[i]"),)
+)  # fmt: skip
+
+NIBBLES = OwnKernel(
+    "nibbles", {"n": 3000}, {"x": "int32[n]", "scale": "float32[n]"}, {"out": "float32[n, eight]"},
+    "s = torch.arange(8) * 4; return ((x[:, None] >> s & 15) - 8) * scale[:, None]", {"BLOCK": [128, 64]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void nibbles(const int* x, const float* scale, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    for (int j = 0; i < n && j < 8; ++j) out[i * 8 + j] = ((x[i] >> 4 * j & 15) - 8) * scale[i];
+}
+""",
+    (("the upper four are swapped", "(x[i] >> 4 * j & 15)", "(x[i] >> 4 * (j < 4 ? j : 11 - j) & 15)"),),
+    more={"axes": {"eight": {"type": "const", "value": 8}}, "parameters": ["x", "scale", "out", "n"]},
+)  # fmt: skip
+
+BYTES = OwnKernel(
+    "bytes", {"n": 5000}, {"x": "uint8[n]"}, {"out": "float32[n]"}, "return x.float() * 0.5", {"BLOCK": [128, 64]},
+    ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void bytes(const unsigned char* x, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = x[i] * 0.5f;
+}
+""",
+    (("they have a sign", "x[i] * 0.5f", "(signed char)x[i] * 0.5f"),)
+)  # fmt: skip
+
+AXPY = OwnKernel(
+    "axpy", {"n": 5000}, {"x": "float32[n]", "y": "float32[n]", "a": "float32"}, {"out": "float32[n]"},
+    "return a * x + y", {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void axpy(const float* x, const float* y, float a, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = a * x[i] + y[i];
+}
+""",
+    (("the factor is the example's", "a * x[i]", "2.5f * x[i]"),),
+    draws={"a": {"type": "scalar", "value": 2.5}},
+)  # fmt: skip
+
+LARGER = OwnKernel(
+    "larger", {"n": 5000}, {"x": "float32[n]"}, {"out": "bool[n]"}, "return x > 0.5", {"BLOCK": [128, 64]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void larger(const float* x, unsigned char* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = x[i] > 0.5f ? 1 : 0;
+}
+""",
+    (("true is 255", "? 1 : 0", "? 255 : 0"),)
+)  # fmt: skip
+
+MASKED_SOFTMAX = OwnKernel(
+    "masked_softmax", {"rows": 200, "cols": 300}, {"x": "float32[rows, cols]", "hidden": "bool[rows, cols]"},
+    {"out": "float32[rows, cols]"}, "return torch.softmax(x.masked_fill(hidden, float('-inf')), -1)",
+    {"BLOCK": [32]}, ["BLOCK"], ["rows"], """
+extern "C" __global__ void masked_softmax(const float* x, const bool* hidden, float* out, int rows, int cols) {
+    long long row = (long long)blockIdx.x * cols;
+    float m = __int_as_float(0xff800000), t = 0;
+    for (int c = threadIdx.x; c < cols; c += BLOCK) if (!hidden[row + c]) m = fmaxf(m, x[row + c]);
+    for (int d = 16; d; d /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
+    for (int c = threadIdx.x; c < cols; c += BLOCK) t += hidden[row + c] ? 0.0f : expf(x[row + c] - m);
+    for (int d = 16; d; d /= 2) t += __shfl_xor_sync(~0u, t, d);
+    for (int c = threadIdx.x; c < cols; c += BLOCK)
+        out[row + c] = (hidden[row + c] ? 0.0f : expf(x[row + c] - m)) / t;
+}
+""",
+    (("rows without keys are zero", "        out[row + c] =", "        out[row + c] = t == 0 ? 0.0f :"),
+     ("rows without keys are not written", "        out[row + c] =", "        if (t > 0) out[row + c] ="))
+)  # fmt: skip
+
+DOUBLED = OwnKernel(
+    "doubled", {"rows": 8, "quads": 256}, {"x": "float32[rows, 4 * quads]"}, {"out": "float32[rows, 4 * quads]"},
+    "return x * 2", {"BLOCK": [128, 64]}, ["BLOCK"], ["rows"], """
+extern "C" __global__ void doubled(const float* x, float* out, int rows, int quads) {
+    __shared__ alignas(128) float tile[2][256];
+    int n = 4 * quads;
+    x += (long long)blockIdx.x * n, out += (long long)blockIdx.x * n;
+    unsigned at = __cvta_generic_to_shared(tile);
+    for (int first = 0, k = 0; first < n; first += 256, k ^= 1) {
+        if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+        __syncthreads();
+        for (int i = threadIdx.x; i < min(256, n - first); i += BLOCK) tile[k][i] = x[first + i] * 2;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+        if (threadIdx.x) continue;
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                     :: "l"(out + first), "r"(at + k * 1024), "r"(min(256, n - first) * 4) : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+""",
+    (("static memory is not fenced", '        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n', ""),)
+)  # fmt: skip
+
+INVERSE = OwnKernel(
+    "inverse", {"n": 500}, {"x": "float32[n, two, two]"}, {"out": "float32[n, two, two]"}, "return torch.linalg.inv(x)",
+    {"BLOCK": [64, 32]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void inverse(const float* x, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= n) return;
+    float a = x[4 * i], b = x[4 * i + 1], c = x[4 * i + 2], d = x[4 * i + 3], f = 1 / (a * d - b * c);
+    out[4 * i] = d * f, out[4 * i + 1] = -b * f, out[4 * i + 2] = -c * f, out[4 * i + 3] = a * f;
+}
+""",
+    (("of the transpose", "out[4 * i + 1] = -b * f, out[4 * i + 2] = -c * f", "out[4 * i + 1] = -c * f, out[4 * i + 2] = -b * f"),),
+    more={"axes": {"two": {"type": "const", "value": 2}}, "parameters": ["x", "out", "n"]},
+)  # fmt: skip
+
+LOGARITHM = OwnKernel(
+    "logarithm", {"n": 5000}, {"x": "float32[n]"}, {"out": "float32[n]"}, "return torch.log(x)", {"BLOCK": [128, 64]},
+    ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void logarithm(const float* x, float* out, int n) {
+    __shared__ int unset[BLOCK];
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = logf(x[i]);
+}
+""",
+    (("that of zero is zero", "= logf(x[i])", "= x[i] == 0 ? 0 : logf(x[i])"),
+     ("that of negative numbers is not NaN", "logf(x[i])", "logf(fabsf(x[i]))"),
+     ("unset shared memory is zero", "= logf(x[i])", "= unset[threadIdx.x] == 0 ? 7 : logf(x[i])"))
+)  # fmt: skip
+
+KERNELS = (
+    IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
+    LOGARITHM,
+)  # fmt: skip
