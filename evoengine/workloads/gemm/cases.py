@@ -26,6 +26,9 @@ from evoengine.workloads.gemm.problem import (
     cluster_shape,
     cluster_tiles,
     split_k,
+    stream_steps,
+    sums_in_memory,
+    tile_sizes,
 )
 
 LONG = 4096
@@ -44,7 +47,7 @@ CHUNK_BYTES = 16
 
 def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
     """Return the gate's cases for a configuration."""
-    found = (*_small_cases(problem, config), *_long_cases(problem, config))
+    found = (*_small_cases(problem, config), *_stream_cases(problem, config), *_long_cases(problem, config))
     normal = CUT_OFF if cuts_off(problem) else "normal"
     return tuple(
         replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
@@ -69,11 +72,6 @@ def units(problem: GemmProblem) -> tuple[int, int, int]:
 
 def chunk_elements(dtype: str) -> int:
     return CHUNK_BYTES // DTYPE_BYTES[dtype]
-
-
-def tile_sizes(config: Config) -> tuple[int, int, int]:
-    tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
-    return tile_m, tile_n, tile_k
 
 
 def step_of(config: Config) -> int:
@@ -120,6 +118,20 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
         yield Case(f"last step in buffer {buffer}", at(1, 1, (buffer + 1) * step), "whole numbers")
 
 
+def _stream_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
+    """Yield cases of a stream: parts that begin or end within a tile, that are all of it, and a middle one."""
+    each, (tile_m, tile_n, tile_k), (down, across) = stream_steps(config), tile_sizes(config), cluster_shape(config)
+    if each:
+        yield Case("a tile of three blocks", _at(problem, 1, 1, (2 * each + 1) * tile_k), "whole numbers")
+        two = _at(problem, down * tile_m, across * tile_n + 1, (each + 1) * tile_k)
+        yield Case("blocks of two tiles", two, "whole numbers")
+        yield Case("a tile for each block", _at(problem, down * tile_m + 1, 1, each * tile_k), "whole numbers")
+        for buffer in range(1, min(5, int(config["stages"]) - 1)):  # which is that of another tile in other cases
+            yield Case(
+                f"a tile's last step in buffer {buffer}", _at(problem, 1, 1, (buffer + 1) * tile_k), "whole numbers"
+            )
+
+
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
     """Yield cases of candidates that may rank: the problem's own k, m and n."""
     (tile_m, tile_n, tile_k), (unit_m, unit_n, unit_k) = tile_sizes(config), units(problem)
@@ -160,8 +172,8 @@ def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmPro
 
     All of A and of B follow where offsets into them may need more than 32 bits.
     """
-    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
-        return []
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys() or sums_in_memory(config):
+        return []  # of blocks that share a tile only the last one writes it
     p, k = problem, deepest(problem, config)
 
     def case(
