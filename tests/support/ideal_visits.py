@@ -14,7 +14,7 @@ from evoengine.workloads.attention import cases as attention
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import AnyCase
 from evoengine.workloads.gemm import coverage as gemm
-from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_tiles, split_k
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_tiles, parts, split_k, stream_steps
 
 Row = tuple[int, int, int, int, int, int]
 """block, warp, kind, site, count, true"""
@@ -34,6 +34,8 @@ def _gemm(case: AnyCase, launch: Launch) -> list[Row]:
     clusters = prod(launch.grid) // together
 
     def waits(block: int, team: int) -> int:
+        if stream_steps(case.config):
+            return sum(parts(case.problem, case.config, block // together))
         own_tiles = len(range(block // together + team * clusters, tiles, len(teams) * clusters))
         return own_tiles * (steps // split + (block % split < steps % split))
 

@@ -18,6 +18,7 @@ from evoengine.workloads.conv2d.cases import cells, full_plan, gate_cases, visit
 from evoengine.workloads.conv2d.problem import EXAMPLE, Conv2dProblem, parse_problem
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.gemm import partial_sums
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES
 
 SIZES = ("images", "height", "width", "channels", "filters")
@@ -67,6 +68,7 @@ class Conv2d(Workload[Conv2dProblem]):
         p = problem
         return (
             *(TensorParameter(name, p.shape(name), p.dtype, output=name == "y") for name in _tensors(p)),
+            *partial_sums(p.gemm, config),
             *(ScalarArgument(name, int32(getattr(p, name))) for name in SIZES),
         )
 

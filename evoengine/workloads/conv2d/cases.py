@@ -32,11 +32,13 @@ from evoengine.workloads.gemm.coverage import (
     A_SQUARE,
     ALIKE,
     GROUP,
+    NO_STEP,
     SEVERAL_SQUARES,
     tile_parts,
     visited_squares,
     waits_of,
 )
+from evoengine.workloads.gemm.problem import split_k, sums_in_memory
 
 VALUES = {
     "whole numbers": "whole numbers, whose sums are exact",
@@ -90,9 +92,9 @@ def _at(
 
 
 def _deep(problem: Conv2dProblem, config: Config, steps: int) -> int:
-    """Return the most channels whose windows take so many steps, or as few more as there can be."""
+    """Return the most channels whose windows take each block so many steps, or as few more as there can be."""
     unit = unit_channels(problem)
-    return max(unit, steps * tile_sizes(config)[2] // _taps(problem) // unit * unit)
+    return max(unit, steps * split_k(config) * tile_sizes(config)[2] // _taps(problem) // unit * unit)
 
 
 def _taps(problem: Conv2dProblem) -> int:
@@ -117,7 +119,7 @@ def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2d
     yield Case("one output", at(1, 1, 1, 1, 1), "positive numbers")
     yield Case("one column", at(1, tile_m + 1, 1, some, 1), "positive numbers")
     yield Case("one row", at(1, 1, tile_m + 2, tile_k + unit_c, tile_n + 2 * unit_f), "whole numbers")
-    whole = tile_k * -(-max(2, stages) // _taps(p))
+    whole = tile_k * split_k(config) * -(-max(2, stages) // _taps(p))
     yield Case("whole tiles", at(2, 2, tile_m // 4, whole, tile_n))
     yield Case("remainders", at(1, 1, tile_m + own_m, own_c, tile_n + own_n))
     yield Case("several images", at(3, 5, 7, tile_k - unit_c, tile_n + 1, unseen=p.stride - 1), "one weight")
@@ -131,8 +133,9 @@ def _ends(problem: Conv2dProblem, config: Config) -> dict[int, int]:
     """Return the buffers that the last step may be in, each with the fewest channels."""
     stages, unit = int(config.get("stages", 1)), unit_channels(problem)
     found: dict[int, int] = {}
-    for channels in range(unit, stages * tile_sizes(config)[2] + 1, unit):
-        found.setdefault((steps_of(problem, config, channels) - 1) % stages, channels)
+    for channels in range(unit, stages * split_k(config) * tile_sizes(config)[2] + 1, unit):
+        for own in _own_steps(problem, config, channels):
+            found.setdefault((own - 1) % stages, channels)
     return found
 
 
@@ -141,7 +144,7 @@ def _last_steps(
 ) -> Iterator[Case[Conv2dProblem]]:
     """Yield a case for each buffer that the last step may be in, and is not in the others."""
     stages = int(config.get("stages", 1))
-    seen = {(steps_of(problem, config, case.problem.channels) - 1) % stages for case in others}
+    seen = {(own - 1) % stages for case in others for own in _own_steps(problem, config, case.problem.channels)}
     for buffer, channels in _ends(problem, config).items():
         if buffer not in seen:
             yield Case(f"last step in buffer {buffer}", _at(problem, (1, 1, 1), channels, 1), "whole numbers")
@@ -150,6 +153,12 @@ def _last_steps(
 def steps_of(problem: Conv2dProblem, config: Config, channels: int) -> int:
     """Return the steps of a window of so many channels."""
     return -(-_taps(problem) * channels // tile_sizes(config)[2])
+
+
+def _own_steps(problem: Conv2dProblem, config: Config, channels: int) -> set[int]:
+    """Return the steps of the blocks of a tile that have any."""
+    share, left = divmod(steps_of(problem, config, channels), split_k(config))
+    return {share + (block < left) for block in range(split_k(config))} - {0}
 
 
 def _long_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dProblem]]:
@@ -212,6 +221,8 @@ def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
         found.add(Cell("together", GROUP))
     if config.get("raster") == "hilbert":
         found |= {Cell("together", what) for what in (A_SQUARE, SEVERAL_SQUARES)}
+    if steps_of(p, config, unit_channels(p)) < split_k(config):
+        found.add(Cell("together", NO_STEP))
     if has_own_outputs(p, config):
         found.add(Cell("extents", "outputs"))
     if has_own_filters(p, config):
@@ -261,6 +272,8 @@ def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
     tile_m, tile_n, _ = tile_sizes(config)
     if p.gemm.m == 1 and p.filters == unit_filters(p):
         yield ONE
+    if steps_of(p, config, p.channels) < split_k(config):
+        yield NO_STEP
     if p.images > 1 and p.out_height > 1 and p.out_width > 1 and p.out_height * p.out_width < tile_m:
         yield IMAGES
     if (p.height + 2 * p.pad - p.dilation * (p.filter_h - 1) - 1) % p.stride:
@@ -281,7 +294,7 @@ def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Pl
 
     All of x follows where offsets into it may need more than 32 bits. None where blocks share tiles.
     """
-    if "tile_m" not in config or int(config.get("split_k", 1)) > 1:
+    if "tile_m" not in config or sums_in_memory(config):
         return []
     p, channels = problem, min(problem.channels, deepest(problem, config))
     part = None if channels == p.channels else f"{channels:,} of {p.channels:,} channels"

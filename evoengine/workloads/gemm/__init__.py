@@ -11,7 +11,14 @@ from math import prod
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import (
+    DTYPE_BYTES,
+    Parameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.records import Config, Launch, Plan
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
@@ -30,7 +37,11 @@ from evoengine.workloads.gemm.problem import (
     GemmProblem,
     blocks_of_cluster,
     cluster_shape,
+    cluster_tiles,
+    most_sharers,
     parse_problem,
+    sums_in_memory,
+    tile_sizes,
 )
 
 SWIZZLED = 128
@@ -94,6 +105,7 @@ class Gemm(Workload[GemmProblem]):
             *(TensorParameter(name, p.shape(name), p.out_dtype) for name in _like_c(p)[:-1]),
             *(TensorParameter(f"scale_{name}", p.scale_shape(name), "fp32") for name in _scaled(p)),
             TensorParameter("c", p.shape("c"), p.out_dtype, output=True),
+            *partial_sums(p, config),
             *(ScalarArgument(name, int32(getattr(p, name))) for name in ("batch", "m", "n", "k")[not p.batched :]),
             *_tensor_maps(p, config),
         )
@@ -121,6 +133,19 @@ def _scaled(problem: GemmProblem) -> tuple[str, ...]:
 
 def _like_c(problem: GemmProblem) -> tuple[str, ...]:
     return ("residual", "c") if problem.residual else ("c",)
+
+
+def partial_sums(problem: GemmProblem, config: Config) -> tuple[ScratchParameter, ...]:
+    """Return what blocks that share a tile leave in global memory: their sums, and how many warps have done so."""
+    if not sums_in_memory(config):
+        return ()
+    (tile_m, tile_n, _), tiles = tile_sizes(config), cluster_tiles(problem, config) * prod(cluster_shape(config))
+    columns = tile_n * (len(problem.operands) - 1)
+    warps = int(config["warps"]) if config["family"] == "mma" else 4 * int(config["consumers"])
+    return (
+        ScratchParameter("partial", (tiles, most_sharers(problem, config), tile_m, columns), "fp32"),
+        ScratchParameter("arrived", (tiles, warps), "int32", zeroed=True),
+    )
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:

@@ -25,7 +25,12 @@ from evoengine.workloads.gemm.problem import (
     cluster_extents,
     cluster_shape,
     cluster_tiles,
+    parts,
     split_k,
+    stream_steps,
+    sums_in_memory,
+    tile_sizes,
+    tile_steps,
 )
 
 LONG = 4096
@@ -49,7 +54,7 @@ CHUNK_BYTES = 16
 
 def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
     """Return the gate's cases for a configuration."""
-    small = tuple(_small_cases(problem, config))
+    small = (*_small_cases(problem, config), *_stream_cases(problem, config))
     found = (*small, *_last_steps(problem, config, small), *_long_cases(problem, config))
     normal = CUT_OFF if cuts_off(problem) else "normal"
     return tuple(
@@ -75,11 +80,6 @@ def units(problem: GemmProblem) -> tuple[int, int, int]:
 
 def chunk_elements(dtype: str) -> int:
     return CHUNK_BYTES // DTYPE_BYTES[dtype]
-
-
-def tile_sizes(config: Config) -> tuple[int, int, int]:
-    tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
-    return tile_m, tile_n, tile_k
 
 
 def step_of(config: Config) -> int:
@@ -129,20 +129,30 @@ def _last_steps(
 ) -> Iterator[Case[GemmProblem]]:
     """Yield a case for each buffer in which no block of the others has its last step."""
     seen = {buffer for case in others for buffer in ends(case.problem, config)}
-    for buffer in range(int(config.get("stages", 1))):
+    for buffer in range(last_buffers(config)):
         if buffer not in seen:
             own = _at(problem, 1, 1, (buffer + 1) * step_of(config))
             yield Case(f"last step in buffer {buffer}", own, "whole numbers")
 
 
+def last_buffers(config: Config) -> int:
+    """Return the number of buffers that a last step may be in: a stream's blocks may have fewer steps than stages."""
+    stages = int(config.get("stages", 1))
+    return min(stages, stream_steps(config) or stages)
+
+
 def ends(problem: GemmProblem, config: Config) -> Iterator[int]:
     """Yield the buffers in which the blocks of a case have their last steps.
 
-    A persistent block goes on through its buffers from tile to tile. Of two teams each does every second tile.
+    A persistent block goes on through its buffers from tile to tile. Of two teams each does every second tile. A stream
+    by mma.sync begins anew for each tile, one by wgmma goes on.
     """
-    stages, split, steps = int(config.get("stages", 1)), split_k(config), -(-problem.k // tile_sizes(config)[2])
+    stages, steps, each = int(config.get("stages", 1)), tile_steps(problem, config), stream_steps(config)
     if config.get("schedule") != "persistent":
-        yield from ((own - 1) % stages for own in (steps // split, -(-steps // split)) if own)
+        for block in range(-(-cluster_tiles(problem, config) * steps // each) if each else split_k(config)):
+            of_tiles = list(parts(problem, config, block))
+            goes_on = each and config["family"] == "wgmma"
+            yield from ((of - 1) % stages for of in ([sum(of_tiles)] if goes_on else of_tiles) if of)
         return
     clusters, tiles = persistent_clusters(problem, config), cluster_tiles(problem, config)
     teams = 2 if config.get("ping_pong") else 1
@@ -159,6 +169,16 @@ def persistent_clusters(problem: GemmProblem, config: Config) -> int:
     """
     tiles = cluster_tiles(problem, config)
     return next((n for n in range(tiles // 2, 1, -1) if tiles % n), 1)
+
+
+def _stream_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
+    """Yield cases of a stream: parts that begin or end within a tile, that are all of it, and a middle one."""
+    each, (tile_m, tile_n, tile_k), (down, across) = stream_steps(config), tile_sizes(config), cluster_shape(config)
+    if each:
+        yield Case("a tile of three blocks", _at(problem, 1, 1, (2 * each + 1) * tile_k), "whole numbers")
+        two = _at(problem, down * tile_m, across * tile_n + 1, (each + 1) * tile_k)
+        yield Case("blocks of two tiles", two, "whole numbers")
+        yield Case("a tile for each block", _at(problem, down * tile_m + 1, 1, each * tile_k), "whole numbers")
 
 
 def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
@@ -201,8 +221,8 @@ def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmPro
 
     All of A and of B follow where offsets into them may need more than 32 bits.
     """
-    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
-        return []
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys() or sums_in_memory(config):
+        return []  # of blocks that share a tile only the last one writes it
     p, k = problem, deepest(problem, config)
 
     def case(

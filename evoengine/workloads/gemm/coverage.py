@@ -18,8 +18,19 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.gemm.cases import MOST_TILES, deepest, units
-from evoengine.workloads.gemm.problem import GemmProblem, blocks_of_cluster, cluster_extents, cluster_tiles
+from evoengine.workloads.gemm.cases import MOST_TILES, deepest, last_buffers, units
+from evoengine.workloads.gemm.problem import (
+    GemmProblem,
+    blocks_of_cluster,
+    cluster_extents,
+    cluster_tiles,
+    most_sharers,
+    parts,
+    split_k,
+    stream_steps,
+    sums_in_memory,
+    tile_steps,
+)
 
 ALIKE = 2000
 """number of equal products over whose sum errors of 16 bits accumulate"""
@@ -37,6 +48,8 @@ PERSISTENT = (
     "several blocks with unlike numbers of tiles",
     "a third tile of a block, behind a pipeline that has wrapped around",
 )
+NO_STEP = "a block without a step, beside others of its tile"
+STREAM = ("a tile that three blocks share", "a block with the end of a tile and the begin of the next")
 VALUES = (
     "sums that overflow a half and cancel out",
     "rows that point at one row of B",
@@ -57,7 +70,7 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *remainder_cells("rows", tile_m, problem.m, unit_m),
         *remainder_cells("columns", tile_n, problem.n, unit_n, 2),
         *remainder_cells("products", tile_k, problem.k, unit_k, 1),
-        *pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])),
+        *pipeline_steps(config, tile_parts(config, tile_m, tile_n)),
         *(Cell("values", what) for what in VALUES),
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
@@ -68,6 +81,8 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         found |= {Cell("together", what) for what in (A_SQUARE, SEVERAL_SQUARES)}
     if config.get("schedule") == "persistent":
         found |= {Cell("together", what) for what in PERSISTENT}
+    if sums_in_memory(config):
+        found |= {Cell("together", what) for what in (STREAM if stream_steps(config) else (NO_STEP,))}
     if problem.batch > 1:
         found.add(Cell("together", BATCH))
     return frozenset(found)
@@ -88,14 +103,36 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
-    parts = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
+    of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
     kind, teams = waits_of(config)
     each = -(-p.k // tile_k)
     for number, warps in enumerate(teams):
-        for count in visits_by_block(visits, kind, warps).values():
+        for block, count in visits_by_block(visits, kind, warps).items():
             steps = [(i // each * len(teams) + number) * each + i % each for i in range(count)]
-            found |= set(visited_steps(parts, int(config["stages"]), steps))
+            anew = stream_steps(config) and config["family"] == "mma"  # its pipeline is filled anew for each tile
+            for own in [range(of) for of in parts(p, config, block)] if anew else [steps]:
+                found |= set(visited_steps(of_tile, int(config["stages"]), own))
     return frozenset(found)
+
+
+def pipeline_steps(config: Config, of_tile: list[str]) -> Iterator[Cell]:
+    """Yield what a block's pipeline goes through: of a stream, no more than it has steps."""
+    stages, most = int(config["stages"]), stream_steps(config)
+    passed = set(visited_steps(of_tile, stages, most)) | {
+        Cell("steps", f"the last in buffer {buffer}") for buffer in range(last_buffers(config))
+    }
+    for cell in pipeline_cells(of_tile, stages):
+        if not most or cell in passed:
+            yield cell
+
+
+def of_stream(problem: GemmProblem, config: Config) -> Iterator[str]:
+    """Yield those of STREAM that a case meets by its sizes."""
+    each = stream_steps(config)
+    if each and most_sharers(problem, config) > 2 and tile_steps(problem, config) > 2 * each:
+        yield STREAM[0]
+    if each and len(list(parts(problem, config, 1))) > 1:
+        yield STREAM[1]
 
 
 def tile_parts(config: Config, rows: int, columns: int) -> list[str]:
@@ -139,6 +176,9 @@ def _together(problem: GemmProblem, config: Config, launch: Launch, units_of: tu
         yield PERSISTENT[0]
     if tiles > 2 * clusters and p.k > int(config["stages"]) * tile_k:
         yield PERSISTENT[1]
+    if tile_steps(p, config) < split_k(config):
+        yield NO_STEP
+    yield from of_stream(p, config)
     if p.batch > 1 and p.m > tile_m and p.n > tile_n:
         yield BATCH
 

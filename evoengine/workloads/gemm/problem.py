@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evoengine.devices.base import DTYPE_BYTES
@@ -197,6 +198,11 @@ def why_not(problem: GemmProblem) -> str | None:
 # ── tiles ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def tile_sizes(config: Config) -> tuple[int, int, int]:
+    tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
+    return tile_m, tile_n, tile_k
+
+
 _CLUSTERS = {"2x1": (2, 1), "1x2": (1, 2)}
 
 
@@ -206,8 +212,44 @@ def cluster_shape(config: Config) -> tuple[int, int]:
 
 
 def split_k(config: Config) -> int:
-    """Return among how many blocks of a cluster the steps of one tile are shared."""
+    """Return among how many blocks the steps of each tile are shared equally."""
     return int(config.get("split_k", 1))
+
+
+def stream_steps(config: Config) -> int:
+    """Return the steps of each block, of one tile or of several; 0 where blocks have whole tiles, or equal parts."""
+    return int(config.get("stream_steps", 0)) if split_k(config) == 1 else 0
+
+
+def sums_in_memory(config: Config) -> bool:
+    """Return whether the sums of a tile's blocks go through global memory, and not through that of a cluster."""
+    return stream_steps(config) > 0 or (split_k(config) > 1 and config.get("family") == "mma")
+
+
+def most_sharers(problem: GemmProblem, config: Config) -> int:
+    """Return how many blocks share a tile at most."""
+    each = stream_steps(config)
+    return (tile_steps(problem, config) + each - 2) // each + 1 if each else split_k(config)
+
+
+def parts(problem: GemmProblem, config: Config, block: int) -> Iterator[int]:
+    """Yield the steps of each tile that a block, or a cluster of a stream, has a part of, in order."""
+    steps, each = tile_steps(problem, config), stream_steps(config)
+    if not each:
+        share, left = divmod(steps, split_k(config))
+        yield share + (block % split_k(config) < left)
+        return
+    at = block * each
+    end = min(at + each, cluster_tiles(problem, config) * steps)
+    while at < end:
+        own = min(steps - at % steps, end - at)
+        yield own
+        at += own
+
+
+def tile_steps(problem: GemmProblem, config: Config) -> int:
+    """Return the steps of a tile along k."""
+    return -(-problem.k // tile_sizes(config)[2])
 
 
 def blocks_of_cluster(config: Config) -> int:

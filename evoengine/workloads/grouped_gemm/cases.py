@@ -22,9 +22,9 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import few
-from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, tile_sizes, units
+from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
-from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape
+from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape, tile_sizes
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
 
 MORE_BLOCKS = "more than there are tiles"

@@ -13,18 +13,16 @@ from evoengine.devices.base import (
     DTYPE_BYTES,
     Parameter,
     ScalarArgument,
-    ScratchParameter,
     TensorMapArgument,
     TensorParameter,
 )
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.gemm import SWIZZLED
+from evoengine.workloads.gemm import SWIZZLED, partial_sums
 from evoengine.workloads.gemm import WORKLOAD as GEMM
-from evoengine.workloads.gemm.cases import tile_sizes
-from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, cluster_shape, cluster_tiles, split_k
-from evoengine.workloads.w4a16.cases import cells, gate_cases, most_sharers, stream_steps, visited
+from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, cluster_shape, tile_sizes
+from evoengine.workloads.w4a16.cases import cells, gate_cases, visited
 from evoengine.workloads.w4a16.problem import EXAMPLE, PACKED, W4A16Problem, parse_problem
 
 
@@ -65,7 +63,7 @@ class W4A16(Workload[W4A16Problem]):
         p = problem
         tensors = (TensorParameter(name, p.shape(name), dtype, output=name == "c") for name, dtype in _tensors(p))
         scalars = (ScalarArgument(name, np.int32(getattr(p, name))) for name in ("m", "n", "k"))
-        return (*tensors, *_scratch(p, config), *scalars, *_tensor_maps(p, config))
+        return (*tensors, *partial_sums(p.gemm, config), *scalars, *_tensor_maps(p, config))
 
     def tensors(self) -> Tensors[W4A16Problem]:
         from evoengine.workloads.w4a16.tensors import W4A16Tensors
@@ -79,17 +77,6 @@ def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:
     zeros = (("qzeros", "int32"),) if problem.zeros else ()
     bias = (("bias", dtype),) if problem.has_bias else ()
     return ("a", dtype), ("qweight", "int32"), ("scales", dtype), *zeros, *bias, ("c", dtype)
-
-
-def _scratch(problem: W4A16Problem, config: Config) -> tuple[ScratchParameter, ...]:
-    """Return what blocks leave that share the steps of a tile: their sums, and how many of them have done so."""
-    if config.get("family") == "wgmma" or (split_k(config) == 1 and not stream_steps(config)):
-        return ()
-    tiles, (tile_m, tile_n, _) = cluster_tiles(problem.gemm, config), tile_sizes(config)
-    return (
-        ScratchParameter("partial", (tiles, most_sharers(problem, config), tile_m, tile_n), "fp32"),
-        ScratchParameter("arrived", (tiles,), "int32", zeroed=True),
-    )
 
 
 def _tensor_maps(problem: W4A16Problem, config: Config) -> tuple[TensorMapArgument, ...]:

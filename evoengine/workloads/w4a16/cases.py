@@ -13,20 +13,37 @@ from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
     Cell,
     own_tail,
-    pipeline_cells,
     remainder_cells,
     visited_remainders,
     visited_steps,
     visits_by_block,
 )
 from evoengine.workloads.full_size import few
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, tile_sizes
-from evoengine.workloads.gemm.coverage import GROUP, PERSISTENT, TOGETHER, VALUES, tile_parts, waits_of
-from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_shape, cluster_tiles, split_k
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of
+from evoengine.workloads.gemm.coverage import (
+    GROUP,
+    NO_STEP,
+    PERSISTENT,
+    STREAM,
+    TOGETHER,
+    VALUES,
+    of_stream,
+    pipeline_steps,
+    tile_parts,
+    waits_of,
+)
+from evoengine.workloads.gemm.problem import (
+    blocks_of_cluster,
+    cluster_shape,
+    cluster_tiles,
+    most_sharers,
+    parts,
+    split_k,
+    stream_steps,
+    tile_sizes,
+)
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
 
-NO_STEP = "a block without a step, beside others of its tile"
-STREAM = ("a tile that three blocks share", "a block with the end of a tile and the begin of the next")
 EVERY_WEIGHT = "all weights of 4 bits, and all zero points that there are"
 
 
@@ -83,7 +100,7 @@ def _ends(problem: W4A16Problem, config: Config) -> dict[int, int]:
     found: dict[int, int] = {}
     for k in range(unit, 2 * stages * split * max(tile_k, unit) + 1, unit):
         one = _at(problem, 1, 1, k)
-        for own in {next(parts(one, config, block), 0) for block in range(most_sharers(one, config))} - {0}:
+        for own in {next(parts(one.gemm, config, block), 0) for block in range(most_sharers(one.gemm, config))} - {0}:
             found.setdefault((own - 1) % stages, k)
     return found
 
@@ -136,12 +153,9 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
 def _steps(problem: W4A16Problem, config: Config) -> Iterator[Cell]:
     """Yield what a block's pipeline goes through: of a stream, no more than it has steps."""
     tile_m, tile_n, _ = tile_sizes(config)
-    of_tile, stages = tile_parts(config, tile_m, tile_n), int(config["stages"])
     ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
-    most = stream_steps(config)
-    passed = set(visited_steps(of_tile, stages, most)) if most else set(pipeline_cells(of_tile, stages))
-    for cell in pipeline_cells(of_tile, stages):
-        if cell.what in ends or (cell in passed and not cell.what.startswith("the last")):
+    for cell in pipeline_steps(config, tile_parts(config, tile_m, tile_n)):
+        if cell.what in ends or not cell.what.startswith("the last"):
             yield cell
 
 
@@ -163,7 +177,7 @@ def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> fro
     of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
     kind, (warps,) = waits_of(config)
     for block, count in visits_by_block(visits, kind, warps).items():
-        done = [count] if _persistent(config) else list(parts(p, config, block))
+        done = [count] if _persistent(config) else list(parts(p.gemm, config, block))
         for steps in done if sum(done) == count else ():
             found |= set(visited_steps(of_tile, int(config["stages"]), steps))
     return frozenset(found)
@@ -194,11 +208,7 @@ def _together(p: W4A16Problem, config: Config, launch: Launch) -> Iterator[str]:
         yield PERSISTENT[1]
     if -(-p.k // tile_k) < split_k(config):
         yield NO_STEP
-    each = stream_steps(config)
-    if each and most_sharers(p, config) > 2 and -(-p.k // tile_k) > 2 * each:
-        yield STREAM[0]
-    if each and len(list(parts(p, config, 1))) > 1:
-        yield STREAM[1]
+    yield from of_stream(p.gemm, config)
 
 
 def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:
@@ -209,36 +219,3 @@ def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:
         yield "rows"
     if problem.n <= MOST_TILES * tile_n:
         yield "columns"
-
-
-# ── how a configuration deals out the steps of tiles to blocks ──
-
-
-def stream_steps(config: Config) -> int:
-    """Return the steps of each block, of one tile or of several; 0 where blocks have whole tiles, or equal parts."""
-    return int(config.get("stream_steps", 0)) if split_k(config) == 1 else 0
-
-
-def most_sharers(problem: W4A16Problem, config: Config) -> int:
-    """Return how many blocks share a tile at most."""
-    each = stream_steps(config)
-    return (_tile_steps(problem, config) + each - 2) // each + 1 if each else split_k(config)
-
-
-def parts(problem: W4A16Problem, config: Config, block: int) -> Iterator[int]:
-    """Yield the steps of each tile that a block has a part of, in order."""
-    steps, each = _tile_steps(problem, config), stream_steps(config)
-    if not each:
-        share, left = divmod(steps, split_k(config))
-        yield share + (block % split_k(config) < left)
-        return
-    at = block * each
-    end = min(at + each, cluster_tiles(problem.gemm, config) * steps)
-    while at < end:
-        own = min(steps - at % steps, end - at)
-        yield own
-        at += own
-
-
-def _tile_steps(problem: W4A16Problem, config: Config) -> int:
-    return -(-problem.k // tile_sizes(config)[2])
