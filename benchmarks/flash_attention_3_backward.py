@@ -7,9 +7,9 @@ flash-attn3-jax 0.2.3 has it (cuobjdump -xelf). Predicted is the kernel of dK, d
 before and behind it, which zero the sums and convert them, would add to it. Of this project each start point of the
 wgmma family is predicted with all of its kernels, and the fastest shown. Nothing is measured here.
 
-The blocks of their causal kernel are unlike in length and handed out in an order of its own, which the model's sample
-of blocks does not see. So it is predicted once more with twice as many keys, of which those of the launched blocks are
-seen by all queries: then its blocks are alike.
+The blocks of their causal kernel are unlike in length and handed out in an order of its own. It is predicted once more
+with twice as many keys, of which those of the launched blocks are seen by all queries: then its blocks are alike, and
+what they reach bounds what the kernel can.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 from evoengine.devices.base import KernelFailure
 from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import count_block, count_lone_warp
+from evoengine.sass.model import compared, count_block, count_lone_warp
 
 WHOLE_LIMIT = 20_000_000
 """warp instructions of a block that are counted"""
@@ -37,6 +37,8 @@ MOST_KNOWN = 4096
 """clusters whose lengths are counted one by one"""
 COUNTED_WHOLE = 5
 """clusters, from the shortest to the longest, whose counts stand for all where the length of each is known"""
+BEGINNING = 8000
+"""warp instructions of a cluster within which it must have compared what tells how long it is"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
 
@@ -107,7 +109,7 @@ class Work:
     counts: Mapping[str, float]
     instructions: np.ndarray
     known: bool = False
-    """whether the length of each was counted"""
+    """whether the length of each was counted, or told by what it compares"""
 
     @property
     def alike(self) -> bool:
@@ -149,13 +151,13 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     if grid.rows >= ROWS_SAMPLED and not like_inside(grid.at(column, other_row)):
         rows = np.unique(((np.arange(ROWS_SAMPLED) + 0.5) * grid.rows / ROWS_SAMPLED).astype(int))
         sampled = [of(grid.at(column, int(r))) for r in rows]
-        along = np.interp(np.arange(grid.rows), rows, [c["instructions"] for c in sampled])
-        return Work(_mean(sampled), np.repeat(along, grid.columns))
+        along, known = _between(program, launch, grid, [grid.at(column, r) for r in range(grid.rows)], rows, sampled)
+        return Work(_of_lengths(sampled, along), np.repeat(along, grid.columns), known)
     if not like_inside(0) and grid.columns > 2:
         columns = _spread_out(grid.columns, ROWS_SAMPLED if grid.rows == 1 else SAMPLED)
         sampled = [of(grid.at(int(c), row)) for c in columns]
-        along = np.interp(np.arange(grid.columns), columns, [c["instructions"] for c in sampled])
-        return Work(_mean(sampled), np.tile(along, grid.rows))
+        along, known = _between(program, launch, grid, [grid.at(c, row) for c in range(grid.columns)], columns, sampled)
+        return Work(_of_lengths(sampled, along), np.tile(along, grid.rows), known)
     if like_inside(grid.clusters - 1, last=True):  # where a tensor's end cuts a block, it cuts its last warp
         return _all_alike(inside)
     edges = _edges(grid)
@@ -194,6 +196,55 @@ def _each_by_itself(
         each = {name: np.interp(lengths, known, [c[name] for c in sampled]) for name in sampled[0]}
         return Work({name: float(of_all.mean()) for name, of_all in each.items()}, each["instructions"], known=True)
     return None
+
+
+def _between(
+    program: Program, launch: Launch, grid: Grid, clusters: Sequence[int], places: np.ndarray,
+    sampled: Sequence[Mapping[str, float]],
+) -> tuple[np.ndarray, bool]:  # fmt: skip
+    """Return the instructions of each of `clusters`, and whether they are known; those at `places` were counted.
+
+    What a comparison of integers compares when a cluster first comes to it tells how long the cluster is, if it does so
+    of all that were counted: most often it is the end of the main loop. Where none does, lengths are interpolated.
+    """
+    lengths = np.array([c["instructions"] for c in sampled])
+    told = _told(program, launch, [grid.block(c) for c in clusters], places, lengths)
+    return (np.interp(np.arange(len(clusters)), places, lengths), False) if told is None else (told, True)
+
+
+def _told(
+    program: Program, launch: Launch, blocks: Sequence[int], places: np.ndarray, lengths: np.ndarray
+) -> np.ndarray | None:
+    """Return the instructions of each of `blocks` by what one comparison compares; None where none tells.
+
+    `lengths` are those of the blocks at `places`.
+    """
+    if len(blocks) > MOST_KNOWN:
+        return None
+    try:
+        one, other, after = np.moveaxis(compared(program, launch, [blocks[n] for n in places], BEGINNING), 2, 0)
+        told = [
+            (float(after[:, at].max()), at, weights, float(slope), float(offset))
+            for at in np.flatnonzero(~np.isnan(after).any(axis=0))
+            for weights in ((1, 0), (0, 1), (-1, 1))
+            if np.ptp(values := weights[0] * one[:, at] + weights[1] * other[:, at]) > 0
+            for slope, offset in [np.polyfit(values, lengths, 1)]
+            if np.abs(slope * values + offset - lengths).max() <= UNLIKE * lengths.mean()
+        ]
+        if not told:
+            return None
+        after_most, at, weights, slope, offset = min(told)
+        one, other, _ = compared(program, launch, blocks, int(2 * after_most), int(at)).T
+    except KernelFailure:
+        return None
+    found = slope * (weights[0] * one + weights[1] * other) + offset
+    return None if np.isnan(found).any() else np.maximum(found, 1.0)
+
+
+def _of_lengths(sampled: Sequence[Mapping[str, float]], lengths: np.ndarray) -> dict[str, float]:
+    """Return the mean counts of clusters of these lengths, in instructions, from those of some of them."""
+    known, first = np.unique([c["instructions"] for c in sampled], return_index=True)
+    return {name: float(np.interp(lengths, known, [sampled[n][name] for n in first]).mean()) for name in sampled[0]}
 
 
 def _lengths(grid: Grid, counted: Callable[[int, int], int], left: int) -> np.ndarray | None:

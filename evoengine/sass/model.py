@@ -177,6 +177,24 @@ def count_lone_warp(program: Program, launch: Launch, block: int, warp: int, lim
     return found.value
 
 
+def compared(program: Program, launch: Launch, blocks: Sequence[int], limit: int, at: int | None = None) -> np.ndarray:
+    """Return what integer comparisons compared when each block first came to them, as float64.
+
+    The result is [blocks, instructions, 3], or [blocks, 3] of the instruction with number `at` alone: both operands of
+    the first lane, and after how many warp instructions of the block that was; NaN where a block does not come to it
+    within `limit` of them. Raises KernelFailure where a block cannot run.
+    """
+    size = library().sass_size(program.handle, None) if at is None else 1
+    values = np.full((len(blocks), size, 3), np.nan)
+    message = ctypes.create_string_buffer(_MESSAGE)
+    status = library().sass_compared(
+        program.handle, launch.reference(), (ctypes.c_uint64 * len(blocks))(*blocks), len(blocks),
+        ctypes.c_uint64(limit), -1 if at is None else at, values.ctypes.data_as(_DOUBLES), message, _MESSAGE,
+    )  # fmt: skip
+    check(status, message)
+    return values if at is None else values[:, 0]
+
+
 def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int) -> Survey:
     """Run each block for at most `limit` warp instructions, and the middle one again for `whole_limit`.
 

@@ -73,7 +73,8 @@ def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
 
 def test_a_rate_of_the_gpu_goes_before_that_of_its_architecture_and_that_before_the_rest():
     assert find_chip("a100").rates["l2_bytes_per_clock"] == 44
-    assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 32
+    assert find_chip("rtx2080ti").rates["l2_bytes_per_clock"] == 32
+    assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 17.1
     assert find_chip("h100").rates["l2_bytes_per_clock"] == 38.8
     of_h100 = find_chip("h100").provenance("l2_bytes_per_clock")
     assert of_h100.startswith("38.8 bytes/clock, SM, published: github.com/FlashGPU-Sim")
@@ -147,6 +148,17 @@ def test_the_sustained_clock_falls_with_the_use_of_tensor_cores_as_clock_logs_of
 def test_the_boost_clock_falls_with_the_use_of_tensor_cores_as_measured_before_power_was_short(use, ghz):
     """Of products on drawn data; Nsight Compute counted 1.83 GHz at a use of 0.15 and 1.63 at 0.9 in kernels."""
     assert find_chip("h100").ghz(Clock("boost"), use) == pytest.approx(ghz, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("key", "of", "gbs"),
+    [("a40", "a40", 2437), ("l40s", "l40s", 5715), ("rtx4070ti", "l40s", 5715), ("a4000", "a40", 2437)],
+)
+def test_an_l2_of_ga10x_and_ad10x_gives_as_much_for_each_megabyte_as_that_which_was_measured(key, of, gbs):
+    """gpu-benches: an A40 reads 2437 GB/s at 1735 MHz, an L40, whose chip is the L40S's, 5715 GB/s at 2490 MHz."""
+    chip, measured = find_chip(key), find_chip(of)
+    per_clock = gbs / {"a40": 1.735, "l40s": 2.49}[of] / measured.rates["l2_mb"] * chip.rates["l2_mb"]
+    assert chip.rates["l2_bytes_per_clock"] * chip.sms == pytest.approx(per_clock, rel=0.01)
 
 
 def test_an_l2_with_a_clock_of_its_own_gives_more_to_a_clock_of_slower_sms():

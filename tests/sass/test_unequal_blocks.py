@@ -6,15 +6,29 @@ import numpy as np
 import pytest
 
 from evoengine.accuracy.compilers import InstalledNvrtc
+from evoengine.sass import grid
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, prepare
 from evoengine.sass.listing import disassemble
+from evoengine.sass.model import count_block
 from evoengine.sass.predict import blocks_resident, context_of, predict
 from tests.support.machine_code import require_tools
 
 require_tools()
+SECTIONS, TILES, IN_SECTION = 8, 32, 4
+LONGEST_FIRST = """
+extern "C" __global__ void sums(const float* x, float* o) {
+  extern __shared__ float sums_of[];
+  float sum = 0;
+  for (int i = 0; i < 8 * (%d - blockIdx.x %% %d / %d); i++) sum += x[(i * 128 + threadIdx.x) & 0xffff];
+  sums_of[threadIdx.x] = sum;
+  __syncthreads();
+  o[blockIdx.x * 128 + threadIdx.x] = sums_of[threadIdx.x ^ 1];
+}
+"""
+"""in sections of so many rows of tiles, as kernels under a causal mask have them"""
 BLOCKS, HEADS, SHORT, LONG, AT = 64, 2, 8, 800, 37
 CHIP = find_chip("h100")
 SUMS = """
@@ -83,3 +97,28 @@ def test_a_launch_takes_as_long_as_its_longest_block_whatever_the_others_do():
 )
 def test_offsets_of_equal_parts_and_tables_say_nothing_of_unequal_blocks(values, unequal):
     assert launch_of(READ, np.array(values, np.int32))[1].unequal_indices is unequal
+
+
+def work_of():
+    """Return the work that is found of the blocks, and their instructions as each counts them, of every 37th."""
+    cubin = InstalledNvrtc().compile(LONGEST_FIRST % (TILES, TILES * IN_SECTION, IN_SECTION), "sm_90a", ())
+    blocks = SECTIONS * TILES * IN_SECTION
+    arguments = [DrawnArgument("x", 4 << 16, "fp32"), DrawnArgument("o", 512 * blocks, "fp32", output=True)]
+    launch = prepare(read_kernel(cubin, "sums"), Geometry((blocks, 1, 1), (128, 1, 1), 100_000), arguments, 0)
+    program = Program(disassemble(cubin), "sums")
+    work = context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True).work
+    counted = [count_block(program, launch, block, 10**6)["instructions"] for block in range(0, blocks, 37)]
+    return work, np.array(counted)
+
+
+def test_blocks_of_an_order_of_their_own_are_as_long_as_what_they_compare_at_first():
+    work, counted = work_of()
+    assert work.instructions[::37] == pytest.approx(counted, rel=0.03)
+    assert work.mean == pytest.approx(work.instructions.mean(), rel=0.01)
+
+
+def test_lengths_of_more_blocks_than_may_be_looked_at_are_interpolated_between_samples(monkeypatch):
+    monkeypatch.setattr(grid, "MOST_KNOWN", 100)
+    work, counted = work_of()
+    assert work.instructions.size == SECTIONS * TILES * IN_SECTION
+    assert np.abs(work.instructions[::37] / counted - 1).max() > 1

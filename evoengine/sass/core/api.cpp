@@ -253,6 +253,21 @@ int sass_count_lone_warp(void* program, const SassLaunch* from, uint64_t block, 
       message, size);
 }
 
+int sass_compared(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, int at,
+                  double* values, char* message, int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        Copied copied(*from);
+        for (const auto& of_block : compared(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
+                                             cluster_starts(launch, blocks, count), limit, at))
+          for (const Compared& one : of_block)
+            for (double value : {one.one, one.other, one.after}) *values++ = value;
+      },
+      message, size);
+}
+
 int sass_survey(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit,
                 uint64_t whole_limit, double* counts, double* touched, char* message, int size) {
   return guarded(

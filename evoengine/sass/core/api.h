@@ -77,6 +77,10 @@ int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit,
 int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, int warp, uint64_t limit,
                          uint64_t* instructions, char* message, int size);
 
+// What blocks compare at first, see `compared` in counting.h: `values` [blocks][instructions, or 1][3].
+int sass_compared(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int at, double* values,
+                  char* message, int size);
+
 // Counts of each of some blocks, and what they touch of each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
                 uint64_t whole_limit, double* counts, double* touched, char* message, int size);

@@ -249,4 +249,56 @@ u64 count_lone_warp(const Program& program, const Launch& launch, const std::vec
   return observer.seen;
 }
 
+namespace {
+
+bool compares_integers(const Instruction& i) {
+  return (i.opcode.starts_with("ISETP") || i.opcode.starts_with("UISETP")) && i.operands.size() > 3;
+}
+
+struct FirstComparisons : Observer {
+  const Program& program;
+  const int at;
+  std::vector<Compared> found;
+  u64 seen = 0;
+
+  FirstComparisons(const Program& of, int only) : program(of), at(only), found(only < 0 ? of.code.size() : 1) {}
+
+  void saw(const Context& c, const Instruction& i) override {
+    seen++;
+    if (!c.lanes || !compares_integers(i)) return;
+    const int index = int(&i - program.code.data());
+    if (at >= 0 && index != at) return;
+    Compared& first = found[at < 0 ? size_t(index) : 0];
+    if (!std::isnan(first.after)) return;
+    first = {value(c, i.operands[2]), value(c, i.operands[3]), double(seen)};
+    if (at >= 0) throw LimitReached{};
+  }
+
+  void began(const Completion&) override {}
+
+  static double value(const Context& c, const Operand& o) {
+    const int lane = __builtin_ctz(c.lanes);
+    switch (o.kind) {
+      case Kind::Register: return o.index == RZ ? 0 : i32(c.warp.r[o.index][lane]);
+      case Kind::Uniform: return o.index == URZ ? 0 : i32(c.warp.u[o.index]);
+      case Kind::Immediate: return i32(o.immediate);
+      default: return 0;  // a constant is the same in all blocks
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<std::vector<Compared>> compared(const Program& program, const Launch& launch,
+                                            const std::vector<Allocation>& allocations, const std::vector<u8>* banks, u64 seed,
+                                            const std::vector<u64>& blocks, u64 limit, int at) {
+  std::vector<std::vector<Compared>> found;
+  for (u64 block : blocks) {
+    FirstComparisons observer(program, at);
+    observe(program, launch, allocations, banks, seed, block, limit, 1, observer);
+    found.push_back(std::move(observer.found));
+  }
+  return found;
+}
+
 }  // namespace sass

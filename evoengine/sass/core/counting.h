@@ -2,6 +2,8 @@
 // touch together.
 #pragma once
 
+#include <cmath>
+
 #include "machine.h"
 
 namespace sass {
@@ -55,5 +57,17 @@ Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&
 // Instructions of one of its warps, run alone. Throws Fault where that one waits for others.
 u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                     u64 block, int warp, u64 limit);
+
+// What an integer comparison compared when a block first came to it, and after how many warp instructions of the block
+// that was: as 32-bit integers of the first lane. NaN where the block did not come to it.
+struct Compared {
+  double one = NAN, other = NAN, after = NAN;
+};
+
+// What each block (of clusters the first) compared within its first `limit` warp instructions, at every instruction of the
+// program or, with `at` of 0 and more, at that one alone, behind which a block is not run on.
+std::vector<std::vector<Compared>> compared(const Program&, const Launch&, const std::vector<Allocation>&,
+                                            const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks, u64 limit,
+                                            int at);
 
 }  // namespace sass

@@ -53,6 +53,9 @@ struct Observer {
   virtual void began(const Completion&) = 0;
 };
 
+// What an observer throws where it has seen enough.
+struct LimitReached {};
+
 // Runs one cluster, asynchronous work landing at once, until the observer has seen `limit` instructions of a block;
 // what is beyond is left out. Returns whether it came to its end. `alike` is as in Machine. With `lone` that warp of
 // each block runs as if the others had ended before.

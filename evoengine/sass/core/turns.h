@@ -66,9 +66,6 @@ struct Functional : Machine {
   void land(u32 index);
 };
 
-// What an observer ends a run by.
-struct LimitReached {};
-
 // One turn of each warp of a cluster; false where none of them can go on and nothing lands.
 bool run_round(Functional&, Resident&);
 
