@@ -29,8 +29,12 @@ HALVES = "decode:b3,h8,kv4,s500,d64,fp16,cache_fp8_e4m3"
 LATENT = "decode:b2,h24,kv1,s300,d576,bf16,page64"
 ROWS = "decode:b2,h70,s200,sq2,d576,fp16"
 LATENT_CAPPED = "decode:b2,h20,kv1,s300,sq2,d576,bf16,page16,window70,softcap30,alibi,sinks"
+LATENT_WIDE = "decode:b2,h40,kv1,s300,sq3,d576,bf16,page64"
+LATENT_WIDE_CAPPED = "decode:b2,h64,kv1,s300,sq2,d576,bf16,page7,window70,softcap30,alibi,sinks"
 SHARED = {"family": "last_block", "tile_m": 16, "tile_n": 16, "warps": 4, "row_warps": 1, "stages": 2, "splits": 3}
 GROUPS = {"family": "two_kernels", "tile_m": 32, "tile_n": 16, "warps": 4, "row_warps": 2, "stages": 2, "splits": 2}
+WIDE = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "stages": 2, "splits": 2}
+NARROW = {"family": "wgmma", "tile_m": 64, "tile_n": 32, "stages": 3, "splits": 1}
 ONE = {"family": "last_block", "splits": 1, "warps": 2, "tile_n": 16, "stages": 3}
 LAST = {"family": "last_block", "splits": 4, "warps": 2, "tile_n": 32, "stages": 2}
 TWO = {"family": "two_kernels", "splits": 3, "warps": 2, "tile_n": 16, "stages": 2}
@@ -103,6 +107,27 @@ FAULTS = [
     ("latent: keys behind the length read", GROUPS, ROWS, "threadIdx.x, work.length - first_key(i), offset_of", "threadIdx.x, STEP_KEYS, offset_of"),
     ("latent: sink added to sums of another unit", SHARED | {"splits": 1}, LATENT_CAPPED, "sum = sum * factor + exp2", "sum = sum + exp2"),
     ("latent: a split without keys is not told", GROUPS, ROWS, "if (place.part == 0 && lane() % 4 == 0) states", "if (place.part == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
+    ("wgmma: mask lost at the length", NARROW, ROWS, "first + TILE_N > work.seen", "false"),
+    ("wgmma: P not fenced for products", WIDE, ROWS, "        async_proxy_fence();\n        named_barrier_arrive", "        named_barrier_arrive"),
+    ("wgmma: P read before it is written", NARROW, ROWS, "named_barrier_sync(3 + (own ^ 1), 128 * CONSUMERS);", ""),
+    ("wgmma: P in the place of values", WIDE, ROWS, "TILE_N * HEAD_DIM * sizeof(T);  // of P", "TILE_N * (HEAD_DIM - 64) * sizeof(T);  // of P"),
+    ("wgmma: keys behind the length read", NARROW, ROWS, "work.first_key(i) + row(n) < work.length);", "true);"),
+    ("wgmma: slots of the tile before", WIDE, LATENT_WIDE, "            find(i + 1);", "            find(i);"),
+    ("wgmma: slot of the key before", NARROW, LATENT_WIDE, "cache.slot(key) : 0", "cache.slot(max(0, key - 1)) : 0"),
+    ("wgmma: columns of the other warpgroup", WIDE, ROWS, "own * (COLUMNS / 64) * TILE_N", "(own ^ 1) * (COLUMNS / 64) * TILE_N"),
+    ("wgmma: columns of the first warpgroup for both", NARROW, ROWS, "own * (COLUMNS / 64) * TILE_N", "0 * TILE_N"),
+    ("wgmma: outputs of earlier tiles not rescaled", WIDE, ROWS, "        out.scale_rows(rescale);\n", ""),
+    ("wgmma: maxima of the own tile for the other's", WIDE, ROWS, "rescale(told[(own ^ 1) * TILE_M", "rescale(told[own * TILE_M"),
+    ("wgmma: sums of one warpgroup alone", NARROW, ROWS, "sums[half] + told[(own ^ 1) * TILE_M + row]", "sums[half]"),
+    ("wgmma: sums told while maxima are read", NARROW, ROWS, "named_barrier_sync(5, 128 * CONSUMERS);  // maxima are read", ""),
+    ("wgmma: buffer released while it is multiplied", WIDE, ROWS, "        wait_for<0>(out);\n        tiles.release(i);", "        tiles.release(i);\n        wait_for<0>(out);"),
+    ("wgmma: buffer released by one warpgroup", WIDE, ROWS, "tiles.init(4 * CONSUMERS);", "tiles.init(4);"),
+    ("wgmma: buffer filled while it is read", NARROW, ROWS, "            tiles.acquire(i);\n", ""),
+    ("wgmma: tile read before it has landed", WIDE, ROWS, "tiles.wait(i);\n        issue<KEY_DIM>", "issue<KEY_DIM>"),
+    ("wgmma: positions left out of the scores", NARROW, ROWS, "issue<KEY_DIM>(s,", "issue<HEAD_DIM>(s,"),
+    ("wgmma: weights of a row that has seen no key", NARROW, LATENT_WIDE, "top[half] = rows[half].row_max > MASKED * 1e-3f ? rows[half].row_max : 0.0f;", "top[half] = rows[half].row_max;"),
+    ("wgmma: a split without keys is not told", WIDE, ROWS, "if (own == 0 && lane() % 4 == 0) states", "if (own == 0 && lane() % 4 == 0 && sum > 0.0f) states"),
+    ("wgmma: first row not combined", WIDE, ROWS, "int row = warp(); row < work.rows", "int row = warp() + 1; row < work.rows"),
     ("a division by no keys", ONE, PAGED, "sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;\n        total", "__fdividef(1.0f, sum);\n        total"),
 ]  # fmt: skip
 FAST = (
@@ -119,9 +144,8 @@ FAST = (
 
 
 def completed(gate, wanted):
-    config = {"tile_m": 16, "layout": "swizzle", "min_blocks": 1, "combine_warps": 4, **wanted}
-    if wanted["family"] != "two_kernels":
-        del config["combine_warps"]
+    of_mma = {} if wanted["family"] == "wgmma" else {"tile_m": 16, "layout": "swizzle", "min_blocks": 1}
+    config = of_mma | ({"combine_warps": 4} if wanted["family"] == "two_kernels" else {}) | wanted
     config = {k.name: config[k.name] for k in gate.space.knobs if k.name in config}
     assert gate.space.why_invalid(config) is None
     return config
@@ -139,7 +163,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 DRAWN_FROM = (
     PAGED, QUERIES, WINDOW, CAPPED, "decode:b3,h6,s500,d256,fp16,page64", "decode:b2,h32,kv4,s3000,sq16,d128,bf16", "decode:b9,h4,kv1,s70,d64,bf16,page1",
     "decode:b3,h8,kv2,s900,sq2,d64,bf16,cache_fp8_e5m2,page16,window300", BYTES, HALVES, "decode:b2,h6,kv2,s700,d256,fp16,cache_fp8_e5m2,page7,softcap30,alibi,sinks",
-    LATENT, LATENT_CAPPED, ROWS,
+    LATENT, LATENT_CAPPED, ROWS, LATENT_WIDE, LATENT_WIDE_CAPPED,
 )  # fmt: skip
 
 
@@ -163,6 +187,7 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
 
 LARGE = "decode:b512,h32,kv8,s8192,d128,bf16,page16"
 LARGE_LATENT = "decode:b512,h16,s8192,d576,bf16,page64"
+LARGE_WIDE = "decode:b128,h64,s32768,d576,bf16,page16"
 FULL_FAULTS = [
     ("offsets of 32 bits", ONE, LARGE, "long long stride;", "int stride;"),
     ("pages of 16 bits", LAST, LARGE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
@@ -171,6 +196,8 @@ FULL_FAULTS = [
     ("states of combined rows of 12 bits", TWO, LARGE, "states + row * SPLITS", "states + (row & 4095) * SPLITS"),
     ("outputs of combined rows of 12 bits", TWO, LARGE, "partial + (row * SPLITS + split) * HEAD_DIM", "partial + ((row & 4095) * SPLITS + split) * HEAD_DIM"),
     ("lengths of 12 bits", ONE, LARGE, "length = lengths[sequence];", "length = lengths[sequence] & 4095;"),
+    ("wgmma: offsets of latent keys of 32 bits", WIDE, LARGE_WIDE, "(long long)slots[n] * KEY_DIM", "slots[n] * KEY_DIM"),
+    ("wgmma: pages of 16 bits", NARROW, LARGE_WIDE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
     ("offsets of latent keys of 32 bits", SHARED, LARGE_LATENT, "slots[row / STEP] * (long long)KEY_DIM", "slots[row / STEP] * KEY_DIM"),
 ]  # fmt: skip
 
@@ -202,6 +229,8 @@ def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, wa
                 (LAST, "decode:b512,h70,kv7,s4000,sq3,d128,fp16,softcap30,alibi,sinks,window600"),
                 (ONE, "decode:b300,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16"),
                 (SHARED, LARGE_LATENT),
+                (WIDE, LARGE_WIDE),
+                (NARROW, "decode:b9,h70,s3000,sq2,d576,fp16"),
                 (GROUPS, "decode:b9,h70,s3000,sq2,d576,fp16"),
             ]
         ),

@@ -52,7 +52,12 @@ WINDOWS = ("begins behind the first key of a step", "begins with the last key of
 
 def step_keys(config: Config) -> int:
     """Return the keys that a block goes through in a step; 64 where the configuration does not say."""
-    return int(config.get("warps", 4)) * int(config.get("tile_n", 16))
+    return int(config.get("warps", 1)) * int(config.get("tile_n", 64))
+
+
+def states_tiles(config: Config) -> bool:
+    """Return whether the configuration says how many keys and rows a block has."""
+    return {"tile_m", "tile_n"} <= config.keys() and ("warps" in config or config.get("family") == "wgmma")
 
 
 def gate_cases(problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
@@ -119,7 +124,7 @@ def affordable_keys(problem: DecodeProblem) -> int:
 
 def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
     """Return the cells of a configuration; none where it does not say how large tiles are."""
-    if not {"tile_n", "warps"} <= config.keys():
+    if not states_tiles(config):
         return frozenset()
     found = {
         *(Cell("lengths", what) for what in LENGTHS),
@@ -143,7 +148,7 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
 def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
     """Return the cells that a case visits by its sizes. What it drew is none of this."""
     whole, p, config = case.whole, case.problem, case.config
-    if whole is None or not {"tile_n", "warps"} <= config.keys():
+    if whole is None or not states_tiles(config):
         return frozenset()
     found = set[Cell]()
     if p.group == whole.group and p.kv_heads > 1:
@@ -220,7 +225,7 @@ def full_plan(problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Pl
     """
     rows, splits = problem.batch * problem.seq_q * problem.heads, int(config.get("splits", 1))
     drawn = max(problem.batch * problem.table_width, rows * problem.head_dim, rows * splits * 2)
-    if not {"tile_m", "tile_n", "warps"} <= config.keys() or drawn > MOST_DRAWN:
+    if not states_tiles(config) or drawn > MOST_DRAWN:
         return ()
     launch = launch_of(problem)
     first = (FullCase("full grid", problem, config), replace(launch, then=()))
