@@ -38,7 +38,7 @@ SQUARE, LARGE, FEW_ROWS = (
 Knobs = Mapping[str, Value | None]
 PERSISTENT: Knobs = {"schedule": "persistent", "ping_pong": False}
 SINGLE: Knobs = {"cluster": "1x1"}
-IN_TURN: Knobs = {"schedule": "none", "ping_pong": None}
+IN_TURN: Knobs = {"schedule": "none", "ping_pong": None, "stream_steps": 0}
 FEW: Knobs = {"swap": True}
 
 
@@ -71,7 +71,7 @@ WAYS = (
     Way("persistent, pairs below one another", LARGE, PERSISTENT, {}),
     Way("operands exchanged", FEW_ROWS, FEW, {}),
     Way("operands exchanged, twelve stages", FEW_ROWS, FEW, {"stages": 12}),
-    Way("two blocks share the steps", FEW_ROWS, FEW, {"split_k": 2, "producer_registers": 24}),
+    Way("two blocks share the steps", FEW_ROWS, FEW, {"split_k": 2, "stream_steps": None, "producer_registers": 24}),
 )
 
 

@@ -19,6 +19,8 @@ def wrong_commands(page: Path) -> list[str]:
     for module, script, arguments in _COMMAND.findall(page.read_text()):
         path = ROOT / "benchmarks" / f"{module or script}.py"
         text = path.read_text() if path.is_file() else ""
+        for imported in re.findall(r"^from benchmarks\.(\w+) import", text, re.MULTILINE):
+            text += (ROOT / "benchmarks" / f"{imported}.py").read_text()
         options = re.findall(r"--[a-z0-9-]+", arguments) if text else [""]
         found += [f"{path.name} {option}".strip() for option in options if f'"{option}"' not in text]
     return found
