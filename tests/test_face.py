@@ -89,6 +89,15 @@ def test_verify_says_whether_a_configuration_is_correct(scale):
         evoengine.verify({**CONFIG, "threads_x": 33}, PROBLEM, device="emulator")
 
 
+def test_a_trial_of_before_a_knob_was_added_is_verified_with_the_knobs_default():
+    config = {"family": "mma", "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps": 4, "warps_n": 2, "stages": 1}
+    config |= {"layout": "pad", "raster": "groups", "group_m": 1, "min_blocks": 1}  # as before split_k was a knob
+    found = evoengine.verify(config, "gemm:m64,n64,k32,fp16", gpu="l4", device="emulator", seed=7)
+    assert found.correct and [found.candidate.config[name] for name in ("split_k", "stream_steps")] == [1, 0]
+    with pytest.raises(evoengine.EvoengineError, match="tile_n is missing"):
+        evoengine.verify({name: config[name] for name in config if name != "tile_n"}, "gemm:m64,n64,k32,fp16", gpu="l4")
+
+
 def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
     written = evoengine.export(tmp_path / "out", PROBLEM, "h100", db=db)
     assert all(path.is_file() for path in written)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     "--config",
     "text",
     metavar="WHAT",
-    help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
-    "number of a trial, which also supplies problem and GPU unless they are given.",
+    help="Configuration with a value for every active knob that has no default: JSON text, a JSON file, - for "
+    "standard input, or the number of a trial, which also supplies problem and GPU unless they are given.",
 )
 @gpu_option(default=AUTO)
 @gpu_file_option

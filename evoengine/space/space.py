@@ -260,7 +260,14 @@ class SearchSpace:
         for where, config in self._definition.starts:
             if "family" not in config:
                 raise UsageError(f"{where}: the start lacks family; name one of {', '.join(self.families)}")
-            yield where, self._family_of(config).completed(config)
+            yield where, self.completed(config)
+
+    def completed(self, config: Config) -> Config:
+        """Return the configuration with the defaults of active knobs that it does not name.
+
+        Trials of before a knob was added lack it. Raises UsageError where the family is none of the space's.
+        """
+        return self._family_of(config).completed(config)
 
     def _sorted_starts(self) -> tuple[tuple[Config, ...], tuple[tuple[Config, str], ...]]:
         valid, dropped = [], []

@@ -193,6 +193,8 @@ def _verify(
     families = bound.knobs[0].values
     if "family" not in config and len(families) == 1:
         config = {"family": families[0], **config}
+    if config.get("family") in families:
+        config = {**config, **bound.completed(config)}
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)
