@@ -1,6 +1,6 @@
 // Tensors too large to be held: only address space is reserved for them, and a page gets its contents when a thread
-// first touches it. Of an input, or a tensor that is written in place, these are a page of the launch's pool, chosen by a hash of tensor and page; of an
-// output they are NaN. What lies around a tensor is never there.
+// first touches it. Of an input, or a tensor that is written in place, these are a page of the launch's pool, chosen by
+// a hash of tensor and page; of an output they are NaN. What lies around a tensor is never there.
 #include "internal.h"
 
 #include <sys/mman.h>

@@ -3,8 +3,9 @@
 // has been filled again. Its A registers are read then; its tiles in shared memory then too, or as soon as the first
 // thread begins it: so early that a tile which only other threads have waited for is not there yet. Of A each warp
 // reads its own 16 rows, as soon as its own first thread begins the product (FlashAttention-3's kernels rely on that:
-// a warp that stores rows of P fences them and synchronises itself alone). Registers are host memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that differ from it have been
-// written since.
+// a warp that stores rows of P fences them and synchronises itself alone). A wait ends when the product of all four warps
+// is complete. Registers are host memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that
+// differ from it have been written since.
 #include "internal.h"
 
 #include <cstdio>
