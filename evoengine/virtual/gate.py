@@ -449,14 +449,14 @@ def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[t
     missing = int((output.float().isnan() & ~exact.isnan()).sum()) if output.is_floating_point() else 0
     if missing:
         raise Wrong(f"{missing} of {output.numel()} outputs{named} are NaN or were never written")
-    if output.is_floating_point():  # a reference in wider types has numbers where the kernel has infinities
-        above = (exact.abs() > torch.finfo(output.dtype).max) & (output.double() == exact.sign() * torch.inf)
-        output, exact, *rough = (t.masked_fill(above, 0) for t in (output, exact, *rough))
     error = torch.where(output.double() == exact, 0.0, output.double() - exact)  # infinities too
     # a kernel that stores a sum of FP16 products in FP32 rounds as its reference does, which returns FP16
     eps = max((torch.finfo(t.dtype).eps for t in (output, *rough) if t.is_floating_point()), default=0.0)
     eps = eps if output.is_floating_point() else 0.0
     own = torch.stack([each.double() - exact for each in rough]).abs().amax(0)
+    if output.is_floating_point():  # a reference in wider types has numbers where the kernel has infinities
+        above = (exact.abs() > torch.finfo(output.dtype).max) & (output.double() == exact.sign() * torch.inf)
+        error, exact, own = (t.masked_fill(above, 0) for t in (error, exact, own))
     found = by_own_error(named, error, exact, own, eps, Tolerance())
     for bound in found:
         if not bound.error <= bound.allowed:

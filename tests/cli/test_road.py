@@ -148,6 +148,7 @@ def test_the_export_stands_alone(exported):
     described = json.loads((out / "kernel.json").read_text())
     loader = f"{described['module']}.py"
     files = {"kernel.cu", "kernel.cubin", "kernel.json", loader, "_cuda.py", "README.md", "record.json", "SHA256SUMS"}
+    files |= {"solution.json", "trace.json"}
     assert {p.name for p in out.iterdir()} == files
     assert described["verdict"]["correct"] is True
     assert (described["binary_verdict"]["correct"], described["binary_verdict"]["device"]) == (True, "executor")

@@ -81,7 +81,8 @@ NO_ERRORS = frozenset(
     # of arithmetic, of memory that is there, or of what the kernel always does; the process may still be killed there
     "os._exit os.close os.dup2 os.getpid os.getppid os.kill os.path.exists os.path.join os.pathsep.join os.readlink "
     "os.set_blocking os.setsid os.strerror os.sysconf os.waitpid os.waitstatus_to_exitcode os.environ.items "
-    "ctypes.CDLL ctypes.CDLL(None).prctl fcntl.fcntl import_module _prctl socket.socket tempfile.gettempdir "
+    "ctypes.CDLL ctypes.CDLL(None).prctl fcntl.fcntl import_module _prctl socket.gethostname socket.socket "
+    "tempfile.gettempdir "
     "self._requests.fileno self._requests.close signal.set_wakeup_fd signal.signal threading.Event threading.Lock "
     "ThreadPoolExecutor spawn.spawn_main spawn.get_command_line spawn.get_preparation_data util.Finalize "
     "resource_tracker.getfd self._kept.append self._kept.exit_code self._lines.close self._process.poll "

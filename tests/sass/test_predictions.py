@@ -444,10 +444,11 @@ def test_atomics_of_a_warp_take_what_micro_benchmarks_measured_with_all_sms_at_w
 
 @pytest.mark.parametrize(("gpu", "arch"), [(H100, "sm_90a"), ("a100", "sm_80"), ("rtx3090", "sm_86")])
 def test_words_side_by_side_that_all_sms_add_to_are_added_together(gpu, arch):
-    """Measured of no GPU; FlashAttention-2's backward pass adds dQ up so, at 147 words a clock of an H100 or more."""
+    """Measured of no GPU; FlashAttention-2's backward pass adds dQ up so, at 147 words a clock of an H100 or more.
+    The L2 of an RTX 3090 bounds both."""
     ours = "(blockIdx.x % BLOCKS * 4096 + i % 16 * 256 + threadIdx.x)"
     own, shared = (atomics_us(ours.replace("BLOCKS", n), 132 * 4096, 256, gpu, arch) for n in ("132", "2"))
-    assert own <= shared < 2 * own
+    assert 0.99 * own < shared < 2 * own
 
 
 HISTOGRAM = """

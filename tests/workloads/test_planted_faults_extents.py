@@ -17,7 +17,7 @@ BATCH = "b16,h16,s2048,d64,fp16"
 MANY_HEADS = "b4,h64,s2048,d64,fp16,kv16"
 
 STRIPES = {"family": "wgmma", "tile_m": 256, "consumers": 2, "schedule": "none", "swap": False}
-WARPS = {"family": "mma", "tile_m": 128, "warps": 8, "warps_n": 2, "stages": 3}
+WARPS = {"family": "mma", "tile_m": 128, "warps": 8, "warps_n": 2, "stages": 3, "split_k": 1, "stream_steps": 0}
 MMA = {"family": "mma", "tile_m": 128}
 WGMMA = {"family": "wgmma", "tile_m": 128, "overlap": True}
 BITS = {"family": "wgmma", "tile_m": 128, "max_by": "bits"}
