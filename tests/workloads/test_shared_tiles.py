@@ -15,7 +15,7 @@ from tests.support.kernel_gate import KernelGate, execute
 
 FEW, LINEAR = "gemm:m64,n4096,k8192,bf16,b_nk", "gemm:m256,n4096,k8192,fp16,b_nk,bias"
 ALONG_N, BATCH = "gemm:m200,n1040,k4096,fp16,a_km,residual", "gemm:b3,m256,n1024,k4096,bf16"
-MMA, EQUAL = {"family": "mma", "streamed": 40}, {"family": "mma", "split_k": 4}
+MMA, EQUAL = {"family": "mma", "stages": 3, "streamed": 40}, {"family": "mma", "split_k": 4}
 CONV, ONE_BY_ONE = (
     "conv2d:n2,c40,h15,w17,k72,r3,s5,stride2,pad1,dilation2,bf16,bias_relu",
     "conv2d:n1,c256,h14,w14,k256,r1,s1,fp16",
