@@ -299,7 +299,7 @@ def removed(session: Session, table: str) -> set[int]:
 
 
 def begin_all(connection: sa.Connection, what: str) -> None:
-    """Begin the chain of every run anew with the rows that the ledger holds; delete earlier chains."""
+    """Start the chain of every run from the rows that the ledger holds; delete earlier chains."""
     for row in (LinkRow, ChainRow):
         connection.execute(sa.delete(row))
     runs = list(connection.scalars(sa.select(RunRow.id).order_by(RunRow.id)))

@@ -78,7 +78,7 @@ def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed:
     twice, log = cases_to_repeat(workload, plan), CoverageLog(workload)
 
     def judge(case: AnyCase, launch: Launch, own_seed: int) -> CaseResult:
-        again = sum(any(case is one for one in some) for some in (twice, twice[:1]))
+        again = next((1 if n else 2 for n, one in enumerate(twice) if one is case), 0)
         return check(workload, case, launch, run, own_seed, again, log)
 
     return replace(run_plan(plan, seed, device, judge), coverage=log.result())

@@ -145,7 +145,7 @@ def ends(problem: GemmProblem, config: Config) -> Iterator[int]:
     """Yield the buffers in which the blocks of a case have their last steps.
 
     A persistent block goes on through its buffers from tile to tile. Of two teams each does every second tile. A stream
-    by mma.sync begins anew for each tile, one by wgmma goes on.
+    by mma.sync fills its pipeline again for each tile, one by wgmma goes on.
     """
     stages, steps, each = int(config.get("stages", 1)), tile_steps(problem, config), stream_steps(config)
     if config.get("schedule") != "persistent":

@@ -109,8 +109,8 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
     for number, warps in enumerate(teams):
         for block, count in visits_by_block(visits, kind, warps).items():
             steps = [(i // each * len(teams) + number) * each + i % each for i in range(count)]
-            anew = stream_steps(config) and config["family"] == "mma"  # its pipeline is filled anew for each tile
-            for own in [range(of) for of in parts(p, config, block)] if anew else [steps]:
+            refills = stream_steps(config) and config["family"] == "mma"  # its pipeline, for each tile
+            for own in [range(of) for of in parts(p, config, block)] if refills else [steps]:
                 found |= set(visited_steps(of_tile, int(config["stages"]), own))
     return frozenset(found)
 
