@@ -499,12 +499,15 @@ def _of_rows(logits: torch.Tensor) -> Iterator[str]:
     for half, name in enumerate(HALVES):
         if bool(falling[torch.arange(len(falling)) // HALF_STRIPE % 2 == half].any()):
             yield f"a row that falls, in the {name} half of a stripe"
-    yield from _negative_halves(top, bottom)
+    yield from negative_halves(top, bottom)
     yield from _weights(logits, top, at)
 
 
-def _negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
-    """Yield the halves of stripes in which every row is negative, beside a half in which none is."""
+def negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
+    """Yield the halves of stripes in which every row is negative, beside a half in which none is.
+
+    `top` and `bottom` are the largest and the least logit of each row, in powers of two [rows].
+    """
     apart = (top < 0) & (top > MIN_EXPONENT) & (top - bottom > -MIN_EXPONENT)
     whole = len(apart) // (2 * HALF_STRIPE) * (2 * HALF_STRIPE)
     wide, below = (of[:whole].view(-1, 2, HALF_STRIPE) for of in (apart, top < 0))

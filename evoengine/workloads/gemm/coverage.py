@@ -49,7 +49,11 @@ PERSISTENT = (
     "a third tile of a block, behind a pipeline that has wrapped around",
 )
 NO_STEP = "a block without a step, beside others of its tile"
-STREAM = ("a tile that three blocks share", "a block with the end of a tile and the begin of the next")
+STREAM = (
+    "a tile that three blocks share",
+    "a block with the end of a tile and the begin of the next",
+    "several tiles, each of which is all that a block has steps for",
+)
 VALUES = (
     "sums that overflow a half and cancel out",
     "rows that point at one row of B",
@@ -133,6 +137,8 @@ def of_stream(problem: GemmProblem, config: Config) -> Iterator[str]:
         yield STREAM[0]
     if each and len(list(parts(problem, config, 1))) > 1:
         yield STREAM[1]
+    if each == tile_steps(problem, config) and cluster_tiles(problem, config) > 1:
+        yield STREAM[2]
 
 
 def tile_parts(config: Config, rows: int, columns: int) -> list[str]:

@@ -90,6 +90,7 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     if each := stream_steps(config):
         yield Case("a tile of three blocks", at(1, 1, (2 * each + 1) * tile_k), "whole numbers")
         yield Case("blocks of two tiles", at(tile_m, tile_n + 1, (each + 1) * tile_k), "whole numbers")
+        yield Case("a tile for each block", at(tile_m + 1, 1, each * tile_k), "whole numbers")
     for buffer, k in _ends(problem, config).items():
         yield Case(f"last step in buffer {buffer}", at(1, 1, k), "whole numbers")
 
@@ -143,8 +144,9 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         found.add(Cell("together", GROUP))
     if split_k(config) > -(-problem.group // tile_k):
         found.add(Cell("together", NO_STEP))
-    if stream_steps(config):
-        found |= {Cell("together", what) for what in STREAM}
+    if each := stream_steps(config):
+        # k is whole groups, which may be no whole tile for each block
+        found |= {Cell("together", what) for what in STREAM[: 2 if each * tile_k % problem.group else 3]}
     if _persistent(config):
         found |= {Cell("together", what) for what in PERSISTENT}
     return frozenset(found)
