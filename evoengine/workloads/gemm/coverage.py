@@ -11,6 +11,7 @@ from evoengine.devices.base import VisitKind
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    ROUNDINGS,
     Cell,
     pipeline_cells,
     remainder_cells,
@@ -18,7 +19,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.gemm.cases import MOST_TILES, deepest, last_buffers, units
+from evoengine.workloads.gemm.cases import MOST_TILES, cuts_off, deepest, last_buffers, units
 from evoengine.workloads.gemm.problem import (
     GemmProblem,
     blocks_of_cluster,
@@ -79,6 +80,8 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
     }
+    if not cuts_off(problem):
+        found.add(Cell("values", ROUNDINGS))
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
     if config.get("raster") == "hilbert":
