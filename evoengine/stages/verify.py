@@ -37,14 +37,12 @@ from evoengine.devices.base import (
 )
 from evoengine.records import GATE_VERSION, CaseResult, Coverage, Launch, Outcome, Plan, Verdict
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Inputs, Outputs, Problem, Tolerance, taken
-from evoengine.workloads.coverage import COUNTED, Cell
+from evoengine.workloads.coverage import COUNTED, SUMMED_ROWS, Cell
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 LEAST_ROW = 8
 """elements of what is judged as a row: shorter ones are joined, as all few elements of one may cancel in the reference
 and leave nothing that a right kernel's roundings could be a share of"""
-MANY_ROWS = 32
-"""rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
 """times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives
 1.5"""
@@ -332,7 +330,7 @@ def bounds(
         if nudged is not None and eps:
             own_error = own_error.abs() + (nudged[name].double() - exact).abs()
         found[name] = by_own_error(of[name], error, exact, own_error, eps, tolerance)
-        if name in rounded and _rows(error).numel() >= MANY_ROWS:
+        if name in rounded and _rows(error).numel() >= SUMMED_ROWS:
             found[name] += _by_sums(of[name], error, exact, rounded[name].double() - exact, eps)
     return found
 

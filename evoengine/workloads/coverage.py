@@ -21,6 +21,9 @@ NEAR = 3
 """distance from the end of a tile, in elements, within which each length may show another fault"""
 MANY = 36
 """groups of rows or sequences, more than the lanes of a warp look at together"""
+SUMMED_ROWS = 32
+"""rows from which on sums of all errors are judged: with 32 columns each their root mean square scatters by 2 %"""
+ROUNDINGS = f"roundings of {SUMMED_ROWS} rows and more, whose sums are judged"
 GUARD = 3
 """rows, or pages of a pool, that belong to no group or sequence, in every case of those"""
 

@@ -21,6 +21,12 @@ def test_every_family_has_a_record(tmp_path):
     assert [subject.name for subject in subjects(tmp_path)] == list(recorded()["verdicts"])
 
 
+def test_a_mutant_of_every_family_is_refused():
+    """One that a judge accepts says nothing of the gate's rules: the next is drawn, and all are recorded."""
+    last = {name: found["mutants"][-1] for name, found in recorded()["verdicts"].items()}
+    assert [name for name, judges in last.items() if not any(v["outcome"] for v in judges.values())] == []
+
+
 @pytest.mark.parametrize("name", representatives(NAMES, "gemm/mma", "starter folder"))
 def test_verdicts_are_those_of_the_version(tmp_path, name):
     subject = next(subject for subject in subjects(tmp_path) if subject.name == name)

@@ -12,6 +12,7 @@ from evoengine.paths import asset
 from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Source
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import CannotJudge, emulator, executor, judge_whole
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
@@ -76,6 +77,12 @@ class KernelGate:
         full = full_plan(self.space, self.target, config)
         plans = Plans(plan, (), full)
         return emulate(self.target.workload, source or self.source(config), plans, seed, self.target.gpu.arch)
+
+    def judge_binary(self, config, source: Source | None = None, seed: int = 7):
+        """The executor's verdict on the machine code of the configuration's kernel, or of `source`, by the cases."""
+        source = source or self.source(config)
+        binary = compile_source(source, self.target.gpu.arch)
+        return execute(self.target.workload, source, binary, Plans(gate_plan(self.space, self.target, config)), seed)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

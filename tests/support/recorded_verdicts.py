@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from evoengine.paths import asset
-from evoengine.records import GATE_VERSION, CompiledCandidate, Source, Verdict
+from evoengine.records import GATE_VERSION, Binary, CompiledCandidate, Source, Verdict
 from evoengine.search.evaluators import make_plans
 from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import Judge, emulator, executor, judge_short
@@ -22,19 +22,31 @@ from tests.support.subjects import Subject, subjects
 
 FILE = Path(__file__).parents[1] / "stages" / "recorded_verdicts.json"
 SEED = 5
+MOST_MUTANTS = 4
 
 
 def verdicts_of(subject: Subject) -> dict[str, Any]:
-    """Return what both judges say of a configuration's short cases, and the executor of a mutant's."""
+    """Return what both judges say of the short cases of a configuration, and of its mutants up to one refused."""
     config, arch = subject.configuration(SEED), subject.target.gpu.arch
     source = render(subject.target, subject.space, config, asset("templates"))
     binary = compile_source(source, arch)
-    mutant, broken = next(mutants(source, arch, binary, 1, SEED))
     return {
         "executor": _judged(subject, source, executor(CompiledCandidate(0, source, binary))),
         "emulator": _judged(subject, source, emulator(source, arch)),
-        "mutant": _judged(subject, mutant.source, executor(CompiledCandidate(0, mutant.source, broken))),
+        "mutants": list(_of_mutants(subject, source, binary)),
     }
+
+
+def _of_mutants(subject: Subject, source: Source, binary: Binary) -> Iterator[dict[str, Any]]:
+    """Yield the verdicts on mutants as drawn, up to one refused; the emulator judges what the executor accepts."""
+    arch = subject.target.gpu.arch
+    for mutant, broken in mutants(source, arch, binary, MOST_MUTANTS, SEED):
+        found = {"executor": _judged(subject, mutant.source, executor(CompiledCandidate(0, mutant.source, broken)))}
+        if not found["executor"]["outcome"]:
+            found["emulator"] = _judged(subject, mutant.source, emulator(mutant.source, arch))
+        yield found
+        if any(verdict["outcome"] for verdict in found.values()):
+            return
 
 
 def _judged(subject: Subject, source: Source, judge: Judge) -> dict[str, Any]:

@@ -8,13 +8,10 @@ import torch
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import UsageError
-from evoengine.records import Plans
-from evoengine.search.evaluators import gate_plan
-from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
-from tests.support.kernel_gate import KernelGate, execute
+from tests.support.kernel_gate import KernelGate
 
 SAME = "conv2d:n2,c64,h14,w14,k64,r3,s3,pad1,fp16"
 OBLONG = "conv2d:n2,c40,h15,w17,k72,r3,s5,stride2,pad1,dilation2,bf16,bias_relu,residual"
@@ -156,10 +153,7 @@ def test_a_valid_configuration_passes(kernel_gate, number):
 )
 def test_the_kernel_is_right_as_machine_code(gpu, problem, wanted):
     gate = KernelGate(problem, gpu)
-    config = gate.configuration(wanted)
-    source = gate.source(config)
-    plans = Plans(gate_plan(gate.space, gate.target, config))
-    verdict = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)
+    verdict = gate.judge_binary(gate.configuration(wanted))
     assert verdict.correct, verdict.reason
 
 

@@ -81,6 +81,7 @@ FAULTS = [
     *everywhere("weights never below 2^-20", EXP2, "x = fmaxf(x, -20.0f);\n    " + EXP2),
     *mask_begins_late("one key", 1, PLAIN),
     *mask_begins_late("two keys", 2, BF16),
+    *mask_begins_late("one key, of a causal mask,", 1, CAUSAL),
     *everywhere("causal diagonal hidden among as many queries as keys", DIAGONAL, f"{DIAGONAL} diagonal -= seq_k == seq_q;", CAUSAL),
     *everywhere("causal diagonal one too far among as many queries as keys", DIAGONAL, f"{DIAGONAL} diagonal += seq_k == seq_q;", CAUSAL),
     *everywhere("at most four heads per KV head", KV_HEAD, "kv_head = head / min(heads / kv_heads, 4);", WIDE_GROUP),

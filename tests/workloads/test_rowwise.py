@@ -6,14 +6,10 @@ import pytest
 import torch
 
 from evoengine.errors import UsageError
-from evoengine.records import Plans
-from evoengine.search.evaluators import gate_plan
-from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.rowwise import OPERATORS, RowwiseProblem
 from tests.support.exhaustive import more, representatives
-from tests.support.kernel_gate import execute
 from tests.support.machine_code import require_tools
 
 WARP, BLOCK = {"family": "warp"}, {"family": "block"}
@@ -107,12 +103,9 @@ def test_a_block_that_ends_while_others_read_its_sums_is_caught_in_machine_code(
     require_tools()
     gate = kernel_gate(problem)
     config = gate.configuration(CLUSTER)
-    plans = Plans(gate_plan(gate.space, gate.target, config), (), [])
-    right = gate.source(config)
-    for source in (right, gate.doctored(config, "    cluster_sync();  // nobody", "    // nobody")):
-        binary = compile_source(source, gate.target.gpu.arch)
-        found = execute(gate.target.workload, source, binary, plans, seed=7)
-        assert found.correct if source is right else "of the cluster ends, whose shared memory" in found.reason
+    assert gate.judge_binary(config).correct
+    found = gate.judge_binary(config, gate.doctored(config, "    cluster_sync();  // nobody", "    // nobody"))
+    assert "of the cluster ends, whose shared memory" in found.reason
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(8) if n != 1)])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evoengine.cuda_files import disassembler
-from evoengine.records import Plans
-from evoengine.search.evaluators import gate_plan
-from evoengine.stages.compile import compile_source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.gemm.problem import most_sharers, parts
 from tests.support.exhaustive import more, representatives
-from tests.support.kernel_gate import KernelGate, execute
+from tests.support.kernel_gate import KernelGate
 
 FEW, LINEAR = "gemm:m64,n4096,k8192,bf16,b_nk", "gemm:m256,n4096,k8192,fp16,b_nk,bias"
 ALONG_N, BATCH = "gemm:m200,n1040,k4096,fp16,a_km,residual", "gemm:b3,m256,n1024,k4096,bf16"
@@ -125,10 +122,7 @@ def test_a_valid_configuration_passes(kernel_gate, number):
 )
 def test_the_kernel_is_right_as_machine_code(gpu, problem, wanted):
     gate = KernelGate(problem, gpu)
-    config = found(gate, wanted)
-    source = gate.source(config)
-    plans = Plans(gate_plan(gate.space, gate.target, config))
-    verdict = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)
+    verdict = gate.judge_binary(found(gate, wanted))
     assert verdict.correct, verdict.reason
 
 

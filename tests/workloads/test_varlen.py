@@ -147,10 +147,17 @@ def test_the_persistent_kernel_passes(kernel_gate, problem, config):
     assert verdict.correct, verdict.reason
 
 
-@pytest.mark.parametrize("problem", [PAGED, *more([PACKED, FULL, SINGLES, LARGE_PAGES])])
-def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem):
+@pytest.mark.parametrize(
+    ("problem", "wanted"),
+    [
+        (PAGED, SMALL),
+        *more([(PACKED, SMALL), (FULL, SMALL), (SINGLES, SMALL), (LARGE_PAGES, SMALL)]),
+        *more([(ROUNDS, BY_TMA | {"max_by": "bits"}), (FULL, {"family": "wgmma", "max_by": "bits"})]),
+    ],
+)
+def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem, wanted):
     gate = kernel_gate(problem)
-    config = gate.configuration(SMALL)
+    config = gate.configuration(wanted)
     verdict = gate.judge(config, beside=[Case("the problem itself", gate.problem, config=config)])
     assert verdict.correct, verdict.reason
     assert verdict.coverage is not None and verdict.coverage.missing == ()

@@ -180,7 +180,7 @@ BLOCKS = (
 """kinds of blocks of a persistent kernel"""
 DIAGONAL = (
     "the last key that a row sees takes all weight",
-    "the first key that a row does not see would take all weight",
+    "the first key that the first row does not see would take all weight",
 )
 HALVES = ("upper", "lower")
 """halves of a stripe, whose rows are in different lanes' registers"""

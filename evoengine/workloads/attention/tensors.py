@@ -232,13 +232,14 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch
 
 
 def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Point every query at the last key that it sees under a mask, and every second at the next one.
+    """Point every second query at the last key that it sees under a mask, and those between at the next one.
 
-    A row that sees one key too few or too many yields another row of V.
+    A row that sees one key too few or too many yields another row of V. The first row points at the next one: it alone
+    sees a key too many where a tile is taken for one that all rows see.
     """
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
-    return _pointing(q, k, (last + row % 2).clamp(0, k.shape[2] - 1)), normalize(k, dim=-1), v
+    return _pointing(q, k, (last + (row + 1) % 2).clamp(0, k.shape[2] - 1)), normalize(k, dim=-1), v
 
 
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -499,12 +500,15 @@ def _of_rows(logits: torch.Tensor) -> Iterator[str]:
     for half, name in enumerate(HALVES):
         if bool(falling[torch.arange(len(falling)) // HALF_STRIPE % 2 == half].any()):
             yield f"a row that falls, in the {name} half of a stripe"
-    yield from _negative_halves(top, bottom)
+    yield from negative_halves(top, bottom)
     yield from _weights(logits, top, at)
 
 
-def _negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
-    """Yield the halves of stripes in which every row is negative, beside a half in which none is."""
+def negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
+    """Yield the halves of stripes in which every row is negative, beside a half in which none is.
+
+    `top` and `bottom` are the largest and the least logit of each row, in powers of two [rows].
+    """
     apart = (top < 0) & (top > MIN_EXPONENT) & (top - bottom > -MIN_EXPONENT)
     whole = len(apart) // (2 * HALF_STRIPE) * (2 * HALF_STRIPE)
     wide, below = (of[:whole].view(-1, 2, HALF_STRIPE) for of in (apart, top < 0))
@@ -520,7 +524,7 @@ def _at_diagonal(logits: torch.Tensor, diagonal: int) -> Iterator[str]:
     alone = (logits - logits.amax(dim=1, keepdim=True)).exp2().sum(dim=1) < 1 / _ALMOST_ALL
     if bool((alone & (at == row + diagonal) & (row < last)).any()):
         yield DIAGONAL[0]
-    if bool((alone & (at == row + diagonal + 1)).any()):
+    if bool(alone[0]) and int(at[0]) == diagonal + 1:
         yield DIAGONAL[1]
 
 

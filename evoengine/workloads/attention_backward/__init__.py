@@ -32,6 +32,8 @@ MOST_HEADS_AT_ONCE = 512
 """limit of the heads of all batch entries in one case"""
 GROUPED = ("heads that share K and V", "a group of three heads, in several batch entries")
 """cells of heads"""
+SHORT = (1, 2)
+"""keys that the first query does not see of a tile whose other keys it does: whether a tile is masked hangs on them"""
 
 
 class AttentionBackward(Workload[BackwardProblem]):
@@ -71,12 +73,14 @@ class AttentionBackward(Workload[BackwardProblem]):
         if not {"tile_m", "tile_n"} <= config.keys():
             return frozenset()
         values = VALUES if problem.causal else VALUES[:2]
+        diagonal = map(_short_of_a_tile, SHORT if problem.causal else ())
         return frozenset(
             {
                 *remainder_cells("queries", int(config["tile_m"]), problem.seq_q, near=1),
                 *remainder_cells("keys", int(config["tile_n"]), problem.seq_k, near=1),
                 *(Cell("heads", what) for what in GROUPED),
                 *(Cell("values", what) for what in values),
+                *(Cell("diagonal", what) for what in diagonal),
             }
         )
 
@@ -93,6 +97,8 @@ class AttentionBackward(Workload[BackwardProblem]):
             found.add(Cell("heads", GROUPED[0]))
         if p.heads == 3 * p.kv_heads and p.kv_heads > 1 and p.batch > 1:
             found.add(Cell("heads", GROUPED[1]))
+        if p.causal and p.seq_q <= p.seq_k:
+            found.add(Cell("diagonal", _short_of_a_tile(-(p.seq_k - p.seq_q + 1) % int(case.config["tile_n"]))))
         return frozenset(found)
 
     def parameters(self, problem: BackwardProblem, config: Config) -> tuple[Parameter, ...]:
@@ -113,6 +119,10 @@ class AttentionBackward(Workload[BackwardProblem]):
         from evoengine.workloads.attention_backward.tensors import BackwardTensors
 
         return BackwardTensors()
+
+
+def _short_of_a_tile(keys: int) -> str:
+    return f"the first query ends {keys} short of a tile"
 
 
 def _single(problem: BackwardProblem) -> BackwardProblem:
@@ -151,6 +161,7 @@ def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardPr
         square = max(m, n) + 3
         yield case("as many queries as keys", square, square, "diagonal")
         yield case("the diagonal within a tile", m + 2, m + n - 1, "diagonal")
+        yield case("the first query a key short of a tile", m, m + n - 2)
         yield case("rows that see no key", m + n + 5, n - 3)
         yield case("tiles that see no key", 3 * max(m, n) + 1, n + 1, of=small)
     yield from _own_extents(problem, m, n)

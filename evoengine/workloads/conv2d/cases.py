@@ -51,6 +51,7 @@ VALUES = {
 ONE = "one output of one filter"
 COLUMN = "outputs one below another, in several tiles"
 IMAGES = "a tile of outputs of several rows and images"
+LAST_PART = "the last step, which is not whole, in the last of a tile's blocks"
 UNSEEN = "last rows and columns of an image that no window sees"
 
 
@@ -118,7 +119,7 @@ def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2d
 
     yield Case("one output", at(1, 1, 1, 1, 1), "positive numbers")
     yield Case("one column", at(1, tile_m + 1, 1, some, 1), "positive numbers")
-    yield Case("one row", at(1, 1, tile_m + 2, tile_k + unit_c, tile_n + 2 * unit_f), "whole numbers")
+    yield Case("one row", at(1, 1, tile_m + 2, _tail_of_all(p, config), tile_n + 2 * unit_f), "whole numbers")
     whole = tile_k * split_k(config) * -(-max(2, stages) // _taps(p))
     yield Case("whole tiles", at(2, 2, tile_m // 4, whole, tile_n))
     yield Case("remainders", at(1, 1, tile_m + own_m, own_c, tile_n + own_n))
@@ -127,6 +128,13 @@ def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2d
     yield Case("pipeline wraps", at(1, tile_m - 1, 1, _deep(p, config, 3 * stages), tile_n - unit_f))
     yield Case("one weight", at(1, 1, tile_m + 3, some, tile_n - 2 * unit_f), "one weight")
     yield Case("sums that overflow a half", at(2, half - 1, 1, max(CHUNK, some), tile_n), "large products")
+
+
+def _tail_of_all(problem: Conv2dProblem, config: Config) -> int:
+    """Return channels that end a unit behind a step, and give each of the blocks of a tile at least one step."""
+    (_, _, tile_k), split, unit = tile_sizes(config), split_k(config), unit_channels(problem)
+    few = tile_k + unit
+    return few if steps_of(problem, config, few) >= split else split * tile_k + unit
 
 
 def _ends(problem: Conv2dProblem, config: Config) -> dict[int, int]:
@@ -223,6 +231,8 @@ def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
         found |= {Cell("together", what) for what in (A_SQUARE, SEVERAL_SQUARES)}
     if steps_of(p, config, unit_channels(p)) < split_k(config):
         found.add(Cell("together", NO_STEP))
+    if split_k(config) > 1 and unit_channels(p) * _taps(p) % tile_k:
+        found.add(Cell("together", LAST_PART))
     if has_own_outputs(p, config):
         found.add(Cell("extents", "outputs"))
     if has_own_filters(p, config):
@@ -269,11 +279,13 @@ def visited(case: Case[Conv2dProblem], visits: np.ndarray) -> frozenset[Cell]:
 
 
 def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
-    tile_m, tile_n, _ = tile_sizes(config)
+    tile_m, tile_n, tile_k = tile_sizes(config)
     if p.gemm.m == 1 and p.filters == unit_filters(p):
         yield ONE
     if steps_of(p, config, p.channels) < split_k(config):
         yield NO_STEP
+    elif _taps(p) * p.channels % tile_k:
+        yield LAST_PART
     if p.images > 1 and p.out_height > 1 and p.out_width > 1 and p.out_height * p.out_width < tile_m:
         yield IMAGES
     if (p.height + 2 * p.pad - p.dilation * (p.filter_h - 1) - 1) % p.stride:

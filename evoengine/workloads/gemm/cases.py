@@ -16,7 +16,7 @@ from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import PAGE
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
-from evoengine.workloads.coverage import own_tail
+from evoengine.workloads.coverage import SUMMED_ROWS, own_tail
 from evoengine.workloads.full_size import FullCase, few
 from evoengine.workloads.gemm.problem import (
     HALVES,
@@ -82,6 +82,11 @@ def chunk_elements(dtype: str) -> int:
     return CHUNK_BYTES // DTYPE_BYTES[dtype]
 
 
+def summed_rows(tile_m: int) -> int:
+    """Return the rows of a tile, or of as many tiles as have so many that sums of their errors are judged."""
+    return tile_m * max(1, -(-SUMMED_ROWS // tile_m))
+
+
 def step_of(config: Config) -> int:
     """Return the products of each sum that a cluster does at a time: a tile for each of the blocks that share them."""
     return tile_sizes(config)[2] * split_k(config)
@@ -111,7 +116,7 @@ def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProb
     yield Case("one element", at(1, 1, 1), "positive numbers")
     yield Case("one column", at(tile_m + unit_m, 1, 4 * step), "positive numbers")
     yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * step + 1), "whole numbers")
-    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
+    yield Case("whole tiles", at(summed_rows(tile_m), tile_n, max(2, stages) * step))
     yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
     yield Case("groups of tiles", at(group * down * tile_m + 2 * unit_m, across * tile_n + 1, 1), "whole numbers")
     if config.get("schedule") == "persistent" or problem.batch > 1:

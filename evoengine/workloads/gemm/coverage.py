@@ -11,6 +11,7 @@ from evoengine.devices.base import VisitKind
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    ROUNDINGS,
     Cell,
     pipeline_cells,
     remainder_cells,
@@ -18,7 +19,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.gemm.cases import MOST_TILES, deepest, last_buffers, units
+from evoengine.workloads.gemm.cases import MOST_TILES, cuts_off, deepest, last_buffers, units
 from evoengine.workloads.gemm.problem import (
     GemmProblem,
     blocks_of_cluster,
@@ -49,7 +50,11 @@ PERSISTENT = (
     "a third tile of a block, behind a pipeline that has wrapped around",
 )
 NO_STEP = "a block without a step, beside others of its tile"
-STREAM = ("a tile that three blocks share", "a block with the end of a tile and the begin of the next")
+STREAM = (
+    "a tile that three blocks share",
+    "a block with the end of a tile and the begin of the next",
+    "several tiles, each of which is all that a block has steps for",
+)
 VALUES = (
     "sums that overflow a half and cancel out",
     "rows that point at one row of B",
@@ -75,6 +80,8 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
     }
+    if not cuts_off(problem):
+        found.add(Cell("values", ROUNDINGS))
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
     if config.get("raster") == "hilbert":
@@ -133,6 +140,8 @@ def of_stream(problem: GemmProblem, config: Config) -> Iterator[str]:
         yield STREAM[0]
     if each and len(list(parts(problem, config, 1))) > 1:
         yield STREAM[1]
+    if each == tile_steps(problem, config) and cluster_tiles(problem, config) > 1:
+        yield STREAM[2]
 
 
 def tile_parts(config: Config, rows: int, columns: int) -> list[str]:

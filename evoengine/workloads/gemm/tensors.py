@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, silu
 
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
-from evoengine.workloads.coverage import Cell
+from evoengine.workloads.coverage import ROUNDINGS, SUMMED_ROWS, Cell
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.cases import CUT_OFF
 from evoengine.workloads.gemm.coverage import ALIKE
@@ -99,7 +99,8 @@ class GemmTensors(Tensors[GemmProblem]):
 
     def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
         if case.draw in ("normal", CUT_OFF):
-            return frozenset()
+            judged = case.draw in self.independent and case.problem.batch * case.problem.m >= SUMMED_ROWS
+            return frozenset({Cell("values", ROUNDINGS)} if judged else ())
         a, b = operands(case.problem, drawn.inputs)
         first = (a, b) if case.problem.batch == 1 else (a[0], b[0])
         return frozenset(Cell("values", what) for what in _shown(*first))

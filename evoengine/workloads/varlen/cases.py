@@ -10,7 +10,7 @@ import numpy as np
 
 from evoengine.devices.base import VisitKind
 from evoengine.records import Config, Launch
-from evoengine.workloads.attention.cases import LONG, MOST_WORK
+from evoengine.workloads.attention.cases import HALVES, LONG, MOST_WORK, negative_name
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
     GUARD,
@@ -95,8 +95,13 @@ def _small_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[Varlen
         yield Case(
             "shared pages", at([2, m, 3], [2 * n + 1, 3 * n + problem.page + 2, 2 * problem.page]), "shared pages"
         )
-    if config.get("max_by") == "bits":
+    if maxima_of_bits(config):
         yield Case("negative rows", at([m], [m + 2 * n]), "negative rows")
+
+
+def maxima_of_bits(config: Config) -> bool:
+    """Return whether row maxima are those of bits, which order negative numbers the other way round."""
+    return config.get("max_by") == "bits"
 
 
 def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenProblem]]:
@@ -154,6 +159,8 @@ def cells(problem: VarlenProblem, config: Config) -> frozenset[Cell]:
         found.add(Cell("diagonal", "as many queries as keys, over several tiles"))
     if problem.page:
         found |= {Cell("pages", what) for what in PAGES}
+    if maxima_of_bits(config):
+        found |= {Cell("values", negative_name(half)) for half in HALVES}
     if own_lengths(problem, config):
         found.add(Cell("extents", OWN_LENGTHS))
     return frozenset(found)

@@ -7,7 +7,7 @@ of pages behind a sequence's end. Entries of the table behind a sequence's end n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoengine.workloads.attention.problem import OUTPUT
-from evoengine.workloads.attention.tensors import SHAPES, TORCH_DTYPES
+from evoengine.workloads.attention.tensors import SHAPES, TORCH_DTYPES, negative_halves
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.coverage import Cell
+from evoengine.workloads.varlen.cases import maxima_of_bits
 from evoengine.workloads.varlen.problem import VarlenProblem
 
 SHARED_PAGES = "shared pages"
@@ -87,6 +89,12 @@ class VarlenTensors(Tensors[VarlenProblem]):
             return (p.to(dtype).float() @ v.float()) / p.sum(-1, keepdim=True).clamp(min=1e-30)
 
         return {OUTPUT: _by_sequence(problem, inputs, dtype, one)}
+
+    def shown(self, case: Case[VarlenProblem], drawn: Drawn) -> frozenset[Cell]:
+        """Return what the first head's scores show to a kernel that takes maxima of bits."""
+        if not maxima_of_bits(case.config):
+            return frozenset()
+        return frozenset(Cell("values", what) for what in _shown_values(case.problem, drawn.inputs))
 
     def baselines(self, problem: VarlenProblem) -> tuple[str, ...]:
         return ("SDPA",)
@@ -204,6 +212,18 @@ def _hidden(problem: VarlenProblem, q: torch.Tensor, k: torch.Tensor) -> torch.T
         return None
     q_len, kv_len = q.shape[1], k.shape[1]
     return ~torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device).tril(diagonal=kv_len - q_len)
+
+
+def _shown_values(problem: VarlenProblem, inputs: Inputs) -> Iterator[str]:
+    """Yield what the scores of each sequence's first head show, in powers of two."""
+    for s in range(problem.sequences):
+        q, k, _ = _sequence(problem, inputs, s)
+        if min(q.shape[1], k.shape[1]):
+            scores = q[0].float() @ k[0].float().T * (math.log2(math.e) / math.sqrt(problem.head_dim))
+            hidden = _hidden(problem, q, k)
+            seen = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+            bottom = scores if hidden is None else scores.masked_fill(hidden, math.inf)
+            yield from negative_halves(seen.amax(-1), bottom.amin(-1))
 
 
 def _softmax(scores: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
+    ROUNDINGS,
     Cell,
     own_tail,
     remainder_cells,
@@ -19,7 +20,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import few
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, summed_rows
 from evoengine.workloads.gemm.coverage import (
     GROUP,
     NO_STEP,
@@ -76,7 +77,7 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     yield Case("one element", at(1, 1, 1), "positive numbers")
     yield Case("one column", at(tile_m + 1, 1, 4 * step), "positive numbers")
     yield Case("one row", at(1, tile_n + 2 * PACKED, 4 * step + 1), "whole numbers")
-    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * step))
+    yield Case("whole tiles", at(summed_rows(tile_m), tile_n, max(2, stages) * step))
     yield Case("remainders", at(tile_m + own_m, tile_n + own_n, step + own_k))
     across = cluster_shape(config)[1]
     yield Case("groups of tiles", at(group_m * tile_m + 2, across * tile_n + 1, 1), "whole numbers")
@@ -90,6 +91,7 @@ def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pr
     if each := stream_steps(config):
         yield Case("a tile of three blocks", at(1, 1, (2 * each + 1) * tile_k), "whole numbers")
         yield Case("blocks of two tiles", at(tile_m, tile_n + 1, (each + 1) * tile_k), "whole numbers")
+        yield Case("a tile for each block", at(tile_m + 1, 1, each * tile_k), "whole numbers")
     for buffer, k in _ends(problem, config).items():
         yield Case(f"last step in buffer {buffer}", at(1, 1, k), "whole numbers")
 
@@ -135,7 +137,7 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         *remainder_cells("columns", tile_n, problem.n, PACKED, 2),
         *remainder_cells("products", tile_k, problem.k, problem.group, 1),
         *_steps(problem, config),
-        *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT)),
+        *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT, ROUNDINGS)),
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
     }
@@ -143,8 +145,9 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         found.add(Cell("together", GROUP))
     if split_k(config) > -(-problem.group // tile_k):
         found.add(Cell("together", NO_STEP))
-    if stream_steps(config):
-        found |= {Cell("together", what) for what in STREAM}
+    if each := stream_steps(config):
+        # k is whole groups, which may be no whole tile for each block
+        found |= {Cell("together", what) for what in STREAM[: 2 if each * tile_k % problem.group else 3]}
     if _persistent(config):
         found |= {Cell("together", what) for what in PERSISTENT}
     return frozenset(found)
