@@ -46,7 +46,7 @@ FAULTS = [
     ("varlen: a chunk's rows begin where its keys do", MMA, CHUNKED, "seq_q = batch.cu_q[s + 1] - q_begin;", "seq_q = min(batch.cu_q[s + 1] - q_begin, batch.cu_kv[s + 1] - kv_begin - 64);"),
     ("varlen: pages of the chunk in place of the sequence's", MMA, CHUNKED, "{from, table, tile * TILE_N, kv_stride}", "{from, table, max(0, tile * TILE_N - max(0, diagonal)), kv_stride}"),
     ("LSE of a lagging maximum", {"family": "wgmma"}, WITH_LSE, "return (row_max + log2f(lanes_sum<LANES>(row_sum)))", "return (row_max + log2f(fmaxf(1.0f, lanes_sum<LANES>(row_sum) - 1.0f)))"),
-    ("dK of every third head", ATOMIC, GRADIENTS, "(kv_head * group + step / turns) * seq_q", "((blockIdx.z * kv_heads * group) + blockIdx.y + step / turns * kv_heads) * seq_q"),
+    ("dK of every third head", ATOMIC, GRADIENTS, "(kv_head * group + step / turns) * seq_q", "(kv_head / kv_heads * heads + kv_head % kv_heads + step / turns * kv_heads) * seq_q"),
     ("sums of dQ zeroed in the first batch entry alone", ATOMIC, GRADIENTS, "float* zeros = dq_sum + ((long long)head *", "float* zeros = dq_sum + ((long long)blockIdx.y *"),
     ("delta of dO alone", ATOMIC, WHOLE, "read_vector<8>(o + element), y", "read_vector<8>(dout + element), y"),
     ("LSE of the pass in base e", PASS, GRADIENTS, "top[i][half] = row < rows ? -LOG2_E * lse", "top[i][half] = row < rows ? -lse"),

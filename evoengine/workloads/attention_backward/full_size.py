@@ -22,6 +22,8 @@ MOST_WORK = 60_000_000
 LEAST_BLOCKS, MOST_BLOCKS = 3, 12
 MOST_TILES = 16
 """of queries or keys of a head"""
+L2_OF_QUERIES = 16 << 20
+"""bytes of Q, dO and sums of dQ of the heads whose blocks are handed out together under a mask"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,26 @@ class FullCase:
         most = MOST_BLOCKS if is_light(self.entry, self.config) else MOST_WORK // each
         step = int(self.config.get("split_q", 1)) if self.entry not in (PREPARE, LAST) else 1
         return chosen_blocks(launch.grid, seed, step=step)[: max(LEAST_BLOCKS, min(MOST_BLOCKS, most))]
+
+    def owner(self, grid: tuple[int, int, int], block: int) -> tuple[int, int]:
+        """Return the head of a block among those of all batch entries, and its tile of keys or rows.
+
+        The head is a KV head but for the kernel of dQ. The order of blocks of dK and dV under a mask is that of
+        `attention-backward/key_block.cuh.j2`.
+        """
+        p, config = self.problem, self.config
+        if self.entry == LAST or config["family"] == "scalar":
+            head, tile = divmod(block, grid[0])
+            backwards = p.causal and self.entry == LAST and config["family"] == "mma"
+            return head, grid[0] - 1 - tile if backwards else tile
+        tiles, number = -(-p.seq_k // int(config["tile_n"])), block // int(config.get("split_q", 1))
+        if not p.causal:
+            return divmod(number, tiles)
+        heads = p.kv_heads * p.batch
+        at_once = min(heads, max(1, L2_OF_QUERIES // (8 * p.head_dim) // (p.heads // p.kv_heads * p.seq_q)))
+        first = number // (at_once * tiles) * at_once
+        tile, head = divmod(number - first * tiles, min(at_once, heads - first))
+        return first + head, tile
 
 
 def adds_up(config: Config) -> bool:

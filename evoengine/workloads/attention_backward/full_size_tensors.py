@@ -185,7 +185,7 @@ def _check_summed(read: _Reader, one: BlockTrace) -> None:
 
 def _head(case: FullCase, launch: Launch, block: int) -> Head:
     """Return the batch entry and the KV head of a block, which has a query head where it is one of dQ."""
-    p, number = case.problem, block // launch.grid[0]
+    p, number = case.problem, case.owner(launch.grid, block)[0]
     heads = p.heads if case.entry == LAST else p.kv_heads
     return number // heads, number % heads * p.kv_heads // heads
 
@@ -230,13 +230,13 @@ def _rows(
     case: FullCase, grid: tuple[int, int, int], one: BlockTrace, head: Head
 ) -> Iterator[tuple[str, int, int, int]]:
     """Yield each output of a block: its name, where its head begins among all rows, and its rows' count and first."""
-    p, m, n, x = case.problem, int(case.config["tile_m"]), int(case.config["tile_n"]), one.block % grid[0]
+    p, m, n = case.problem, int(case.config["tile_m"]), int(case.config["tile_n"])
+    number, tile = case.owner(grid, one.block)
     if case.entry == LAST:
         size = n if case.config["family"] == "mma" else m
-        first = (grid[0] - 1 - x if p.causal and case.config["family"] == "mma" else x) * size
-        yield "dq", one.block // grid[0] * p.seq_q, min(size, p.seq_q - first), first
+        yield "dq", number * p.seq_q, min(size, p.seq_q - tile * size), tile * size
         return
-    first = x // int(case.config.get("split_q", 1)) * n
+    first = tile * n
     for name in ("dk", "dv"):
         yield name, (head[0] * p.kv_heads + head[1]) * p.seq_k, min(n, p.seq_k - first), first
 
@@ -249,7 +249,7 @@ def _check_partial(
     Two lists whose elements differ by so much at most do so when both are sorted.
     """
     p, m, n = read.problem, int(read.case.config["tile_m"]), int(read.case.config["tile_n"])
-    x = one.block % read.asked.launch.grid[0] // int(read.case.config.get("split_q", 1))
+    x = read.case.owner(read.asked.launch.grid, one.block)[1]
     keys, tiles = slice(x * n, min((x + 1) * n, p.seq_k)), -(-p.seq_q // m)
     exact, allowed = partial_dq(own, inputs, keys)
     size, first = m * p.head_dim, (head[0] * p.kv_heads + head[1]) * own.heads * tiles
