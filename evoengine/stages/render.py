@@ -92,7 +92,8 @@ def _fill(template: Template) -> str:
     except jinja2.TemplateNotFound as error:
         raise UsageError(_missing(folders, name, error)) from None
     except jinja2.TemplateSyntaxError as error:
-        raise UsageError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from None
+        hint = "Jinja reads what {%, {{ or {# begins: put a space behind such a brace of CUDA's own"
+        raise UsageError(f"{error.filename or error.name}:{error.lineno}: {error.message}; {hint}") from None
     except (MemoryError, OSError, UsageError):
         raise
     except Exception as error:  # whatever an expression can raise, from an unknown name to a division by zero

@@ -62,9 +62,14 @@ def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
-    name, colon, _ = text.partition(":")
+    name, colon, parts = text.partition(":")
     workload = find_workload(name) if colon else default_workload()
-    return workload, workload.parse(text)
+    try:
+        return workload, workload.parse(text)
+    except UsageError as error:
+        if "-" in parts and (hint := did_you_mean(text, _sets())):  # as in a set's name, and in no part of a problem
+            raise UsageError(f"{text!r} is no problem, such as {workload.example}, and no named set{hint}") from error
+        raise
 
 
 def stored_problem(text: str) -> str:
@@ -114,9 +119,16 @@ def _lines(file: Path) -> list[str]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"the file of problems {file} cannot be read: {why}") from error
-    found = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+    numbered = enumerate((line.partition("#")[0].strip() for line in lines), start=1)
+    found = {number: line for number, line in numbered if line}
     if not found:
         raise UsageError(f"the file {file} holds no problem; write one a line")
-    if nested := next((line for line in found if stands_for_several(line) and line.startswith("@")), None):
-        raise UsageError(f"the file {file} names a file, {nested}; it takes problems and named sets")
-    return [problem for line in found for problem in _sets().get(line, (line,))]
+    sets, problems = _sets(), []
+    for number, line in found.items():
+        if line.startswith("@"):
+            raise UsageError(f"the file {file} names a file, {line}; it takes problems and named sets")
+        try:
+            problems += [str(parse_problem(problem)[1]) for problem in sets.get(line, (line,))]
+        except UsageError as error:
+            raise UsageError(f"line {number} of {file}: {error}") from error
+    return problems

@@ -39,7 +39,8 @@ def read_parts(
     for part in text.removeprefix(f"{workload}:").split(","):
         name, value = _field(part.strip(), text, example, numbers, words, lists)
         if name in sizes or name in chosen:
-            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {example}")
+            both = f"{sizes.get(name, chosen.get(name))} and {value}"
+            raise UsageError(f"the problem {text!r} gives {name} twice, {both}; give it once, as in {example}")
         if isinstance(value, str):
             chosen[name] = value
             continue

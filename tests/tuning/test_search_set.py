@@ -29,7 +29,8 @@ def test_a_named_set_and_the_lines_of_a_file_are_its_problems_each_once(tmp_path
     [
         ("", "holds no problem; write one a line"),
         ("@other.txt", "names a file, @other.txt; it takes problems and named sets"),
-        ("gemm:m1", "does not give"),
+        ("# small\ngemm:m1", "line 2 of .*shapes.txt: .* does not give"),
+        ("gemm:llama3-9b", "line 1 of .*shapes.txt: .* no named set; did you mean gemm:llama3-8b"),
         (f"{SMALL}\ngemm:m1,n1,k1,fp16", "are of one workload, and these are of rms_norm and gemm"),
     ],
 )

@@ -19,11 +19,13 @@ FIRST = "conv2d:n2,c3,h32,w30,k64,r7,s7,stride2,pad3,fp16"
 POINTS = "conv2d:n1,c256,h14,w14,k256,r1,s1,bf16,bias"
 WIDE_PAD = "conv2d:n1,c16,h9,w8,k32,r2,s1,pad2,fp16"
 ODD = "conv2d:n1,c8,h9,w8,k33,r2,s1,fp16"
-PLAIN, DEEP = {"tile_n": 64}, {"tile_n": 128}
-SMALL = {"tile_m": 64, "tile_n": 64}
+ODD_FILTERS = "conv2d:n1,c40,h9,w8,k33,r2,s1,pad2,fp16"
+MMA, WGMMA = {"family": "mma"}, {"family": "wgmma"}
+PLAIN, DEEP = {**MMA, "tile_n": 64}, {**MMA, "tile_n": 128}
+SMALL = {**MMA, "tile_m": 64, "tile_n": 64}
 ONE_BUFFER = {"stages": 1}
 SQUARES = "conv2d:n8,c16,h16,w16,k256,r3,s3,pad1,fp16"
-CURVE = {"raster": "hilbert"}
+CURVE = {**MMA, "raster": "hilbert"}
 
 FAULTS = [
     # name, problem, configuration, text of the good kernel, text of the broken one
@@ -44,12 +46,12 @@ FAULTS = [
     ("rows and columns of an image exchanged", OBLONG, DEEP, "const Image image = {height, width, channels};", "const Image image = {width, height, channels};"),
     ("rows of an image without its last columns", SAME, PLAIN, "* image.width + left) * image.channels;", "* (image.width - 1) + left) * image.channels;"),
     ("a filter that goes on behind its last row", SAME, {**PLAIN, "tile_k": 64}, "0xffffu << FILTER_H & 0xffffu : ~0u", "0 : ~0u"),
-    ("rows behind the last output", SAME, PLAIN, "outside[j] = own < m - first_row ?", "outside[j] = own <= m - first_row ?"),
+    ("rows behind the last output", SAME, PLAIN, "beyond = own < m - first_row ?", "beyond = own <= m - first_row ?"),
     ("the next pixel a channel too late", SAME, PLAIN, "while (channel >= image.channels)", "while (channel > image.channels)"),
     ("one pixel further at most in a step", SAME, PLAIN, "while (channel >= image.channels)", "if (channel >= image.channels)"),
     ("images one after the other without their rows", SAME, PLAIN, "(long long)entry * image.height + top", "(long long)entry * (image.height - 1) + top"),
     ("every image's windows from the first", SAME, PLAIN, "(long long)entry * image.height", "0ll * image.height"),
-    ("a thread's rows too close", SAME, PLAIN, "moved_row(threadIdx.x) + j * STEP;", "moved_row(threadIdx.x) + j * (STEP - 1);"),
+    ("a thread's rows too close", SAME, PLAIN, "row + (j + chunk) * STEP;", "row + (j + chunk) * (STEP - 1);"),
     ("a chunk that is placed without its exchange", SAME, PLAIN, "(chunk ^ swizzle(row))) * 8;", "chunk) * 8;"),
     ("cp.async waited for too laxly", SAME, PLAIN, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
     ("no barrier behind the wait", SAME, PLAIN, "copy_async_wait<PENDING>();\n    __syncthreads();", "copy_async_wait<PENDING>();"),
@@ -58,7 +60,7 @@ FAULTS = [
     ("filters behind the last read", OBLONG, DEEP, "b + i * TILE_K, k, cols, left)", "b + i * TILE_K, k, cols + 1, left)"),
     ("squares of tiles one above the other", SQUARES, CURVE, "square % squares_m * side", "square % squares_m"),
     ("a curve that lies on itself where it turns", SQUARES, CURVE, "col = turned;", ""),
-    ("filters of the first tile alone", SAME, {"tile_n": 32}, "b += (long long)work.first_col * k;", ""),
+    ("filters of the first tile alone", SAME, {**MMA, "tile_n": 32}, "b += (long long)work.first_col * k;", ""),
     ("bias of the filter beside", OBLONG, DEEP, "high_bias = to.bias_of(col + 1)", "high_bias = to.bias_of(col)"),
     ("residual left out", OBLONG, DEEP, "activate(low + low_bias) + more.x", "activate(low + low_bias)"),
     ("sums kept in 16 bits", SAME, PLAIN, "issue<TILE_K>(acc,", "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));\n        issue<TILE_K>(acc,"),
@@ -81,13 +83,39 @@ FAULTS += [
     ("direct: outputs behind the last", SAME, DIRECT, "if (unsigned(row) >= unsigned(m)) return;", "if (row > m) return;"),
     ("direct: sums kept in 16 bits", SAME, DIRECT, "sum[f] = multiplied(sum[f], value, factor);", "sum[f] = to_float(T(multiplied(sum[f], value, factor)));"),
 ]  # fmt: skip
+HALF, PAIR = {**WGMMA, "tile_m": 64, "tile_n": 64}, {**WGMMA, "tile_m": 128, "tile_n": 64, "consumers": 2}
+WIDE = {**WGMMA, "tile_m": 128, "tile_n": 128, "consumers": 2, "c_store": "tma"}
+FAULTS += [
+    ("wgmma: padding read from the rows above and below", SAME, HALF, "|= window.has_row(image, r) ? 0u : 1u << r;", "|= 0;"),
+    ("wgmma: rows behind the last output", SAME, PAIR, "beyond = own < m - first_row ?", "beyond = own <= m - first_row ?"),
+    ("wgmma: the next pixel a channel too late", SAME, PAIR, "while (channel >= image.channels)", "while (channel > image.channels)"),
+    ("wgmma: a filter that goes on behind its last row", OBLONG, WIDE, "0xffffu << FILTER_H & 0xffffu : ~0u", "0 : ~0u"),
+    ("wgmma: a thread's rows too close", SAME, HALF, "row + (j + chunk) * STEP;", "row + (j + chunk) * (STEP - 1);"),
+    ("wgmma: chunks placed without their exchange", SAME, HALF, "return offset(row, 0, chunk) / 2;", "return (row * WIDTH + chunk) * 8;"),
+    ("wgmma: a lane's row told to no other", SAME, HALF, "begin, j % Tile::WIDTH, Tile::WIDTH)", "begin, chunk, Tile::WIDTH)"),
+    ("wgmma: channels of the chunk before", SAME, PAIR, "channel = first_k + chunk * 8;", "channel = first_k + max(chunk - 1, 0) * 8;"),
+    ("wgmma: copies not waited for", SAME, HALF, "copy_async_arrive(full_of(i));", "barrier_arrive(full_of(i));"),
+    ("wgmma: no proxy fence behind the copies", SAME, HALF, "        if (!BY_TMA) async_proxy_fence();\n", ""),
+    ("wgmma: filters not waited for", SAME, HALF, "arrive_expect_tx(tiles.full_of(i), TileB::BYTES);", "barrier_arrive(tiles.full_of(i));"),
+    ("wgmma: bytes of the windows announced too", SAME, HALF, "arrive_expect_tx(tiles.full_of(i), TileB::BYTES);", "arrive_expect_tx(tiles.full_of(i), TileA::BYTES + TileB::BYTES);"),
+    ("wgmma: the arrival of filters not counted", SAME, HALF, "tiles.init(PING_PONG ? 4 : 4 * CONSUMERS, 1);", "tiles.init(PING_PONG ? 4 : 4 * CONSUMERS);"),
+    ("wgmma: a buffer filled while it is read", SAME, HALF, "        tiles.acquire(i);\n", ""),
+    ("wgmma: a buffer given back while products run", SAME, PAIR, "tiles.release(i - 1);", "tiles.release(i);"),
+    ("wgmma: filters of the first tile alone", POINTS, HALF, "work.first_col, (work.first_step", "0, (work.first_step"),
+    ("wgmma: filters of the step before", SAME, PAIR, "(work.first_step + i) * TILE_K);", "max(work.first_step + i - 1, 0) * TILE_K);"),
+    ("wgmma: both consumers multiply the first rows", SAME, PAIR, "int first = (first_stripe + stripe) * 64;\n            auto", "int first = stripe * 64;\n            auto"),
+    ("wgmma: outputs stored before they are in shared memory", OBLONG, WIDE, "        async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "        if (lane() == 0) {"),
+    ("wgmma: the end without the last stores", OBLONG, WIDE, "    if (lane() == 0) tma_store_wait<0>();\n}", "}"),
+    ("wgmma: bias of the filter beside", OBLONG, WIDE, "to.bias_of(col + 1), row", "to.bias_of(col), row"),
+]  # fmt: skip
 PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = (
     "padding read from the row before's end",
     "the next pixel a channel too late",
     "direct: padding read on both sides",
+    "wgmma: filters not waited for",
 )
-"""two of bounds and one of what is computed, each found by the first case; the others run with `make test-all`"""
+"""two of bounds, one of what is computed and one of what is waited for, each found by the first case; the others run with `make test-all`"""
 
 
 @pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
@@ -99,7 +127,7 @@ def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
 @pytest.mark.parametrize(
     ("problem", "wanted"),
     [
-        ("conv2d:n2,c16,h9,w10,k24,r2,s3,stride2,pad1,fp16", {"tile_m": 64}),
+        ("conv2d:n2,c16,h9,w10,k24,r2,s3,stride2,pad1,fp16", {**MMA, "tile_m": 64}),
         *more(
             [
                 (OBLONG, SMALL),
@@ -109,11 +137,16 @@ def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
                 (SAME, ONE_BUFFER),
                 (OBLONG, DEEP),
                 (FIRST, PLAIN),
-                (POINTS, {}),
-                (WIDE_PAD, {}),
+                (POINTS, MMA),
+                (WIDE_PAD, MMA),
+                (SAME, HALF),
+                (OBLONG, WIDE),
+                (POINTS, WGMMA),
+                (ODD_FILTERS, WGMMA),
+                (SQUARES, {**WGMMA, "raster": "hilbert"}),
             ]
         ),
-        *more([(POINTS, {"group_m": 4}), (SAME, {"layout": "pad"})]),
+        *more([(POINTS, {**MMA, "group_m": 4}), (SAME, {"layout": "pad"})]),
     ],
 )
 def test_the_good_kernel_passes_with_every_cell_visited(kernel_gate, problem, wanted):
@@ -145,6 +178,8 @@ def test_a_valid_configuration_passes(kernel_gate, number):
     ("gpu", "problem", "wanted"),
     [
         ("h100", SAME, PLAIN),
+        ("h100", SAME, HALF),
+        ("h100", OBLONG, WIDE),
         ("a100", OBLONG, DEEP),
         ("l4", FIRST, PLAIN),
         ("h100", POINTS, DIRECT),

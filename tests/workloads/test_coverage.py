@@ -43,6 +43,7 @@ FAMILIES = {
     **{f"rowwise {family}": (family, ROWWISE) for family in ("warp", "block", "cluster")},
     **{f"convolution {family}": (family, ("convolution:w300,h500,fw5,fh7", "convolution:w1001,h90,fw3,fh3")) for family in ("shared", "direct")},
     **{f"conv2d {family}": (family, ("conv2d:n2,c64,h14,w14,k64,r3,s3,pad1,fp16", "conv2d:n3,c40,h15,w17,k72,r3,s5,stride2,pad1,dilation2,bf16,bias", "conv2d:n8,c3,h64,w64,k64,r7,s7,stride2,pad3,fp16")) for family in ("mma", "direct")},
+    "conv2d wgmma": ("wgmma", ("conv2d:n2,c64,h14,w14,k64,r3,s3,pad1,fp16", "conv2d:n3,c40,h15,w17,k72,r3,s5,stride2,pad1,dilation2,bf16,bias")),
 }  # fmt: skip
 
 

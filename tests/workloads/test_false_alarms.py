@@ -44,10 +44,11 @@ OTHERS = {
     "rms_norm": ("rms_norm:rows1000,hidden520,bf16", "rms_norm:rows77777,hidden96,fp32", "rms_norm:rows33,hidden4100,fp16", "rms_norm:rows5,hidden8192,bf16"),
     "convolution": ("convolution:w301,h77,fw5,fh7", "convolution:w4096,h4096,fw3,fh3", "convolution:w33,h999,fw17,fh1", "convolution:w1000,h40,fw2,fh9"),
     "conv2d": ("conv2d:n3,c72,h28,w28,k200,r3,s3,pad1,fp16,bias_gelu", "conv2d:n2,c24,h40,w30,k48,r5,s3,stride2,pad2,bf16", "conv2d:n1,c3,h96,w96,k64,r7,s7,stride2,pad3,fp16", "conv2d:n16,c512,h7,w7,k2048,r1,s1,bf16,bias,residual"),
+    "conv2d wgmma": ("conv2d:n3,c72,h28,w28,k200,r3,s3,pad1,fp16,bias_gelu", "conv2d:n2,c24,h40,w30,k48,r5,s3,stride2,pad2,bf16", "conv2d:n16,c512,h7,w7,k2048,r1,s1,bf16,bias,residual"),
 }  # fmt: skip
 OTHER_FAMILIES = {
     "gemm": ("mma",), "gemm wgmma": ("wgmma",), "rms_norm": ("warp", "block"), "convolution": ("shared", "direct"),
-    "conv2d": ("mma", "direct"),
+    "conv2d": ("mma", "direct"), "conv2d wgmma": ("wgmma",),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tests.support.subjects import subjects, survives
 SURVIVORS = Path(__file__).parents[2] / "benchmarks" / "mutation_survivors.toml"
 NAMES = (
     "attention/mma", "attention/scalar", "attention/wgmma", "attention/wmma", "attention-backward/mma",
-    "attention-backward/scalar", "attention-backward/wgmma", "conv2d/direct", "conv2d/mma", "convolution/direct", "convolution/shared", "decode/last_block",
+    "attention-backward/scalar", "attention-backward/wgmma", "conv2d/direct", "conv2d/mma", "conv2d/wgmma", "convolution/direct", "convolution/shared", "decode/last_block",
     "decode/two_kernels", "gemm/mma", "gemm/wgmma", "grouped-gemm/mma", "grouped-gemm/wgmma", "rms_norm/block", "rms_norm/warp",
     "rowwise/block", "rowwise/cluster", "rowwise/warp",
     "varlen/mma", "varlen/wgmma", "w4a16/mma", "w4a16/wgmma", "starter folder",

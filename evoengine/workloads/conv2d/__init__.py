@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
@@ -18,7 +18,7 @@ from evoengine.workloads.conv2d.cases import cells, full_plan, gate_cases, visit
 from evoengine.workloads.conv2d.problem import EXAMPLE, Conv2dProblem, parse_problem
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
-from evoengine.workloads.gemm import partial_sums
+from evoengine.workloads.gemm import STORED_ROWS, SWIZZLED, partial_sums
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES
 
 SIZES = ("images", "height", "width", "channels", "filters")
@@ -70,6 +70,7 @@ class Conv2d(Workload[Conv2dProblem]):
             *(TensorParameter(name, p.shape(name), p.dtype, output=name == "y") for name in _tensors(p)),
             *partial_sums(p.gemm, config),
             *(ScalarArgument(name, int32(getattr(p, name))) for name in SIZES),
+            *_tensor_maps(p, config),
         )
 
     def at_run_time(self, problem: Conv2dProblem) -> Conv2dProblem:
@@ -93,6 +94,23 @@ class Conv2d(Workload[Conv2dProblem]):
 def _tensors(problem: Conv2dProblem) -> tuple[str, ...]:
     """Return their names in the order of the kernel's parameters."""
     return ("x", "weight", *(["bias"] if problem.has_bias else []), *(["residual"] if problem.residual else []), "y")
+
+
+def _tensor_maps(problem: Conv2dProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Return those of a kernel by wgmma: of filters [filters, k], and of outputs [m, filters] if TMA stores them."""
+    if config.get("family") != "wgmma":
+        return ()
+    each = DTYPE_BYTES[problem.dtype]
+
+    def over(name: str, tensor: str, rows: int, columns: int, box_rows: int) -> TensorMapArgument:
+        box = SWIZZLED // each, box_rows
+        return TensorMapArgument(name, tensor, problem.dtype, (columns, rows), (each * columns,), box, swizzle=SWIZZLED)
+
+    product = problem.gemm
+    filters = over("map_b", "weight", product.n, product.k, int(config["tile_n"]))
+    return (
+        (filters, over("map_c", "y", product.m, product.n, STORED_ROWS)) if config["c_store"] == "tma" else (filters,)
+    )
 
 
 class _Flat(Conv2d):

@@ -12,10 +12,10 @@ struct Pipeline {
     __device__ __forceinline__ Pipeline(unsigned char* buffers_, unsigned barriers)
         : buffers(buffers_), full(barriers), empty(barriers + 8 * STAGES), before(0) {}
 
-    // By one thread, before barrier_init_fence. Each of the warps that read a buffer releases it.
-    __device__ __forceinline__ void init(int consumer_warps) const {
+    // By one thread, before barrier_init_fence. Each warp that reads a buffer releases it. `announcing`: threads with TMA as well.
+    __device__ __forceinline__ void init(int consumer_warps, int announcing = 0) const {
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(full + 8 * i, BY_TMA ? 1 : 128);
+            barrier_init(full + 8 * i, (BY_TMA ? 1 : 128) + announcing);
             barrier_init(empty + 8 * i, MULTICAST ? CLUSTER * consumer_warps : consumer_warps);
         }
     }
