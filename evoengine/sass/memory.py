@@ -58,7 +58,8 @@ def traffic_of(
     if stays:  # what is stored is in the L2 at the end
         written, stored_bytes = np.zeros_like(written), 0.0
     sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
-    columns = zip(from_dram, written, together, sharers, strict=True)
+    in_step = np.where(t["loaders"] > 0, t["loaders_in_step"] / _at_least(t["loaders"]), 1.0)
+    columns = zip(from_dram, written, together, sharers, np.maximum(1, sharers * in_step), strict=True)
     return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
 
 

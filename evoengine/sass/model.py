@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 
 import numpy as np
@@ -29,10 +29,12 @@ class Traffic:
     """share of loads that another block of the wave makes as well"""
     sharers: float = 1.0
     """SMs that load, or change by atomics, what one of them does"""
+    in_step: float = 1.0
+    """SMs of these that load it at the same time"""
 
 
 class _Traffic(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("loads_from_dram", "stores_to_dram", "loads_shared", "sharers")]
+    _fields_ = [(f.name, ctypes.c_double) for f in fields(Traffic)]
 
 
 class _Timing(ctypes.Structure):
@@ -217,7 +219,7 @@ def time_sm(program: Program, launch: Launch, numbers: Mapping[str, float], resi
     """Time one SM; raises KernelFailure where a block cannot run."""
     ordered = (ctypes.c_double * len(rate_names()))(*(numbers[name] for name in rate_names()))
     blocks = (ctypes.c_uint64 * len(residents.blocks))(*residents.blocks)
-    of_each = [_Traffic(t.loads_from_dram, t.stores_to_dram, t.loads_shared, t.sharers) for t in residents.traffic]
+    of_each = [_Traffic(*astuple(t)) for t in residents.traffic]
     traffic = (_Traffic * len(of_each))(*of_each)
     asked = _Timing(ordered, blocks, traffic, len(blocks), residents.limit, residents.count, 0)
     size = library().sass_size(program.handle, None)

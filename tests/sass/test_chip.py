@@ -72,7 +72,7 @@ def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
 
 
 def test_a_rate_of_the_gpu_goes_before_that_of_its_architecture_and_that_before_the_rest():
-    assert find_chip("a100").rates["l2_bytes_per_clock"] == 44
+    assert find_chip("a100").rates["l2_bytes_per_clock"] == 30.5
     assert find_chip("rtx2080ti").rates["l2_bytes_per_clock"] == 32
     assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 17.1
     assert find_chip("h100").rates["l2_bytes_per_clock"] == 38.8

@@ -334,3 +334,12 @@ extern "C" __global__ void {ENTRY}(const __half2* a, unsigned short* out) {{
     np.testing.assert_array_equal(out[:, 0], out[:, 1])
     np.testing.assert_array_equal(out[:, 2], out[:, 3])
     assert len(np.unique(out)) > N // 4
+
+
+def test_a_conversion_reads_no_more_of_the_last_parameter_than_it_has(execute):
+    """A remainder converts the divisor to a float; behind it the constant bank has no more bytes."""
+    text = """extern "C" __global__ void remainders(unsigned* o, unsigned n) {
+        o[threadIdx.x] = threadIdx.x * 77u % n;
+    }"""
+    found = execute(text, np.zeros(32, np.uint32), np.uint32(13), arch="sm_86")
+    np.testing.assert_array_equal(found["o"], np.arange(32) * 77 % 13)

@@ -332,6 +332,57 @@ def test_sms_that_wait_for_their_loads_in_turns_have_more_than_a_share_of_the_dr
     assert clocks_of_round(shared=0) - clocks_of_round(shared=1) < longer + 0.5 * share_clocks
 
 
+HALOS = """
+extern "C" __global__ void __launch_bounds__(256) halos(const float* a, float* o) {
+  float sum = 0;
+  #pragma unroll 1
+  for (int n = 0; n < 16; n++) {
+    int row = (APART ? blockIdx.x : blockIdx.x / 16 * 16) + n;
+    sum = sum * 0.5f + a[(size_t)row * 256 + threadIdx.x];
+  }
+  o[blockIdx.x * 256 + threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize(("apart", "least", "most"), [(1, 1, 1.5), (0, 12, 18)], ids=["in turn", "at once"])
+def test_only_sms_that_ask_for_a_row_at_once_wait_for_it_together(apart, least, most):
+    """A block waits for each of 16 rows before it asks for the next; 16 blocks load each row, one a row behind another
+    or all in their same step."""
+    blocks = 8192
+    program, kernel = program_of(HALOS.replace("APART", str(apart)), "halos", "sm_86")
+    arguments = [DrawnArgument("a", 1024 * (blocks + 64), "fp32"), DrawnArgument("o", 1024 * blocks, "fp32", True)]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (256, 1, 1), 0), arguments, 0)
+    traffic = context_of(program, launch, find_chip("rtx3090"), 1, cold=True).traffic
+    assert traffic[0].sharers == pytest.approx(16, rel=0.2)
+    assert least <= traffic[0].in_step <= most
+
+
+CHASE = """
+extern "C" __global__ void chase(const int* a, int* o) {
+  int at = threadIdx.x;
+  for (int n = 0; n < 256; n++) asm volatile("LOAD %0, [%1];" : "=r"(at) : "l"(a + at) : "memory");
+  o[threadIdx.x] = at;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "clocks"),
+    [("ld.global.ca.s32", 33), ("ld.global.cs.s32", 33), ("ld.global.cg.s32", 222), ("ld.volatile.global.s32", 222)],
+)
+def test_loads_that_only_an_sm_need_see_hit_its_l1(load, clocks):
+    """An RTX 3090's chase takes 23 ns by .ca and .cs, 150 ns by .cg (gpu-micro-bench); 33 and 222 clocks on a 3060."""
+    program, kernel = program_of(CHASE.replace("LOAD", load), "chase", "sm_86")
+    arguments = [
+        DrawnArgument("a", 4096, "int32", contents=np.zeros(1024, np.int32)),
+        DrawnArgument("o", 128, "int32", True),
+    ]
+    launch = prepare(kernel, Geometry((1, 1, 1), (32, 1, 1), 0), arguments, 0)
+    found = predict(program, launch, find_chip("rtx3090"), cold=False).clocks / 256
+    assert clocks < found < clocks + 30  # with the address
+
+
 # ── blocks at the end of a tensor ───────────────────────────────────────────────────────────────────────────────────
 
 CUT = """

@@ -304,7 +304,7 @@ int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, do
         request.limit = asked->limit;
         for (size_t n = 0; n < copied.allocations.size(); n++) {
           const SassTraffic& t = asked->traffic[n];
-          request.traffic.push_back({t.loads_from_dram, t.stores_to_dram, t.loads_shared, t.sharers});
+          request.traffic.push_back({t.loads_from_dram, t.stores_to_dram, t.loads_shared, t.sharers, t.in_step});
         }
         Timed found =
             time_sm(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed, request);

@@ -87,7 +87,7 @@ int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int co
 
 // Of an allocation, see Traffic in timing.h.
 struct SassTraffic {
-  double loads_from_dram, stores_to_dram, loads_shared, sharers;
+  double loads_from_dram, stores_to_dram, loads_shared, sharers, in_step;
 };
 
 struct SassTiming {

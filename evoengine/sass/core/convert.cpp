@@ -117,7 +117,7 @@ Step i2f(Context& c, const Instruction& i) {
     return Step::Done;
   }
   Wide x, out;
-  load_wide(c, from, x);
+  load_value(c, from, i.a >= T_U64, x);
   const int width = 8 << (i.a / 2);
   for (int l = 0; l < LANES; ++l) {
     u64 v = i.a >= T_U64 ? x[l] : narrowed(from, u32(x[l]));
@@ -185,7 +185,7 @@ u64 to_integer(double x, int type, bool nan_is_zero) {
 Step f2i(Context& c, const Instruction& i) {
   const Operand& from = i.operands[1];
   Wide x, out;
-  load_wide(c, from, x);
+  load_value(c, from, i.b == T_F64, x);
   for (int l = 0; l < LANES; ++l)
     out[l] = to_integer(to_whole(read_float(i.b, from, x[l], i.d & 1), i.c), i.a, i.d & 2);
   write_typed(c, i.operands[0], i.a >= T_U64, out);
@@ -204,7 +204,7 @@ Execute prepare_f2i(Instruction& i) {
 Step frnd(Context& c, const Instruction& i) {
   const Operand& from = i.operands[1];
   Wide x, out;
-  load_wide(c, from, x);
+  load_value(c, from, i.a == T_F64, x);
   for (int l = 0; l < LANES; ++l) out[l] = write_float(i.a, to_whole(read_float(i.a, from, x[l], i.b), i.c), NEAREST);
   write_typed(c, i.operands[0], i.a == T_F64, out);
   return Step::Done;
@@ -223,7 +223,7 @@ Execute prepare_frnd(Instruction& i) {
 Step f2f(Context& c, const Instruction& i) {
   const Operand& from = i.operands[1];
   Wide x, out;
-  load_wide(c, from, x);
+  load_value(c, from, i.b == T_F64, x);
   for (int l = 0; l < LANES; ++l) {
     out[l] = write_float(i.a, read_float(i.b, from, x[l], i.d), i.c, i.b == T_F64);
     if (i.d && i.a == T_F32) out[l] = flush(u32(out[l]));

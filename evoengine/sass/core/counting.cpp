@@ -67,13 +67,18 @@ struct Counter : Observer {
 
 constexpr int PIECE = 6;  // log2 of 64 bytes
 
-// Pieces of memory with how often they were asked for and by how many blocks; open addressing.
+// Pieces of memory with how often they were asked for, by how many blocks, and how many of these came first; open addressing.
 class Pieces {
  public:
-  void add(u64 piece, u32 block, u32 sectors) {
+  // `waits`: how often the warp that asks has waited for its loads before.
+  void add(u64 piece, u32 block, u32 sectors, u32 waits) {
     if (2 * ++added > table.size()) grow();
     Entry& e = at(piece);
-    if (e.last != block) e.blocks++;
+    if (e.last != block) {
+      e.in_step = !e.blocks || waits < e.waits ? 1 : e.in_step + (waits == e.waits);
+      e.waits = e.blocks ? std::min(e.waits, waits) : waits;
+      e.blocks++;
+    }
     e.last = block;
     e.asked += sectors;
   }
@@ -81,7 +86,7 @@ class Pieces {
   template <class F>
   void each(F f) const {
     for (const Entry& e : table)
-      if (e.blocks) f(e.piece, e.asked, e.blocks);
+      if (e.blocks) f(e.piece, e.asked, e.blocks, e.in_step);
   }
 
   bool has(u64 piece) const {
@@ -94,7 +99,7 @@ class Pieces {
  private:
   struct Entry {
     u64 piece = 0;
-    u32 asked = 0, blocks = 0, last = ~0u;
+    u32 asked = 0, blocks = 0, last = ~0u, waits = 0, in_step = 0;
   };
 
   // neighbours lie beside each other, as they are asked for one after the other
@@ -127,6 +132,12 @@ struct Surveyor : Counter {
   std::vector<std::array<u32, 2>> in;  // of this block, per allocation: pieces loaded, those of them in `whole`
   std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
   std::vector<int> boxes;              // per allocation: all loads by TMA
+  struct Loading {
+    u8 scoreboards = 0;  // that loads under way will set
+    u32 waits = 0;       // for loads, so far
+  };
+  std::vector<Loading> warps;          // of the block
+  u32 waits = 0;                       // of the warp that runs
   const std::vector<Allocation>& allocations;
 
   explicit Surveyor(const std::vector<Allocation>& all) 
@@ -134,7 +145,13 @@ struct Surveyor : Counter {
 
   void saw(const Context& c, const Instruction& i) override {
     Counter::saw(c, i);
+    const Block& own = *c.warp.block;
+    warps.resize(own.warps.size() * own.cluster->blocks.size());
+    Loading& loading = warps[own.rank * own.warps.size() + c.warp.number];
+    if (i.wait_mask & loading.scoreboards) loading.scoreboards = 0, loading.waits++;
     if (!c.lanes || c.access.space != Access::Space::Global) return;
+    if (!c.access.store && i.write_barrier < 6) loading.scoreboards |= 1 << i.write_barrier;
+    waits = loading.waits;
     u64 sectors[4 * LANES];
     int count = pieces(c.access, 5, sectors);
     for (int n = 0; n < count; n++) touch(sectors[n] >> 1, 1, c.access.store && !c.access.atomic);
@@ -143,6 +160,7 @@ struct Surveyor : Counter {
   void began(const Completion& work) override {
     Counter::began(work);
     if (!work.rows) return;
+    waits = 0;  // what asks for boxes does not wait for them
     bool store = work.queue == Completion::Queue::TensorStore && !work.combines;
     if (int n = work.sectors && !store ? allocation_of(work.address >> PIECE) : -1; n >= 0) {
       eviction[n] += work.eviction;
@@ -159,7 +177,7 @@ struct Surveyor : Counter {
       found[n] += sectors;
       return;
     }
-    (store ? stored : loaded).add(piece, block, sectors);
+    (store ? stored : loaded).add(piece, block, sectors, waits);
     if (!whole || n < 0) return;
     in[n][0]++;
     in[n][1] += whole->has(piece);
@@ -176,15 +194,17 @@ struct Surveyor : Counter {
 constexpr double PIECE_BYTES = 1 << PIECE;
 
 void sum(const Surveyor& all, std::vector<Touched>& to, bool half) {
-  all.loaded.each([&](u64 piece, u32 asked, u32 blocks) {
+  all.loaded.each([&](u64 piece, u32 asked, u32 blocks, u32 in_step) {
     int n = all.allocation_of(piece);
     if (n < 0) return;
     (half ? to[n].bytes_loaded_half : to[n].bytes_loaded) += PIECE_BYTES;
     if (half) return;
     to[n].loaded += asked;
     if (blocks > 1) to[n].loaded_together += asked;
+    to[n].loaders += blocks;
+    to[n].loaders_in_step += in_step;
   });
-  all.stored.each([&](u64 piece, u32 asked, u32) {
+  all.stored.each([&](u64 piece, u32 asked, u32, u32) {
     int n = all.allocation_of(piece);
     if (n < 0) return;
     (half ? to[n].bytes_stored_half : to[n].bytes_stored) += PIECE_BYTES;
@@ -199,6 +219,7 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   Surveyor one(allocations), each(allocations);
   auto run = [&](Surveyor& surveyor, u64 block, u64 most) {
     surveyor.counts = {};
+    surveyor.warps.clear();
     surveyor.counts.complete = observe(program, launch, allocations, banks, seed, block, most, 1, surveyor);
   };
   size_t middle = blocks.size() / 2;
@@ -217,7 +238,7 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
     if (2 * (n + 1) == blocks.size()) sum(each, found.allocations, true);
   }
   sum(each, found.allocations, false);
-  one.loaded.each([&](u64 piece, u32 asked, u32) {
+  one.loaded.each([&](u64 piece, u32 asked, u32, u32) {
     int n = one.allocation_of(piece);
     if (n < 0) return;
     found.allocations[n].whole_loaded += asked;

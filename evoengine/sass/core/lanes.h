@@ -42,7 +42,15 @@ inline void load_wide(Context& c, const Operand& o, Wide& out) {
   for (int l = 0; l < LANES; ++l) out[l] = u64(high[l]) << 32 | low[l];
 }
 
-// The same of a 64-bit integer: what an immediate prints with a minus is negative, and it may have 64 bits.
+// The same where `wide`, else the operand's 32 bits: what lies behind a constant need not exist.
+inline void load_value(Context& c, const Operand& o, bool wide, Wide& out) {
+  if (wide) return load_wide(c, o, out);
+  Lanes s;
+  const Lanes& low = plain(c, o, s);
+  for (int l = 0; l < LANES; ++l) out[l] = low[l];
+}
+
+// Those of a 64-bit integer: what an immediate prints with a minus is negative, and it may have 64 bits.
 inline void load_pair(Context& c, const Operand& o, Wide& out) {
   const bool minus = o.text[0] == '-';
   if (o.kind != Kind::Immediate || o.text.compare(minus, 2, "0x")) return load_wide(c, o, out);

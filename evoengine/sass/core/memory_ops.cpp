@@ -81,15 +81,15 @@ u8* window_bytes(Context& c, u64 address, u32 bytes, int lane) {
 }
 
 bool take_caching(Modifiers& m) {
-  static const char* const IGNORED[] = {"E",  "U",  "SYS",     "CTA",    "SM",      "WEAK",    "CONSTANT", "LU",
-                                        "EL", "VC", "PRIVATE", "LTC64B", "LTC128B", "LTC256B", "SPIN",     nullptr};
-  static const char* const PAST_L1[] = {"STRONG", "GPU", "EF", "NA", "MMIO", "CV", nullptr};
+  static const char* const IGNORED[] = {"E",  "U",  "SYS",     "WEAK",   "CONSTANT", "LU",      "EL",   "EF",
+                                        "VC", "PRIVATE", "LTC64B", "LTC128B", "LTC256B",  "SPIN", nullptr};
+  static const char* const PAST_L1[] = {"GPU", "NA", "MMIO", "CV", nullptr};
+  // an SM's own L1 is as good as memory to what only its threads must see (ld.global.ca is STRONG.SM)
+  const bool of_sm = m.take("SM") | m.take("CTA");
+  bool cached = !m.take("STRONG") || of_sm;
   while (take_one(m, IGNORED) >= 0) {
   }
-  bool cached = true;
   while (take_one(m, PAST_L1) >= 0) cached = false;
-  while (take_one(m, IGNORED) >= 0) {
-  }
   return cached;
 }
 

@@ -70,7 +70,7 @@ double Timing::dram_latency() const {
 bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
   bool local = size_t(allocation) >= request.traffic.size();
   Asked& asked = sm.asked[allocation];
-  double share = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].sharers;
+  double share = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].in_step;
   if (std::fma(std::min(1.0, share), asked.loaded, -asked.missed) < 0.5 * sectors) return false;
   asked.missed += sectors;
   return true;

@@ -40,7 +40,8 @@ constexpr int STALLS = 10;
 struct Traffic {
   double loads_from_dram = 1, stores_to_dram = 1;  // of the bytes that blocks load, and store
   double loads_shared = 0;                         // of the bytes loaded: those that another block of the wave loads
-  double sharers = 1;                              // SMs that load what one of them does
+  double sharers = 1;                              // SMs that load what one of them does,
+  double in_step = 1;                              // and those of them that do so at the same time
 };
 
 struct TimingRequest {
