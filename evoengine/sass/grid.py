@@ -18,8 +18,10 @@ from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
 from evoengine.sass.model import compared, count_block, count_lone_warp
 
-WHOLE_LIMIT = 20_000_000
-"""warp instructions of a block that are counted"""
+WHOLE_LIMIT = 60_000_000
+"""warp instructions of a cluster that are counted; the work of a longer one is not known"""
+MOST_COUNTED = 5
+"""clusters as long as that which are counted of a launch"""
 UNLIKE = 0.02
 """difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
 SAMPLED, ROWS_SAMPLED = 8, 16
@@ -123,11 +125,21 @@ class Work:
 def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     """Count clusters of the grid's inside and edges, weighted by how many there are of each.
 
-    `at_once` run on the GPU together. Raises KernelFailure where one cannot run.
+    `at_once` run on the GPU together. Raises KernelFailure where one cannot run, or is too long to be counted.
     """
+    left = MOST_COUNTED * WHOLE_LIMIT
 
     def of(cluster: int) -> Mapping[str, float]:
-        return count_block(program, launch, grid.block(cluster), WHOLE_LIMIT)
+        nonlocal left
+        most = min(left, WHOLE_LIMIT)
+        counts = count_block(program, launch, grid.block(cluster), max(1, most // grid.together))
+        if not counts["complete"]:
+            raise KernelFailure(
+                f"more than {most:,} warp instructions of block {grid.block(cluster)} and no end: "
+                "its work is not known, so no time can be predicted"
+            )
+        left -= int(counts["instructions"])
+        return counts
 
     if launch.unequal_indices and (work := _each_by_itself(program, launch, grid, of)):
         return work
@@ -351,7 +363,10 @@ def busiest(grid: Grid, work: Work, places: int, resident: int) -> Share:
         # one of the inside, as clusters of the last column or row have less to do, and are few; of a grid that runs at
         # once the first, which is handed as much as any
         first = min(places, grid.clusters) // 2 if grid.clusters > places else 0
-        return Share([min(first + n * places, grid.clusters - 1) for n in range(most)], most / fair)
+        given = range(first, first + most * places, places)
+        if most > MOST_PLACED:  # of which a few are timed
+            return Share(given, most / fair)
+        return Share([min(cluster, grid.clusters - 1) for cluster in given], most / fair)
     part = max(1, math.ceil(grid.clusters / MOST_PLACED))
     lengths = work.instructions[::part]
     slots = max(1, round(places / part)) * resident

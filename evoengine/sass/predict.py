@@ -193,12 +193,12 @@ def _stop(c: Context, limit: int) -> int:
     return 0 if alone else limit
 
 
-def _chosen(c: Context, limit: int) -> list[int]:
+def _chosen(c: Context, limit: int) -> Sequence[int]:
     """Return the SM's clusters that are timed: all, or as many as the limit allows, spread over its list.
 
     What is left out are whole rounds of resident clusters, so that as many run together at the end as of all.
     """
-    given = list(c.share.clusters)
+    given = c.share.clusters
     fits = int(limit / max(1.0, c.work.mean)) if limit else len(given)
     fits = max(2 * c.resident + len(given) % c.resident, fits - (fits - len(given)) % c.resident)
     if fits >= len(given):
@@ -219,9 +219,9 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
     a barrier issue instructions for as long as they wait. For a kernel without tensor-core work it is counted in
     instructions.
     """
-    given = list(c.share.clusters)
+    given = c.share.clusters
     lengths = c.work.instructions
-    clusters = len(given) if c.work.alike else float(lengths[given].sum()) / c.work.mean
+    clusters = len(given) if c.work.alike else float(lengths[list(given)].sum()) / c.work.mean
     counts, values = c.work.counts, timed.values
     rate = c.chip.rates
     tensor = (

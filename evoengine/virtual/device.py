@@ -27,7 +27,7 @@ from evoengine.sass import core
 from evoengine.sass.chip import find_chip, why_unmodelled
 from evoengine.sass.core import Program, Races
 from evoengine.sass.cubin import Kernel, read_kernel
-from evoengine.sass.grid import WHOLE_LIMIT, grid_of
+from evoengine.sass.grid import grid_of
 from evoengine.sass.launch import Geometry, Launch, Memory, prepare, require_arch_of
 from evoengine.sass.listing import line_table, linked_listing, names_an_instruction, with_source_lines
 from evoengine.sass.model import count_block
@@ -48,6 +48,8 @@ LONGEST = 3600.0
 """estimated seconds from which a launch that is not sampled is refused"""
 LEAST_LIMIT, SPINS = 4_000_000, 100
 """after how many warp instructions a block hangs: so many, or so many times what the model counts, if that is more"""
+ESTIMATED_FROM = 20_000_000
+"""warp instructions of a block at most, by which the time to execute a launch without a prediction is estimated"""
 CORES = min(len(os.sched_getaffinity(0)), 16)
 """threads that execute one launch, at most"""
 PATIENCE = 10.0
@@ -210,15 +212,9 @@ class VirtualGpu:
         if unmodelled := why_unmodelled(self.gpu):
             return Unpredicted(unmodelled, _counted(loaded, launch))
         try:
-            found = predict(loaded.program, launch, find_chip(self.gpu.key))
+            return predict(loaded.program, launch, find_chip(self.gpu.key))
         except Unpredictable as error:
             return Unpredicted(str(error), _counted(loaded, launch))
-        if found.counts["instructions"] > WHOLE_LIMIT:
-            return Unpredicted(
-                f"a block executes more than {WHOLE_LIMIT:,} warp instructions, behind which the model does not count",
-                found.counts,
-            )
-        return found
 
     def _execute(
         self,
@@ -311,7 +307,7 @@ def _counted(loaded: LoadedKernel, launch: Launch) -> Mapping[str, float]:
     """Return what the block in the middle of the grid executes; nothing where it cannot be run alone."""
     grid = grid_of(launch)
     try:
-        return count_block(loaded.program, launch, grid.block(grid.clusters // 2), WHOLE_LIMIT)
+        return count_block(loaded.program, launch, grid.block(grid.clusters // 2), ESTIMATED_FROM)
     except KernelFailure:
         return {}
 

@@ -12,10 +12,18 @@ from evoengine.devices.base import ScalarArgument
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.grid import grid_of
+from evoengine.sass.grid import Work, busiest, grid_of
 from evoengine.sass.launch import DrawnArgument, Geometry, prepare
 from evoengine.sass.listing import disassemble
-from evoengine.sass.predict import TIME_LIMIT, _rest, blocks_resident, context_of, predict, time_busiest
+from evoengine.sass.predict import (
+    TIME_LIMIT,
+    Unpredictable,
+    _rest,
+    blocks_resident,
+    context_of,
+    predict,
+    time_busiest,
+)
 from tests.support.cluster_kernels import pair_text
 from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
@@ -788,3 +796,44 @@ def test_a_single_store_among_the_timed_work_tells_nothing_of_the_rest():
     context = SimpleNamespace(share=share, work=work, chip=find_chip(H100), grid=grid, resident=1)
     rest = _rest(context, SimpleNamespace(progress=progress, values=values), 1)
     assert rest == pytest.approx(9 * values["clocks"], rel=0.1)
+
+
+# ── what has no predicted time, and what would take long to predict ─────────────────────────────────────────────────
+
+ENDLESS = {
+    "waits for what another block stores": """
+    volatile int* there = flags + blockIdx.x + 1;
+    if (threadIdx.x == 0) while (*there >= 0);
+    __syncthreads();""",
+    "computes for hours": "for (long i = 0; i < 1l << 40; i++) x = x * 1.0001f + 0.5f;",
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_block_without_an_end_is_named(what):
+    """20 million instructions of a block that tells nobody anything are executed, in less than a CPU second."""
+    text = f'extern "C" __global__ void f(float* o, int* flags) {{ float x = o[threadIdx.x]; {ENDLESS[what]} *o = x; }}'
+    program, kernel = program_of(text, "f")
+    arguments = [DrawnArgument("o", 4 * 256, "fp32", True), DrawnArgument("flags", 4 * 265, "int32", True)]
+    launch = prepare(kernel, Geometry((264, 1, 1), (256, 1, 1)), arguments, 0)
+    with pytest.raises(Unpredictable, match=r"it waits for another block.* or its work is too long to be counted$"):
+        predict(program, launch, find_chip(H100))
+
+
+def test_what_a_block_does_is_not_cut_off_where_counting_ends(monkeypatch):
+    program, kernel = program_of(STORED, "stored")
+    arguments = [DrawnArgument(name, 8192 * 264, "fp32", name != "a") for name in ("a", "o", "p")]
+    launch = prepare(kernel, Geometry((264, 1, 1), (128, 1, 1)), arguments, 0)
+    assert predict(program, launch, find_chip(H100)).counts["instructions"] > 400
+    monkeypatch.setattr("evoengine.sass.grid.WHOLE_LIMIT", 400)
+    with pytest.raises(
+        Unpredictable, match=r"^more than 400 warp instructions of block 0 and no end: its work is not kno"
+    ):
+        predict(program, launch, find_chip(H100))
+
+
+def test_the_largest_grid_is_not_listed_block_by_block():
+    grid = SimpleNamespace(clusters=2**31 - 1)
+    share = busiest(grid, Work({"instructions": 7.0}, np.array([7.0])), 132, 32)
+    assert isinstance(share.clusters, range) and len(share.clusters) == -(-grid.clusters // 132)
+    assert share.excess == pytest.approx(1, rel=1e-6)

@@ -59,11 +59,14 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   return r;
 }
 
-[[noreturn]] void hang(const Functional& machine, const std::vector<Resident>& residents) {
+[[noreturn]] void hang(const Functional& machine, const std::vector<Resident>& residents, bool polled) {
   size_t waiting = 0;
   for (const Resident& r : residents) waiting += r.warps.size();
-  const Warp& one = *residents[0].warps[0];
-  throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
+  const std::string at = place(machine, *residents[0].warps[0]) + ": ";
+  if (machine.observer && polled)
+    throw Fault{at + std::to_string(IDLE_LIMIT / 1'000'000) + " million instructions without a store or an arrival: it waits for " +
+                "another block, and blocks are predicted one at a time, or its work is too long to be counted", true};
+  throw Fault{at + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
@@ -138,7 +141,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
       room = residents.size() + 1 + residents.size() / 8;
       idle = 0;
     } else if (!moved || idle * LONGEST_TURN / 2 > IDLE_LIMIT) {
-      hang(machine, residents);
+      hang(machine, residents, moved);
     }
   }
 }
