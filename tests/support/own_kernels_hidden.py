@@ -308,7 +308,19 @@ extern "C" __global__ void positive(float* x, int n) {
     more={"inout": ["x"]},
 )  # fmt: skip
 
+RAISED = OwnKernel(
+    "raised", {"n": 6000000}, {"x": "int32[n]"}, {}, "return x + 1", {"BLOCK": [256, 128]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void raised(int* x, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) x[i] += 1;
+}
+""",
+    (("one of a tile is left out", "if (i < n)", "if (i < n && i != 7)"),),
+    more={"inout": ["x"]}, draws={"x": {"type": "integers", "low": 0, "high": 9}},
+)  # fmt: skip
+
 KERNELS = (
     IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
-    LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE,
+    LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED,
 )  # fmt: skip
