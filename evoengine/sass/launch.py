@@ -64,16 +64,19 @@ REGISTERS_PER_BLOCK = 65536
 
 # Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
 # the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack and
-# the bytes of dynamic shared memory; on sm_90 at 0x140 whether the launch has clusters, their blocks along x, y and z,
-# the reciprocals of these, and the grid in clusters, at 0x188 the blocks of a cluster, and at 0x198 the generic address
-# of the parameters, from which those of tensor maps are made.
+# the bytes of dynamic shared memory, at 0x30 the launch's number and at 0x10c that of SMs; on sm_90 at 0x140 whether
+# the launch has clusters, their blocks along x, y and z, the reciprocals of these, and the grid in clusters, at 0x188
+# the blocks of a cluster, and at 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQII")
+_GRID_NUMBER, _SM_COUNT = 0x30, 0x10C
 _CLUSTER_AT, _CLUSTER = 0x140, struct.Struct("<I3I3f3I")
 _CLUSTER_BLOCKS = 0x188
 _PARAMETERS_POINTER = 0x198
-# The same on sm_120: from 0x2a0 a cluster's blocks along x, y and z, the bytes of dynamic shared memory, reciprocals, a
-# word that is not known, the grid in clusters and a cluster's blocks; at 0x2f8 the window of local memory, at 0x348 the
-# address of the parameters, from 0x360 the block's threads, a word, and the grid, and at 0x37c the end of the stack.
+# The same on sm_120: at 0x140 the launch's number, from 0x2a0 a cluster's blocks along x, y and z, the bytes of dynamic
+# shared memory, reciprocals, a word that is not known, the grid in clusters and a cluster's blocks; at 0x2d0 the number
+# of SMs, at 0x2f8 the window of local memory, at 0x348 the address of the parameters, from 0x360 the block's threads, a
+# word, and the grid, and at 0x37c the end of the stack.
+_GRID_NUMBER_120, _SM_COUNT_120 = 0x140, 0x2D0
 _CLUSTER_120_AT, _CLUSTER_120 = 0x2A0, struct.Struct("<3II3f4x3II")
 _LOCAL_WINDOW_120, _PARAMETERS_POINTER_120 = 0x2F8, 0x348
 _DRIVER_VALUES_120_AT, _DRIVER_VALUES_120 = 0x360, struct.Struct("<3I4x3II")
@@ -84,6 +87,8 @@ PROVIDED = {"vprintf": 0xFC0000000000, "__assertfail": 0xFC0000000010}
 NO_FUNCTION = 0xFC0000010000
 """where others are said to be, so that a call of one is an error"""
 
+SM_COUNT = 132
+"""of an H100, as in core/moves.cpp; a right kernel does not depend on it"""
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
@@ -250,7 +255,7 @@ def prepare(
     stated = [a for a in arguments if not isinstance(a, ConstantArgument)]
     passed, in_memory = [a for a in stated if is_passed(a)], [*stated, *mapped]
     allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
-    banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
+    banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given}, seed % 2**20)
     return Launch(kernel, geometry, in_memory, allocations, banks, seed)
 
 
@@ -480,7 +485,7 @@ def _structure(allocation: Allocation) -> SassAllocation:
 
 def _banks(
     kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
-    constants: Mapping[str, bytes],
+    constants: Mapping[str, bytes], number: int,
 ) -> dict[int, bytearray]:  # fmt: skip
     placed = {allocation.name: allocation for allocation in allocations}
     banks = {bank: bytearray(data) for bank, data in kernel.banks.items()}
@@ -493,7 +498,7 @@ def _banks(
     bank = banks[PARAMETER_BANK]
     bank.extend(bytes(max(kernel.parameters_at - len(bank), 0)))
     put = _put_driver_values_120 if kernel.arch >= 120 else _put_driver_values
-    put(bank, kernel, geometry)
+    put(bank, kernel, geometry, number)
     _put_parameters(kernel, bank, arguments, placed)
     return banks
 
@@ -543,10 +548,12 @@ def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
     return bytes(whole)
 
 
-def _put_driver_values(bank: bytearray, kernel: Kernel, geometry: Geometry) -> None:
+def _put_driver_values(bank: bytearray, kernel: Kernel, geometry: Geometry, number: int) -> None:
     windows = SHARED_WINDOW, LOCAL_WINDOW
     values = *geometry.threads, *geometry.grid, *windows, _stack(kernel), geometry.shared_bytes
     _DRIVER_VALUES.pack_into(bank, 0, *values)
+    struct.pack_into("<Q", bank, _GRID_NUMBER, number)
+    struct.pack_into("<I", bank, _SM_COUNT, SM_COUNT)
     if kernel.arch >= 90:
         cluster = geometry.cluster or kernel.cluster
         clusters = (blocks // together for blocks, together in zip(geometry.grid, cluster, strict=True))
@@ -556,11 +563,13 @@ def _put_driver_values(bank: bytearray, kernel: Kernel, geometry: Geometry) -> N
         struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
 
 
-def _put_driver_values_120(bank: bytearray, kernel: Kernel, geometry: Geometry) -> None:
+def _put_driver_values_120(bank: bytearray, kernel: Kernel, geometry: Geometry, number: int) -> None:
     cluster = geometry.cluster or kernel.cluster
     clusters = [blocks // together for blocks, together in zip(geometry.grid, cluster, strict=True)]
     sizes = *cluster, geometry.shared_bytes, *(1 / blocks for blocks in cluster), *clusters, math.prod(cluster)
     _CLUSTER_120.pack_into(bank, _CLUSTER_120_AT, *sizes)
+    struct.pack_into("<Q", bank, _GRID_NUMBER_120, number)
+    struct.pack_into("<I", bank, _SM_COUNT_120, SM_COUNT)
     struct.pack_into("<Q", bank, _LOCAL_WINDOW_120, LOCAL_WINDOW)
     struct.pack_into("<Q", bank, _PARAMETERS_POINTER_120, CONSTANT_WINDOW + kernel.parameters_at)
     _DRIVER_VALUES_120.pack_into(bank, _DRIVER_VALUES_120_AT, *geometry.threads, *geometry.grid, _stack(kernel))

@@ -10,17 +10,19 @@ passed both judges; where one cannot judge, the other judges alone, and the verd
 
 from __future__ import annotations
 
+import re
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evoengine.cuda_emulator.build import build
+from evoengine.cuda_emulator.declarations import blank_comments
 from evoengine.cuda_emulator.run import run_blocks, run_rounds
 from evoengine.devices.base import VISIT, Executed, KernelCrashed, KernelFailure, KernelHung, Round, RunRounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
@@ -54,7 +56,7 @@ from evoengine.stages.verify import (
     verify,
     without_missing,
 )
-from evoengine.workloads.base import AnyWorkload, FullSize, NothingWritten, WrongBlock
+from evoengine.workloads.base import AnyWorkload, NothingWritten, WrongBlock
 
 if TYPE_CHECKING:
     from evoengine.virtual.host import HostJudge
@@ -74,6 +76,8 @@ class Judge:
     device: str
     run: RunRounds
     run_blocks: RunBlocks
+    named: frozenset[int] = frozenset()
+    """whole numbers in the candidate's text, which may be those of blocks that it treats otherwise"""
 
 
 def executor(contender: CompiledCandidate) -> Judge:
@@ -104,7 +108,7 @@ def executor(contender: CompiledCandidate) -> Judge:
         with _naming_lines(contender):
             return rounds.run_blocks(executables[asked.entry or source.entry], asked, seed)
 
-    return Judge(EXECUTOR, launch, launch_blocks)
+    return Judge(EXECUTOR, launch, launch_blocks, numbers_in(source.text))
 
 
 @contextmanager
@@ -132,7 +136,7 @@ def emulator(source: Source, arch: str) -> Judge:
     def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
         return run_blocks(executable, asked.entry or source.entry, asked, seed, LAUNCH_SECONDS)
 
-    return Judge(EMULATOR, launch, launch_blocks)
+    return Judge(EMULATOR, launch, launch_blocks, numbers_in(source.text))
 
 
 def judge_short(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int) -> Verdict:
@@ -153,7 +157,7 @@ def judge_rest(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, sho
         coverage=joined(short.coverage, more.coverage),
         whole=True,
     )
-    return verify_blocks(both, workload, plans.full, judge.run_blocks, seed + 2)
+    return verify_blocks(both, workload, plans.full, judge.run_blocks, seed + 2, judge.named)
 
 
 def judge_second(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, short: Verdict) -> Verdict:
@@ -292,8 +296,13 @@ RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 """runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 
 
-def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunBlocks, seed: int) -> Verdict:
-    """Return a good verdict on small cases with that on the plan's at full size added; any other as it is."""
+def verify_blocks(
+    verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunBlocks, seed: int, named: Collection[int] = ()
+) -> Verdict:
+    """Return a good verdict on small cases with that on the plan's at full size added; any other as it is.
+
+    Of a user's own kernel, blocks are among those run whose numbers are `named`, as the kernel's text may.
+    """
     if not verdict.correct or not plan:
         return verdict
 
@@ -304,30 +313,20 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
         asked = full.draw_blocks(case, launch, own_seed)
         if asked is None:
             return None
-        small = full.in_small(case)
+        if full.unknown_cost:
+            asked = with_named(asked, named, own_seed)
+        failure: KernelCrashed | KernelHung | NothingWritten | None = None
         try:
             asked, traces = _run(asked, run, own_seed, full.unknown_cost)
             found = check_blocks(workload, case, asked, traces, own_seed)
-            if (
-                found.correct
-                or small is None
-                or _is_right_alone(workload, small, full.alone(case, own_seed), run, own_seed)
-            ):
-                return found
-            return _not_judged(case, own_seed, "one alone is not right")
-        except KernelCrashed:
-            if small is None or _is_right_alone(workload, small, full.alone(case, own_seed), run, own_seed):
-                raise
-            return _not_judged(case, own_seed, "one alone is not right")
-        except (NothingWritten, KernelHung) as failure:
-            if small is not None:
-                return _not_judged(case, own_seed, "one alone neither ends nor writes")
-            alone = full.alone(case, own_seed)
-            if alone is None or _works_alone(full, alone, run, failure, own_seed):
-                if isinstance(failure, KernelHung):
-                    raise
-                return replace(failed(case, own_seed, str(failure)), part=_judged_part(case, asked))
-            return _not_judged(case, own_seed, "one alone neither ends nor writes")
+        except (KernelCrashed, KernelHung, NothingWritten) as raised:
+            failure = raised
+            found = replace(failed(case, own_seed, str(raised)), part=_judged_part(case, asked))
+        if found.correct or _counts(workload, case, failure, run, own_seed):
+            if isinstance(failure, KernelFailure):
+                raise failure
+            return found
+        return _not_judged(case, own_seed, "one alone is not right")
 
     more = run_plan(plan, seed + 1, verdict.device, judge)
     cases, wall_ms = verdict.cases + more.cases, verdict.wall_ms + more.wall_ms
@@ -352,26 +351,53 @@ def _cpu_seconds() -> float:
     return time.process_time() + used.ru_utime + used.ru_stime
 
 
-def _works_alone(
-    full: FullSize[Any], alone: BlockLaunch, run: RunBlocks, failure: NothingWritten | KernelHung, seed: int
+def _counts(
+    workload: AnyWorkload,
+    case: CaseIdentity,
+    failure: KernelCrashed | KernelHung | NothingWritten | None,
+    run: RunBlocks,
+    seed: int,
 ) -> bool:
-    """Return whether blocks of a small launch write by themselves what those at full size did not, or end."""
-    try:
-        traces = run(alone, seed)
-    except KernelHung:
-        return False
-    return not isinstance(failure, NothingWritten) or failure.output in full.written_outputs(alone, traces)
+    """Return whether blocks that fail at full size are a fault, and do not just miss other blocks.
 
-
-def _is_right_alone(
-    workload: AnyWorkload, small: CaseIdentity, alone: BlockLaunch | None, run: RunBlocks, seed: int
-) -> bool:
-    """Return whether blocks of a small launch, each run by itself, do what they do in the whole launch."""
-    assert alone is not None  # as `in_small` is not
+    Where a right kernel's blocks may need one another, they are a fault if blocks of a small launch, each by itself, do
+    what they should. Other blocks may wait for one another too, or write only what the last one of them adds up.
+    """
+    full = workload.full_size()
+    if not full.needs_others(case) and not isinstance(failure, KernelHung | NothingWritten):
+        return True
+    alone = full.alone(case, seed)
+    if alone is None:
+        return True
     try:
-        return check_blocks(workload, small, alone, run(alone, seed), seed).correct
+        return check_blocks(workload, full.in_small(case), alone, run(alone, seed), seed).correct
     except (KernelFailure, NothingWritten):
         return False
+
+
+MOST_NAMED = 64
+"""blocks that are run because the text names their numbers"""
+_NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F]+|[1-9]\d*)(?=[uUlL]*(?![\w.]))")
+
+
+def numbers_in(text: str) -> frozenset[int]:
+    """Return the whole numbers that a text names, and for what begins behind one, the next."""
+    return frozenset(int(found, 0) + n for found in _NUMBER.findall(blank_comments(text)) for n in (0, 1))
+
+
+def with_named(asked: BlockLaunch, named: Collection[int], seed: int) -> BlockLaunch:
+    """Return the launch with blocks added whose places in the grid, or numbers, are named; in an order by seed."""
+    grid, random = asked.launch.grid, np.random.default_rng(seed)
+    known = {block.number for block in asked.blocks}
+    x, y, z = ([*(n for n in sorted(named) if n < size), None] for size in grid)
+    places = [(i, j, k) for i in x for j in y for k in z if (i, j, k) != (None, None, None)]
+    numbers = [n for n in sorted(named) if n < prod(grid)]
+    for place in random.permutation(len(places))[:MOST_NAMED]:
+        i, j, k = (random.integers(size) if at is None else at for at, size in zip(places[place], grid, strict=True))
+        numbers.append(int((k * grid[1] + j) * grid[0] + i))
+    added = [n for n in dict.fromkeys(random.permutation(numbers).tolist()) if n not in known][:MOST_NAMED]
+    blocks = [*asked.blocks, *(replace(asked.blocks[0], number=n) for n in added)]
+    return replace(asked, blocks=[blocks[n] for n in random.permutation(len(blocks))])
 
 
 def _not_judged(case: CaseIdentity, seed: int, reason: str) -> CaseResult:

@@ -254,10 +254,10 @@ def compare(
         if exact.is_floating_point() and not exact.isfinite().all()
     }
     results, expected = (_without(special, values) for values in (results, expected))
-    errors = {name: result.double() - expected[name].double() for name, result in results.items()}
+    errors = {name: _difference(result, expected[name]) for name, result in results.items()}
     found = bounds(workload, case, drawn, results, errors, expected)
     broken = _broken(found)
-    if broken and (nudged := tensors.nudged(case.problem, drawn.expected)) is not None:
+    if broken and (nudged := tensors.nudged(case, drawn.expected)) is not None:
         least = {name: value.masked_fill(~value.isfinite(), 0) for name, value in nudged.items()}
         found = bounds(workload, case, drawn, results, errors, expected, _without(special, least))
         broken = _broken(found)
@@ -269,6 +269,13 @@ def compare(
         found[worst][0].allowed,
     )
     return CaseResult(case.name, str(case.problem), seed, broken is None, largest, mean, allowed, reason)
+
+
+def _difference(result: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return float64 differences; those of integers are not lost beyond 2^53."""
+    if result.is_floating_point() or exact.is_floating_point():
+        return result.double() - exact.double()
+    return (result.long() - exact.long()).double()
 
 
 def _special_reason(result: torch.Tensor, exact: torch.Tensor) -> str | None:
@@ -327,8 +334,11 @@ def bounds(
         eps = torch.finfo(results[name].dtype).eps if results[name].dtype.is_floating_point else 0.0
         exact = expected[name].double()
         own_error = own[name].double() - exact
-        if nudged is not None and eps:
-            own_error = own_error.abs() + (nudged[name].double() - exact).abs()
+        if nudged is not None and name in nudged:
+            near = (nudged[name].double() - exact).abs()
+            own_error = own_error.abs() + near
+            if not eps:
+                error = error.masked_fill(near > 0, 0)
         found[name] = by_own_error(of[name], error, exact, own_error, eps, tolerance)
         if name in rounded and _rows(error).numel() >= SUMMED_ROWS:
             found[name] += _by_sums(of[name], error, exact, rounded[name].double() - exact, eps)

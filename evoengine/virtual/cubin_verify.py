@@ -36,7 +36,8 @@ from evoengine.virtual.device import (
 )
 from evoengine.virtual.launch_file import LaunchFile, Step, read_launch
 from evoengine.workloads.base import Tolerance
-from evoengine.workloads.folder_tensors import LARGE, SHAPED, all_in_float64
+from evoengine.workloads.folder_reference import all_in_float64
+from evoengine.workloads.folder_tensors import LARGE, SHAPED
 
 AS_GIVEN, BIG = "as given", "large"
 DRAWS = (BIG, *SHAPED)

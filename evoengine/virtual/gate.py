@@ -36,7 +36,8 @@ from evoengine.virtual.device import (
     seconds_to_execute,
 )
 from evoengine.workloads.base import Tolerance
-from evoengine.workloads.folder_tensors import LARGE, SHAPED, all_in_float64
+from evoengine.workloads.folder_reference import all_in_float64
+from evoengine.workloads.folder_tensors import LARGE, SHAPED
 
 if TYPE_CHECKING:
     from evoengine.virtual.triton_file import Program

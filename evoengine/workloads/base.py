@@ -134,10 +134,11 @@ class Tensors(ABC, Generic[P]):
         Its error is the gate's measure.
         """
 
-    def nudged(self, problem: P, inputs: Inputs) -> Outputs | None:
-        """Return the float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
+    def nudged(self, case: Case[P], inputs: Inputs) -> Outputs | None:
+        """Return float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
 
-        What they differ by, no computation in float32 can be expected to avoid.
+        What they differ by, no computation in float32 can be expected to avoid. An output of whole numbers that is
+        among them is not compared where it differs.
         """
         return None
 
@@ -217,17 +218,17 @@ class FullSize(ABC, Generic[C]):
         Raises WrongBlock where it cannot be right, whatever the values.
         """
 
+    def needs_others(self, case: C) -> bool:
+        """Return whether a block of a right kernel may be wrong by itself."""
+        return False
+
     def alone(self, case: C, seed: int) -> BlockLaunch | None:
         """Return the blocks of a small launch, each by itself, where a kernel's blocks may need one another."""
         return None
 
-    def in_small(self, case: C) -> C | None:
-        """Return the case of the launch by `alone` where a right kernel's blocks may need one another, else None."""
-        return None
-
-    def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:
-        """Return the names of outputs that some block wrote to, of a launch by `alone`."""
-        raise NotImplementedError
+    def in_small(self, case: C) -> C:
+        """Return the case of the launch by `alone`."""
+        return case
 
 
 class WrongBlock(Exception):

@@ -207,7 +207,8 @@ class FolderWorkload(Workload[FolderProblem]):
         tensors = {item.name for item in self.definition.inputs if item.shape is not None}
         if not wanted & tensors:
             return {}
-        from evoengine.workloads.folder_tensors import FolderTensors, as_bytes
+        from evoengine.workloads.folder_reference import as_bytes
+        from evoengine.workloads.folder_tensors import FolderTensors
 
         case = Case("prediction", problem, config=config)
         return {

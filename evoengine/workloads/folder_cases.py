@@ -34,7 +34,7 @@ LARGEST_KNOB = 256
 """largest knob that may be a tile: twice as many rows would make the gate slow"""
 MOST_WORK = 1 << 20
 """elements of a case's tensors plus a quarter of its operations: tens of milliseconds in the emulator"""
-FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative")
+FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative", "ties")
 """patterns that replace the draw of `random` floating-point inputs"""
 INTEGER_PATTERN = "ends"
 """the pattern that takes integers from the ends of their ranges, and equal or nearly equal booleans"""
@@ -65,8 +65,9 @@ def gate_cases(
         small = _small_problems(definition, problem, config, rules, problem_of)
         cheap = cheap_problems(definition, problem, config, problem_of)
         largest = max(cheap, key=lambda p: work(definition, p))
+        shown = _behind_tiles(definition, problem, config, rules, problem_of) or largest
         cases = [Case(_sizes(p), p, "normal", config) for p in small]
-        cases += [Case(pattern, largest, pattern, config) for pattern in patterns(definition, problem)]
+        cases += [Case(pattern, shown, pattern, config) for pattern in patterns(definition, problem)]
         if definition.passes_fractions(problem):
             cases.append(Case(OTHER_SCALARS, replace(largest, other_scalars=True), "normal", config))
         cases += _own_lengths(definition, problem, config, rules, problem_of)
@@ -134,8 +135,9 @@ def _own_lengths(
     for extent in own_extents(definition, problem, config, rules, problem_of):
         is_long = cost(definition, extent.problem, config) > MOST_WORK
         yield Case(f"own {extent.axis}", extent.problem, "normal", config, is_long, extent.part)
-        if "large" in patterns(definition, problem):
-            yield Case(f"own {extent.axis}, large", extent.problem, "large", config, is_long, extent.part)
+        shaped = patterns(definition, problem)
+        if other := next((pattern for pattern in ("large", INTEGER_PATTERN) if pattern in shaped), None):
+            yield Case(f"own {extent.axis}, {other}", extent.problem, other, config, is_long, extent.part)
 
 
 def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
@@ -153,6 +155,20 @@ def _small_problems(
         if len(found) == MOST_SIZES:
             break
     return list(found) or [problem]
+
+
+def _behind_tiles(
+    definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
+) -> FolderProblem | None:
+    """Return a problem that is longer than two tiles along each axis; None where it is invalid or costs much.
+
+    There values meet that threads and blocks get in later turns.
+    """
+    free = free_axes(definition)
+    values = {axis: _around(found, config) for axis, found in tiles(definition, free, config).items()}
+    wanted = {axis: min(values[axis][2], problem.axes[axis]) for axis in free if len(values[axis]) > 2}
+    found = _nearest(definition, problem, wanted, rules, problem_of) if len(wanted) == len(free) else None
+    return found if found is not None and cost(definition, found, config) <= MOST_WORK else None
 
 
 def cheap_problems(
@@ -564,11 +580,11 @@ def _dependent_plan(
 
 
 def pools_inout(definition: Definition, problem: FolderProblem) -> bool:
-    """Return whether in-out tensors are normal numbers of one dtype, of which parts can be made."""
+    """Return whether in-out tensors are `random` and of one dtype, so that parts of them can be made."""
     draws = definition.draws_for(problem)
     items = [item for item in definition.inputs if item.name in definition.inout]
     is_random = all(item.name not in draws or draws[item.name].kind == "random" for item in items)
-    return is_random and len({item.dtype for item in items}) == 1 and items[0].dtype in ("fp64", "fp32", "fp16", "bf16")
+    return is_random and len({item.dtype for item in items}) == 1
 
 
 def affordable(definition: Definition, problem: FolderProblem) -> bool:

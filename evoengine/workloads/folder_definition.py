@@ -27,7 +27,7 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
 """dtype of what is passed by value → its type"""
-PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends", "wide")
+PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ties", "ends", "wide")
 """draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`, `wide`)"""
 WIDE = {"int64": (64, 40), "int32": (32, 20), "int16": (16, 12), "uint8": (8,)}
 """dtype → bits of `random` integers in the pattern `wide`: all, and fewer where outputs leave their range"""

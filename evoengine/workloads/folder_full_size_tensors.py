@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -46,7 +47,7 @@ from evoengine.workloads.folder_cases import (
     patterns,
 )
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
-from evoengine.workloads.folder_tensors import FolderTensors
+from evoengine.workloads.folder_tensors import FolderTensors, random_values
 from evoengine.workloads.full_size import DRAWN, chosen_blocks
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -97,12 +98,11 @@ class FolderFullSize(FullSize[FolderFullCase]):
         )
         return self._launch(case, case.small, case.small_launch, seed, list(range(min(total, _ALL))), draw)
 
-    def in_small(self, case: FolderFullCase) -> FolderFullCase | None:
-        return None if case.alone else replace(case, problem=case.small)
+    def needs_others(self, case: FolderFullCase) -> bool:
+        return not case.alone
 
-    def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:
-        """Return the names of outputs that some block wrote to."""
-        return {name for one in traces for name, (places, _) in stored_elements(asked, one).items() if places.size}
+    def in_small(self, case: FolderFullCase) -> FolderFullCase:
+        return replace(case, problem=case.small)
 
     def written_parts(
         self, case: FolderFullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]
@@ -119,9 +119,8 @@ class FolderFullSize(FullSize[FolderFullCase]):
                 raise WrongBlock(f"block {one.block} read more than {_INPUT_LIMIT:,} bytes of its inputs")
         every = [stored_elements(asked, one) for one in traces]
         for item in self._definition.outputs:
-            if item.name not in self._definition.inout:  # what an in-out tensor held may be right
-                check_cover(item, case.problem, asked, every)
-            check_idle(item, case.problem, asked, every)
+            check_cover(item, case.problem, asked, every)
+        every = with_tiles(self._definition, case.problem, asked, every)
         stored = [found for found in every if any(places.size for places, _ in found.values())]
         axes = self._axes(case)
         if not axes:
@@ -191,14 +190,14 @@ class FolderFullSize(FullSize[FolderFullCase]):
         inputs = self._tensors.draw_some(Case(case.name, problem, draw, case.config), seed, without=pooled)
         dtype = next((item.dtype for item in self._definition.inputs if item.name in pooled), "fp32")
         generator = torch.Generator().manual_seed(seed)
-        normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
-        pool = Pool(normal.to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
+        values = random_values(dtype, (POOL_PAGES, PAGE // DTYPE_BYTES[dtype]), generator)
+        pool = Pool(values.view(torch.uint8).numpy())
         arguments = [_with_contents(p, inputs) for p in parameters]
         chosen = [ChosenBlock(b, _INPUT_LIMIT, ends=True) for b in blocks]
         return BlockLaunch(launch, arguments, pool, chosen, case.entry)
 
     def _pooled(self, problem: FolderProblem) -> frozenset[str]:
-        """Return the inputs that are not drawn whole: where all are too large, those of normal numbers of one dtype."""
+        """Return the inputs that are not drawn whole: where all are too large, the `random` ones of one dtype."""
         if input_bytes(self._definition, problem) <= _SMALL_BYTES and not self._definition.inout:
             return frozenset()
         draws = self._definition.draws_for(problem)
@@ -206,7 +205,6 @@ class FolderFullSize(FullSize[FolderFullCase]):
             item
             for item in self._definition.inputs
             if item.shape is not None
-            and TORCH_DTYPES[item.dtype].is_floating_point
             and item.name not in self._definition.constants.values()
             and (item.name not in draws or draws[item.name].kind == "random")
         ]
@@ -335,6 +333,10 @@ _SIGMAS = 4.0
 """standard deviations of the mean by which the blocks' shares of an output may fall short by chance"""
 _LEAST_FITTED = 8
 """minimum number of blocks whose places determine those of others"""
+_TRIES = 64
+"""samples of blocks by which their places are fitted"""
+_LARGEST_TILE = 1 << 20
+"""elements of an output that a block may leave out"""
 
 Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """stores of one block: output → the elements' places in it, ascending, and their bits"""
@@ -362,15 +364,17 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
     """Raise WrongBlock where the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
 
     Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall short
-    of the output by more than chance explains. Of integers only NothingWritten is raised: their poison, -1, may be what
-    a kernel wrote.
+    of the output by more than chance explains. Of integers and of what is written in place only NothingWritten is
+    raised: a kernel may have written what was there.
     """
     total, size = prod(asked.launch.grid), prod(shape_of(item, problem))
     parts = [own[item.name][0] for own in found]
     shares = np.array([len(places) for places in parts], np.float64)
-    if not shares.any():
+    parameter = next(p for p in asked.arguments if p.name == item.name)
+    kept = isinstance(parameter, TensorParameter | TensorArgument) and parameter.inout
+    if not shares.any() and not kept:
         raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
-    if not TORCH_DTYPES[item.dtype].is_floating_point:
+    if kept or not TORCH_DTYPES[item.dtype].is_floating_point:
         return
     if len(parts) == total:
         missing = size - len(np.unique(np.concatenate(parts)))
@@ -383,30 +387,100 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
         raise WrongBlock(f"{len(parts)} of {total} blocks wrote {each}: all of them cannot cover its {size}")
 
 
-def check_idle(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
-    """Raise WrongBlock where a block wrote nothing although the places of others say where its own is.
+def with_tiles(
+    definition: Definition, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]
+) -> list[Stored]:
+    """Return the stores with those added that a block left out of its tile: what is there counts as what it wrote.
 
-    That is where the first index along each dimension of the output is a linear function of the block's place in the
-    grid. A grid may have blocks beyond an output's end.
+    So what a late block leaves undone is compared: poison, or what a tensor held that is written in place. Raises
+    WrongBlock where a block wrote nothing.
     """
-    shape = shape_of(item, problem)
-    idle = np.array([not any(places.size for places, _ in own.values()) for own in found])
-    wrote = np.array([bool(own[item.name][0].size) for own in found])
-    if not shape or not idle.any() or wrote.sum() < _LEAST_FITTED:
-        return
-    numbers = np.array([block.number for block in asked.blocks])
-    x, y, _ = asked.launch.grid
-    grid = np.stack([np.ones(len(numbers)), numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
-    parts = [own[item.name][0] for own in found if own[item.name][0].size]
-    firsts = np.array([[axis.min() for axis in np.unravel_index(places, shape)] for places in parts])
-    linear = np.linalg.lstsq(grid[wrote], firsts, rcond=None)[0]
-    if np.abs(grid[wrote] @ linear - firsts).max() > 1e-3:
-        return
-    expected = np.rint(grid[idle] @ linear).astype(np.int64)
-    within = ((expected >= 0) & (expected < shape)).all(axis=1)
-    if within.any():
-        number, place = numbers[idle][within][0], ", ".join(map(str, expected[within][0]))
-        raise WrongBlock(f"block {number} wrote nothing: by the others' places its part of {item.name} is at [{place}]")
+    more: list[dict[str, tuple[np.ndarray, np.ndarray]]] = [dict(own) for own in found]
+    numbers = np.array([block.number for block in asked.blocks[: len(found)]])
+    for number, p in enumerate(asked.arguments):
+        if not isinstance(p, TensorParameter) or not p.output:
+            continue
+        item = next(item for item in definition.outputs if item.name == p.name)
+        tiles = tiles_of(shape_of(item, problem), asked.launch.grid, numbers, [own[p.name][0] for own in found])
+        if tiles is None:
+            continue
+        bits, idle = BITS[DTYPE_BYTES[p.dtype]], TORCH_DTYPES[item.dtype].is_floating_point and not p.inout
+        for block, own, tile in zip(numbers, more, tiles, strict=True):
+            places, values = own[p.name]
+            if idle and tile.size and not any(stored.size for stored, _ in own.values()):
+                first = ", ".join(map(str, np.unravel_index(tile[0], shape_of(item, problem))))
+                raise WrongBlock(
+                    f"block {block} wrote nothing: by the others' places its part of {p.name} is at [{first}]"
+                )
+            left = np.setdiff1d(tile, places, assume_unique=True)
+            held = np.full(len(left), np.iinfo(bits).max, bits)
+            if p.inout:
+                held = asked.pool.take(number, left, DTYPE_BYTES[p.dtype]).reshape(-1).view(bits)
+            own[p.name] = np.concatenate([places, left]), np.concatenate([values, held])
+    return list(more)
+
+
+def tiles_of(
+    shape: Sequence[int], grid: tuple[int, int, int], numbers: np.ndarray, stored: Sequence[np.ndarray]
+) -> list[np.ndarray] | None:
+    """Return the elements of an output that are each block's own, by the places where others stored; None if unclear.
+
+    They are clear where the first index along each dimension, or along neighbouring ones taken as one, is a linear
+    function of the block's place in the grid, each axis of which steps along one dimension. A block's tile then is as
+    long as the step. A grid may have blocks beyond an output's end, whose tiles are empty.
+    """
+    wrote = np.array([bool(places.size) for places in stored])
+    if wrote.sum() < _LEAST_FITTED:
+        return None
+    x, y, _ = grid
+    at = np.stack([np.ones(len(numbers), np.int64), numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
+    at = at[:, [True, *(size > 1 for size in grid)]]
+    for dimensions in _joined(tuple(shape)):
+        unravelled = (np.unravel_index(places, dimensions) for places in stored if places.size)
+        firsts = np.array([[along.min() for along in place] for place in unravelled])
+        linear = _steps(at[wrote], firsts)
+        if linear is None:
+            continue
+        along = zip(np.abs(linear[1:]).T, dimensions, strict=True)
+        lengths = np.array([min((step for step in each if step), default=size) for each, size in along], np.int64)
+        starts = at @ linear
+        if prod(lengths.tolist()) > _LARGEST_TILE or (firsts >= starts[wrote] + lengths).any():
+            continue
+        ends = np.minimum(starts + lengths, dimensions)
+        return [
+            _flat(dimensions, [np.arange(max(0, a), b) for a, b in zip(start, end, strict=True)])
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    return None
+
+
+def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
+    """Return whole numbers with which `at` times them is at most `firsts`, and the same for a third of the blocks.
+
+    None where there are none, or where an axis of the grid steps along no dimension, or along several. Some first
+    elements are later than their tile: where a value is that which was there.
+    """
+    random = np.random.default_rng(0)
+    for _ in range(_TRIES):
+        some = random.choice(len(at), at.shape[1], replace=False)
+        found = np.rint(np.linalg.lstsq(at[some], firsts[some], rcond=None)[0]).astype(np.int64)
+        later = firsts - at @ found
+        if (later < 0).any() or (later.any(axis=1)).mean() > 2 / 3:
+            continue
+        return found if ((found[1:] != 0).sum(axis=1) == 1).all() else None
+    return None
+
+
+def _joined(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the shape, and those in which neighbouring dimensions are one, down to a single dimension."""
+    for cuts in sorted(product((True, False), repeat=len(shape) - 1), key=sum, reverse=True) if shape else ():
+        sizes = [shape[0]]
+        for size, cut in zip(shape[1:], cuts, strict=True):
+            if cut:
+                sizes.append(size)
+            else:
+                sizes[-1] *= size
+        yield tuple(sizes)
 
 
 # Find axes along which a reference computes each output only from the inputs at the same place.

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
-from evoengine.devices.base import DTYPE_BYTES, Argument, ConstantArgument, ScalarArgument, TensorArgument
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.cuda_reference import CudaReference, run_reference
 from evoengine.workloads.folder_cases import Extent, affordable, free_axes, own_extents, work
 from evoengine.workloads.folder_definition import (
-    SCALARS,
     WIDE,
     Definition,
     Draw,
@@ -30,7 +22,17 @@ from evoengine.workloads.folder_definition import (
     first_config,
     shape_of,
     size_rules,
-    written_ranges,
+)
+from evoengine.workloads.folder_reference import (
+    NotDouble,
+    loaded,
+    off_by_roundings,
+    reference_call,
+    run_as_is,
+    run_in_float64,
+    runs_torch,
+    said,
+    same_in_int64,
 )
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -50,7 +52,7 @@ class FolderTensors(Tensors[FolderProblem]):
 
     def draw(self, case: Case[FolderProblem], seed: int, device: str = "cpu") -> Drawn:
         """Draw a case's inputs; as in `normal` in a pattern under which the reference leaves its dtype's range."""
-        for strength in {"large": LARGE, "wide": (0, 1)}.get(case.draw, (1.0,)):
+        for strength in {"large": LARGE, "wide": (-1, 0, 1)}.get(case.draw, (1.0,)):
             inputs = self._draw(case, seed, device, strength)
             if case.draw == "normal" or case.draw.startswith("case ") or self._is_in_range(case, inputs):
                 return Drawn(inputs, inputs)
@@ -87,7 +89,14 @@ class FolderTensors(Tensors[FolderProblem]):
     def own_dtype(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
         return run_as_is(self._definition, problem, inputs)
 
-    def nudged(self, problem: FolderProblem, inputs: Inputs) -> Outputs | None:
+    def nudged(self, case: Case[FolderProblem], inputs: Inputs) -> Outputs | None:
+        """Return the outputs of floating-point dtypes from nudged inputs; in `ties` all outputs of exact inputs.
+
+        There results within the computation are off instead, by as much: so where values are compared as they were
+        drawn, a tie stays one.
+        """
+        if case.draw == "ties":
+            return off_by_roundings(self._definition, case.problem, inputs)
         generator = torch.Generator().manual_seed(1)
         moved = {}
         for name, tensor in inputs.items():
@@ -96,9 +105,11 @@ class FolderTensors(Tensors[FolderProblem]):
                 half = torch.finfo(torch.promote_types(tensor.dtype, torch.float32)).eps / 2
                 moved[name] = tensor.double() * (1 + signs * half)
         try:
-            return run_in_float64(self._definition, problem, {**inputs, **moved})
+            found = run_in_float64(self._definition, case.problem, {**inputs, **moved})
         except NotDouble:
             return None
+        floating = {item.name for item in self._definition.outputs if TORCH_DTYPES[item.dtype].is_floating_point}
+        return {name: output for name, output in found.items() if name in floating}
 
     def shown(self, case: Case[FolderProblem], drawn: Drawn) -> frozenset[Cell]:
         """Return the draw of a case; one under which the reference is not finite was drawn as usual."""
@@ -106,8 +117,7 @@ class FolderTensors(Tensors[FolderProblem]):
 
     def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
         """Return the reference, if it is torch's; NumPy's and kernels run on the CPU alone."""
-        is_torch = self._definition.kernel_reference is None and not uses_numpy(self._definition)
-        return (BASELINE,) if is_torch else ()
+        return (BASELINE,) if runs_torch(self._definition) else ()
 
     def baseline(self, name: str, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
         call = reference_call(self._definition, problem, inputs)
@@ -131,14 +141,17 @@ class FolderTensors(Tensors[FolderProblem]):
     def _is_in_range(self, case: Case[FolderProblem], inputs: Inputs) -> bool:
         """Return whether outputs are numbers, infinite only where the exact ones are, finite in `large` and `wide`.
 
-        With wide integers they are less than a quarter of what their dtype holds: so those that wrapped around, or
-        that a conversion cut off, are told from others.
+        With wide integers they are less than a quarter of what their dtype holds, or the same with integers of 64 bits:
+        so those that wrapped around, or that a conversion cut off, are told from others.
         """
+        if case.draw == "ties" and not runs_torch(self._definition):
+            return False  # which ties roundings may decide is not known
         try:
             outputs = run_as_is(self._definition, case.problem, inputs)
         except UsageError:
             return False
-        if case.draw == "wide" and not all(map(_is_small, outputs.values())):
+        small = all(map(_is_small, outputs.values()))
+        if case.draw == "wide" and not small and not same_in_int64(self._definition, case.problem, inputs, outputs):
             return False
         if case.draw in ("large", "wide"):
             return all(bool(output.isfinite().all()) for output in outputs.values())
@@ -166,7 +179,9 @@ class FolderTensors(Tensors[FolderProblem]):
             if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
                 values = _ends(item, draw, case.problem, values, generator)
             if case.draw == "wide" and draw.kind == "random" and item.dtype in WIDE:
-                values = _wide_integers(item, values, generator, WIDE[item.dtype][int(strength) :])
+                values = _wide_integers(item, values, generator, int(strength))
+            elif case.draw == "ties" and draw.kind == "random" and values.is_floating_point():
+                values = (values * 2).round() / 2  # equal ones, ones halfway between integers, zeros of both signs
             elif draw.kind == "random" and values.is_floating_point():
                 values = SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
@@ -180,12 +195,6 @@ class FolderTensors(Tensors[FolderProblem]):
         for item in self._definition.inputs:
             if item.shape is not None:
                 yield item, draws.get(item.name, Draw())
-
-
-def as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's contents, uint8 [bytes]."""
-    found: np.ndarray = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return found
 
 
 def _drawn(
@@ -210,12 +219,12 @@ def _made(definition: Definition, item: Item, draw: Draw, case: Case[FolderProbl
     """Return what the folder's function gives for the axes and the knobs, in the input's shape."""
     of = f"{draw.maker} of makers, which makes {item.name}"
     try:
-        found = _loaded(definition.makers, f"{definition.name}'s inputs")[str(draw.maker)](
+        found = loaded(definition.makers, f"{definition.name}'s inputs")[str(draw.maker)](
             case.problem.axes, {**case.config}
         )
         tensor = found if isinstance(found, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(found))
     except BaseException as error:
-        raise UsageError(f"{of}, raises for {case.problem}: {_said(error)}") from None
+        raise UsageError(f"{of}, raises for {case.problem}: {said(error)}") from None
     shape = shape_of(item, case.problem)
     if tensor.numel() != prod(shape):
         raise UsageError(f"{of}, returns {tuple(tensor.shape)} for {case.problem}; problem.json states {shape}")
@@ -290,6 +299,13 @@ def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Gen
     return torch.randint(lowest, above, shape, dtype=torch.int64, generator=generator, device=device)
 
 
+def random_values(dtype: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return values of a `random` input of a dtype, in that dtype."""
+    if TORCH_DTYPES[dtype].is_floating_point:
+        return torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
+    return torch.randint(*_random_range(dtype), shape, generator=generator).to(TORCH_DTYPES[dtype])
+
+
 def _ends(
     item: Item, draw: Draw, problem: FolderProblem, values: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
@@ -311,13 +327,22 @@ def _ends(
     return ends[torch.randint(2, values.shape, generator=generator, device=values.device)]
 
 
-def _wide_integers(item: Item, values: torch.Tensor, generator: torch.Generator, bits: Sequence[int]) -> torch.Tensor:
-    """Return integers of the first of `bits`; as they are drawn where there is none."""
+def _wide_integers(item: Item, values: torch.Tensor, generator: torch.Generator, fewer: int) -> torch.Tensor:
+    """Return integers of all bits, or of fewer where `fewer` is 1; as they are drawn where there are no fewer.
+
+    Where it is -1, one of 32 is an end of the dtype's range.
+    """
+    bits = WIDE[item.dtype][max(fewer, 0) :]
     if not bits:
         return values
     words = torch.randint(0, 1 << 32, (2, *values.shape), generator=generator, device=values.device)
     whole = words[0] ^ words[1] << 32
-    return whole & 0xFF if item.dtype == "uint8" else whole >> (64 - bits[0])
+    drawn = whole & 0xFF if item.dtype == "uint8" else whole >> (64 - bits[0])
+    if fewer >= 0:
+        return drawn
+    limits = torch.iinfo(TORCH_DTYPES[item.dtype])
+    end = torch.where(whole & 32 == 0, limits.min, limits.max)
+    return torch.where(words[1] % 32 == 0, end, drawn)
 
 
 def _is_small(output: torch.Tensor) -> bool:
@@ -332,9 +357,13 @@ def _range(item: Item, draw: Draw, problem: FolderProblem) -> tuple[int, int]:
     if draw.low is not None and draw.high is not None:
         axes = problem.axes
         return int(float(draw.low.evaluate(axes))), int(float(draw.high.evaluate(axes)))
-    if item.dtype == "bool":
+    return _random_range(item.dtype)
+
+
+def _random_range(dtype: str) -> tuple[int, int]:
+    if dtype == "bool":
         return 0, 2
-    return 0 if item.dtype == "uint8" else -MOST_INTEGER, MOST_INTEGER
+    return 0 if dtype == "uint8" else -MOST_INTEGER, MOST_INTEGER
 
 
 def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -351,233 +380,10 @@ def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
-    "zeros": lambda values, generator: torch.zeros_like(values),
+    "zeros": lambda values, generator: values * 0,  # of both signs
     "one-hot": _one_hot,
     "negative": lambda values, generator: -values.abs(),
 }
-
-
-# Run the reference of a folder's workload: the user's own Python, with torch or NumPy.
-#
-# It runs only in worker processes. Its errors become a UsageError that names the line.
-
-_FILE = "<reference>"
-_TO_HALF = ("float", "half", "bfloat16")
-
-
-class NotDouble(Exception):
-    """The reference cannot compute in float64; the message states why."""
-
-
-def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
-    """Return the outputs in the dtypes that problem.json states.
-
-    Raises UsageError where the reference raises, or returns other outputs than stated.
-    """
-    found = _call(definition, problem, inputs)
-    checked = {item.name: _checked(definition, item, found[item.name], problem) for item in definition.outputs}
-    return _where_written(definition, problem, checked)
-
-
-def _where_written(definition: Definition, problem: FolderProblem, outputs: Outputs) -> Outputs:
-    """Return outputs with zeros where the kernel does not write them."""
-    found = dict(outputs)
-    for item in definition.outputs:
-        if (ranges := written_ranges(item, problem)) is not None:
-            found[item.name] = torch.zeros_like(outputs[item.name])
-            at = np.ix_(*ranges)
-            found[item.name][at] = outputs[item.name][at]
-    return found
-
-
-def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
-    """Return the outputs from floating-point inputs raised to float64, ignoring casts to narrower types.
-
-    Raises NotDouble where the reference does not run so.
-    """
-    if definition.kernel_reference is not None:
-        raise NotDouble("it is a CUDA kernel")
-    raised = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
-    try:
-        with all_in_float64():
-            found = _call(definition, problem, raised)
-    except UsageError as error:
-        raise NotDouble(str(error)) from None
-    floating = {item.name for item in definition.outputs if TORCH_DTYPES[item.dtype].is_floating_point}
-    sizes = {item.name: prod(shape_of(item, problem)) for item in definition.outputs}
-    for name, output in found.items():
-        if output.numel() != sizes[name]:
-            raise NotDouble(f"its output {name} has {output.numel()} elements where its inputs are float64")
-        if name in floating and output.dtype != torch.float64:
-            raise NotDouble(f"its output {name} is {_dtype_name(output.dtype)} where its inputs are float64")
-    return _where_written(definition, problem, found)
-
-
-def uses_numpy(definition: Definition) -> bool:
-    """Return whether the reference imports NumPy and not torch, and so takes arrays. Runs nothing."""
-    if definition.kernel_reference is not None:
-        return False
-    return _imports_numpy_alone(definition.reference)
-
-
-def reference_call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
-    """Return a call of `run` with its arguments prepared, to be timed as a baseline."""
-    run = _loaded(definition.reference, definition.name)["run"]
-    arguments = _arguments(definition, problem, inputs, numpy=uses_numpy(definition))
-    return lambda: run(*arguments)
-
-
-@lru_cache(maxsize=8)
-def _imports_numpy_alone(text: str) -> bool:
-    tree = ast.parse(text)
-    imported = {alias.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    imported |= {str(n.module).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    return "numpy" in imported and "torch" not in imported
-
-
-@lru_cache(maxsize=8)
-def _loaded(text: str, name: str) -> dict[str, Any]:
-    """Return the names that a text defines."""
-    # references of FlashInfer-Trace may use torch without importing it
-    namespace: dict[str, Any] = {"__name__": f"reference_of_{name}", "torch": torch, "np": np, "numpy": np}
-    try:
-        exec(compile(text, _FILE, "exec"), namespace)
-    except BaseException as error:
-        raise UsageError(f"the reference of {name} cannot be loaded: {_said(error)}") from None
-    return namespace
-
-
-def _said(error: BaseException) -> str:
-    """Return the error's type and text, with the innermost line of the reference that raised it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _FILE]
-    where = f"line {lines[-1]}: " if lines else ""
-    words = " ".join(str(error).split())[:200]
-    return f"{where}{type(error).__name__}{f': {words}' if words else ''}"
-
-
-def _arguments(definition: Definition, problem: FolderProblem, inputs: Inputs, numpy: bool) -> list[Any]:
-    draws = definition.draws_for(problem)
-    values: list[Any] = [
-        draws[item.name].value if item.shape is None
-        else inputs[item.name].clone() if item.name in definition.inout
-        else inputs[item.name]
-        for item in definition.inputs
-    ]  # fmt: skip # one case a line
-    return [_array(value) if numpy and isinstance(value, torch.Tensor) else value for value in values]
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """Convert a tensor to NumPy; bfloat16 becomes float32, which holds its values exactly."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def _run_kernel(
-    definition: Definition, reference: CudaReference, problem: FolderProblem, inputs: Inputs
-) -> dict[str, torch.Tensor]:
-    """Return the outputs of a reference that is a kernel."""
-    draws, written = definition.draws_for(problem), {item.name: item for item in definition.outputs}
-    every: dict[str, Argument] = {axis: ScalarArgument(axis, np.int32(size)) for axis, size in problem.sizes}
-    for item in definition.inputs:
-        if item.shape is None:
-            every[item.name] = ScalarArgument(item.name, SCALARS[item.dtype](draws[item.name].value))
-        else:
-            bits = _as_bits(inputs[item.name], item)
-            every[item.name] = TensorArgument(item.name, bits, item.name in written, inout=item.name in written)
-    for item in definition.outputs:
-        if item.name not in every:
-            poison = np.full(prod(shape_of(item, problem)) * DTYPE_BYTES[item.dtype], 0xFF, np.uint8)
-            flat = torch.from_numpy(poison).view(TORCH_DTYPES[item.dtype])
-            every[item.name] = TensorArgument(item.name, _as_bits(flat.reshape(shape_of(item, problem)), item), True)
-    constants = [ConstantArgument(s, as_bytes(inputs[name])) for s, name in definition.constants.items()]
-    after = run_reference(reference, problem.axes, every, constants, f"the reference of {definition.name}")
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(after[name]).reshape(-1).view(np.uint8).copy())
-        .view(TORCH_DTYPES[item.dtype])
-        .reshape(shape_of(item, problem))
-        for name, item in written.items()
-    }
-
-
-def _as_bits(tensor: torch.Tensor, item: Item) -> np.ndarray:
-    """Return a tensor as unsigned integers of its elements' size."""
-    return as_bytes(tensor.cpu()).view(f"u{DTYPE_BYTES[item.dtype]}").reshape(tuple(tensor.shape))
-
-
-def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
-    if definition.kernel_reference is not None:
-        return _run_kernel(definition, definition.kernel_reference, problem, inputs)
-    run, numpy = _loaded(definition.reference, definition.name)["run"], uses_numpy(definition)
-    try:
-        with torch.no_grad():
-            returned = run(*_arguments(definition, problem, inputs, numpy))
-    except BaseException as error:
-        raise UsageError(f"the reference of {definition.name} raises for {problem}: {_said(error)}") from None
-    device = next((t.device for t in inputs.values()), torch.device("cpu"))
-    return {name: value.to(device) for name, value in _named(definition, returned).items()}
-
-
-def _named(definition: Definition, returned: object) -> dict[str, torch.Tensor]:
-    """Return what `run` returned by output name: from one value, a sequence in their order, or a mapping."""
-    names, of = [item.name for item in definition.outputs], f"the reference of {definition.name}"
-    if isinstance(returned, Mapping):
-        if set(returned) != set(names):
-            raise UsageError(f"{of} returns {', '.join(map(str, returned))}; problem.json states {', '.join(names)}")
-        values: Sequence[object] = [returned[name] for name in names]
-    else:
-        values = returned if isinstance(returned, tuple | list) else [returned]
-    if len(values) != len(names):
-        raise UsageError(f"{of} returns {len(values)} outputs; problem.json states {len(names)}: {', '.join(names)}")
-    return {name: _tensor(value, f"{of} returns as {name}") for name, value in zip(names, values, strict=True)}
-
-
-def _tensor(value: object, where: str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray | np.generic | int | float):
-        return torch.from_numpy(np.ascontiguousarray(value))
-    raise UsageError(f"{where} a {type(value).__name__}; it must be a torch tensor or a NumPy array")
-
-
-def _checked(definition: Definition, item: Item, output: torch.Tensor, problem: FolderProblem) -> torch.Tensor:
-    shape = shape_of(item, problem)
-    of = f"the reference of {definition.name} returns {item.name}"
-    if tuple(output.shape) != shape and not (shape == () and output.numel() == 1):
-        raise UsageError(f"{of} with the shape {tuple(output.shape)} for {problem}; problem.json states {shape}")
-    stated = TORCH_DTYPES[item.dtype]
-    rounds_itself = uses_numpy(definition) and stated == torch.bfloat16 and output.is_floating_point()
-    if output.dtype != stated and not rounds_itself:
-        raise UsageError(f"{of} as {_dtype_name(output.dtype)}; problem.json states {_dtype_name(stated)}")
-    return output.to(stated).reshape(shape)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-class _Widening(TorchFunctionMode):
-    """Replaces every floating-point dtype passed to torch by float64, so that a reference's casts stay exact."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _TO_HALF and args and isinstance(args[0], torch.Tensor):
-            return args[0].double()
-        kwargs = {name: _wide(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_wide, args), **kwargs)
-
-
-def _wide(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
-
-
-@contextmanager
-def all_in_float64() -> Iterator[None]:
-    """Compute in float64 what is within: every floating-point dtype that is passed to torch means float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Widening():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 # ── the reference, checked before a search ──────────────────────────────────────────────────────────────────────────

@@ -29,6 +29,21 @@ extern "C" __global__ void by_sm(unsigned* out) {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
   out[blockIdx.x * 64 + threadIdx.x] = sm;
 }
+extern "C" __global__ void by_slot(unsigned* out) {
+  unsigned warp;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  out[blockIdx.x * 64 + threadIdx.x] = warp;
+}
+extern "C" __global__ void by_launch(unsigned* out) {
+  unsigned long long number;
+  asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
+  out[blockIdx.x * 64 + threadIdx.x] = (unsigned)number;
+}
+extern "C" __global__ void by_count(unsigned* out) {
+  unsigned sms;
+  asm volatile("mov.u32 %0, %%nsmid;" : "=r"(sms));
+  out[blockIdx.x * 64 + threadIdx.x] = sms;
+}
 extern "C" __global__ void waiting(unsigned* out) {
   const long long begin = clock64();
   while (clock64() - begin < 20000) {}
@@ -45,7 +60,7 @@ def ran(entry: str, seed: int, threads: int = 1) -> np.ndarray:
     return launch.results()["out"]
 
 
-@pytest.mark.parametrize("entry", ["by_clock", "by_timer", "by_sm"])
+@pytest.mark.parametrize("entry", ["by_clock", "by_timer", "by_sm", "by_slot", "by_launch"])
 def test_a_result_by_clock_or_place_differs_from_launch_to_launch(entry):
     assert not np.array_equal(ran(entry, 1), ran(entry, 2))
     assert np.array_equal(ran(entry, 1), ran(entry, 1)), "a seed repeats a launch"
@@ -54,6 +69,10 @@ def test_a_result_by_clock_or_place_differs_from_launch_to_launch(entry):
 def test_an_sm_is_one_of_those_that_the_chip_has():
     found = ran("by_sm", 3)
     assert found.max() < 132 and len(np.unique(found)) > BLOCKS // 2
+
+
+def test_the_number_of_sms_is_that_of_a_chip():
+    assert (ran("by_count", 3) == 132).all()
 
 
 def test_the_global_timer_counts_nanoseconds_since_1970_as_that_of_a_gpu():

@@ -259,5 +259,7 @@ def test_special_registers(arch):
     np.testing.assert_array_equal(out[:, :, 1], np.tile(packed(grid)[:, None], (1, 60)))
     np.testing.assert_array_equal(out[:, :, 2], np.full((12, 60), 5 | 4 << 8 | 3 << 16))
     np.testing.assert_array_equal(out[:, :, 3], np.full((12, 60), 2 | 3 << 8 | 2 << 16))
-    np.testing.assert_array_equal(out[:, :, 4], np.tile(thread % 32 | thread // 32 << 8, (12, 1)))
+    np.testing.assert_array_equal(out[:, :, 4] % 256, np.tile(thread % 32, (12, 1)))
+    slot = out[:, :, 4] // 256  # where the SM has a place
+    np.testing.assert_array_equal((slot - slot[:, :1]) % 32, np.tile(thread // 32, (12, 1)))
     np.testing.assert_array_equal(out[:, :, 5], np.tile((1 << thread % 32) - 1, (12, 1)))

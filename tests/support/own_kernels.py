@@ -361,7 +361,8 @@ extern "C" __global__ void argmax(const float* x, int* out, int rows, int cols) 
 }
 """,
     (("columns beyond 4,096 are not looked at", "i < cols; i += BLOCK", "i < min(cols, 4096); i += BLOCK"),
-     ("the last of equal ones is taken", "best[t] == m && at[t] < where", "best[t] == m && at[t] > where"))
+     ("the last of equal ones is taken", "best[t] == m && at[t] < where", "best[t] == m && at[t] > where"),
+     ("a thread takes the last of equal ones", "if (v > m) m = v", "if (v >= m) m = v"))
 )  # fmt: skip
 
 LAYER_NORM = OwnKernel(

@@ -209,7 +209,118 @@ extern "C" __global__ void logarithm(const float* x, float* out, int n) {
      ("unset shared memory is zero", "= logf(x[i])", "= unset[threadIdx.x] == 0 ? 7 : logf(x[i])"))
 )  # fmt: skip
 
+OVER_HALF = OwnKernel(
+    "over_half", {"n": 5000}, {"x": "float16[n]"}, {"out": "bool[n]"}, "return x > 0.5", {"BLOCK": [128, 64]},
+    ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+#include <cuda_fp16.h>
+extern "C" __global__ void over_half(const half* x, bool* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = __half2float(x[i]) > 0.5f;
+}
+""",
+    (("a half is over a half", "> 0.5f", ">= 0.5f"),)
+)  # fmt: skip
+
+QUANTISED = OwnKernel(
+    "quantised", {"rows": 200, "cols": 300}, {"x": "float32[rows, cols]"}, {"out": "int8[rows, cols]"},
+    "return torch.round(x / (x.abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127)).to(torch.int8)",
+    {"BLOCK": [32]}, ["BLOCK"], ["rows"], """
+extern "C" __global__ void quantised(const float* x, signed char* out, int rows, int cols) {
+    long long row = (long long)blockIdx.x * cols;
+    float m = 1e-6f;
+    for (int c = threadIdx.x; c < cols; c += BLOCK) m = fmaxf(m, fabsf(x[row + c]));
+    for (int d = 16; d; d /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
+    m = 127 / m;  // where the reference divides twice
+    for (int c = threadIdx.x; c < cols; c += BLOCK) out[row + c] = (signed char)rintf(x[row + c] * m);
+}
+""",
+    (("the largest is 126", "m = 127 / m", "m = 126 / m"),)
+)  # fmt: skip
+
+SIGNS = OwnKernel(
+    "signs", {"n": 5000}, {"x": "float32[n]", "y": "float32[n]"}, {"out": "float32[n]"},
+    "return torch.copysign(x, y)", {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void signs(const float* x, const float* y, float* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = copysignf(x[i], y[i]);
+}
+""",
+    (("minus zero has no sign", "copysignf(x[i], y[i])", "(y[i] < 0 ? -fabsf(x[i]) : fabsf(x[i]))"),)
+)  # fmt: skip
+
+MEANS = OwnKernel(
+    "means", {"n": 5000}, {"x": "int32[n]", "y": "int32[n]"}, {"out": "int32[n]"},
+    "return ((x.long() + y.long()) >> 1).to(torch.int32)", {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void means(const int* x, const int* y, int* out, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) out[i] = (int)(((long long)x[i] + y[i]) >> 1);
+}
+""",
+    (("the sum leaves 32 bits", "(int)(((long long)x[i] + y[i]) >> 1)", "(x[i] + y[i]) >> 1"),)
+)  # fmt: skip
+
+RUNNING = OwnKernel(
+    "running", {"rows": 40, "cols": 1000}, {"x": "int32[rows, cols]"}, {"out": "int64[rows, cols]"},
+    "return x.long().cumsum(-1)", {"BLOCK": [32]}, ["BLOCK"], ["rows"], """
+extern "C" __global__ void running(const int* x, long long* out, int rows, int cols) {
+    long long row = (long long)blockIdx.x * cols, carry = 0;
+    for (int first = 0; first < cols; first += BLOCK) {
+        int c = first + threadIdx.x;
+        long long t = c < cols ? x[row + c] : 0;
+        for (int d = 1; d < 32; d *= 2) {
+            long long before = __shfl_up_sync(~0u, t, d);
+            if (threadIdx.x >= d) t += before;
+        }
+        if (c < cols) out[row + c] = carry + t;
+        carry += __shfl_sync(~0u, t, 31);
+    }
+}
+""",
+    (("what is carried leaves 32 bits", "carry + t;\n        carry +=", "carry + t;\n        carry = (int)carry + "),)
+)  # fmt: skip
+
+NEGATED = OwnKernel(
+    "negated", {"n": 60000000}, {"x": "int32[n]"}, {"out": "int32[n]"}, "return -x", {"BLOCK": [256, 128]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK * 4)"], """
+extern "C" __global__ void negated(const int* x, int* out, int n) {
+    for (int k = 0; k < 4; ++k) {
+        int i = (blockIdx.x * 4 + k) * BLOCK + threadIdx.x;
+        if (i < n) out[i] = -x[i];
+    }
+}
+""",
+    (("a third of the late blocks return", "if (i < n)", "if (i < n && (blockIdx.x < 5000 || blockIdx.x % 3))"),
+     ("one late block is wrong", "= -x[i]", "= blockIdx.x == 43210 ? x[i] : -x[i]"))
+)  # fmt: skip
+
+POSITIVE = OwnKernel(
+    "positive", {"n": 60000000}, {"x": "float32[n]"}, {}, "return x.clamp(min=0)", {"BLOCK": [256, 128]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK * 4)"], """
+extern "C" __global__ void positive(float* x, int n) {
+    for (int k = 0; k < 4; ++k) {
+        int i = (blockIdx.x * 4 + k) * BLOCK + threadIdx.x;
+        if (i < n) x[i] = fmaxf(x[i], 0);
+    }
+}
+""",
+    (("late blocks return", "if (i < n)", "if (i < n && blockIdx.x < 50000)"),
+     ("late blocks leave a quarter", "if (i < n)", "if (i < n && (blockIdx.x < 50000 || k))")),
+    more={"inout": ["x"]},
+)  # fmt: skip
+
+RAISED = OwnKernel(
+    "raised", {"n": 6000000}, {"x": "int32[n]"}, {}, "return x + 1", {"BLOCK": [256, 128]}, ["BLOCK"],
+    ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void raised(int* x, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) x[i] += 1;
+}
+""",
+    (("one of a tile is left out", "if (i < n)", "if (i < n && i != 7)"),),
+    more={"inout": ["x"]}, draws={"x": {"type": "integers", "low": 0, "high": 9}},
+)  # fmt: skip
+
 KERNELS = (
     IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
-    LOGARITHM,
+    LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED,
 )  # fmt: skip

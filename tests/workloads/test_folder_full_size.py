@@ -22,9 +22,9 @@ from evoengine.workloads.folder_definition import size_rules
 from evoengine.workloads.folder_full_size_tensors import (
     BITS,
     check_cover,
-    check_idle,
     independent_axes,
     stored_elements,
+    with_tiles,
 )
 from evoengine.workloads.folder_tensors import check_reference
 
@@ -251,7 +251,7 @@ def test_a_kernel_whose_blocks_write_nothing_alone_is_judged_by_whole_launches_a
     """As one whose last block writes all that the others made, by a counter that no folder declares."""
     verdict = judge(lambda row, columns, x: None)
     assert verdict.correct
-    assert verdict.cases[0].part == "no block at full size: one alone neither ends nor writes"
+    assert verdict.cases[0].part == "no block at full size: one alone is not right"
 
 
 class Shares:
@@ -278,7 +278,7 @@ class Shares:
             trace = BlockTrace(number, False, {"out": [(PAGE * i, page) for i, page in enumerate(pages)]})
             stored.append(stored_elements(asked, trace))
         check_cover(self.item, self.problem, asked, stored)
-        check_idle(self.item, self.problem, asked, stored)
+        return with_tiles(self.found.definition, self.problem, asked, stored)
 
 
 def tile(number, size=8, width=8):
@@ -305,6 +305,16 @@ def test_integers_that_are_the_poison_count_as_written():
     Shares(dtype="int8").check(half)
     with pytest.raises(WrongBlock, match="cannot cover"):
         Shares().check(half)
+
+
+def test_what_blocks_leave_out_of_their_tiles_counts_as_what_is_there():
+    blocks = {number: tile(number) for number in range(20, 60)} | {31: tile(31, size=6), 45: np.s_[43:48, 40:48]}
+    found = Shares().check(blocks)
+    assert [len(own["out"][0]) for own in found] == [64] * 40
+    for place, left in ((11, 16), (25, 24)):
+        assert (found[place]["out"][1] == 0xFFFFFFFF).sum() == left
+    scattered = {number: tile(number * 37 % 64) for number in range(20, 60)} | {31: tile(31 * 37 % 64, size=6)}
+    assert len(Shares().check(scattered)[11]["out"][0]) == 48
 
 
 def test_a_block_that_is_idle_within_the_output_is_wrong_and_one_behind_its_end_is_not():

@@ -24,7 +24,16 @@ FAULTS = [
 @pytest.mark.parametrize(
     "kernel",
     representatives(
-        GOOD, "histogram", "volume", "gather", "two_kernels", "nibbles", "masked_softmax", "doubled", "inverse"
+        GOOD,
+        "histogram",
+        "volume",
+        "gather",
+        "two_kernels",
+        "nibbles",
+        "masked_softmax",
+        "doubled",
+        "inverse",
+        "quantised",
     ),
 )
 def test_a_right_kernel_passes(tmp_path, kernel):
@@ -44,7 +53,9 @@ def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
 # one of each class: a long row, a second launch, integers that are not written, blocks that return at full size,
 # a second kernel, flags that only some sizes raise, atomics that are late, an offset in place, a row that is compared
 # with the launch before, a tail of two, wide integers, other scalars, bytes that are no truth values, NaN and infinities
-# of the reference, static memory that a bulk copy reads, and shared memory that is zero in a later launch
+# of the reference, static memory that a bulk copy reads, shared memory that is zero in a later launch, equal values in
+# one thread, a value at a threshold, minus zero, integers near the end of their range, a later turn over these, late
+# blocks of integers that return, and late blocks that leave a tensor as it was
 FAST = (
     "argmax-columns beyond 4,096 are not looked at-7",
     "histogram-the counter is never reset-7",
@@ -63,6 +74,13 @@ FAST = (
     "doubled-static memory is not fenced-7",
     "logarithm-that of zero is zero-7",
     "logarithm-unset shared memory is zero-7",
+    "argmax-a thread takes the last of equal ones-7",
+    "over_half-a half is over a half-7",
+    "signs-minus zero has no sign-7",
+    "means-the sum leaves 32 bits-7",
+    "running-what is carried leaves 32 bits-7",
+    "negated-a third of the late blocks return-7",
+    "positive-late blocks leave a quarter-7",
 )
 
 

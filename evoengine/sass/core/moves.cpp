@@ -144,6 +144,8 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
 constexpr u64 TIMER_EPOCH = 1'750'000'000'000'000'000;  // nanoseconds since 1970, as a GPU counts them
 constexpr u32 SM_COUNT = 132;  // of an H100; a right kernel does not depend on it
 
+constexpr u32 SLOTS = 32;      // places of warps that an SM has at least
+
 // Which SM a block runs on is drawn, as no kernel may count on it.
 u32 sm_of(const Context& c) {
   const Block& block = *c.warp.block;
@@ -160,7 +162,7 @@ u32 of_warp(Context& c, Special which) {
   switch (which) {
     case WARP: return u32(c.warp.number);
     case WARP_COUNT: return u32(block.warps.size());
-    case VIRTUAL_WARP: return u32(c.warp.number) << 8;
+    case VIRTUAL_WARP: return (u32(c.warp.number) + sm_of(c)) % SLOTS << 8;  // %warpid: no kernel may count on it
     case VIRTUAL_WARPS: return 64u << 8;  // of an SM; only sm_90 reads it here
     case NTID_X: case NTID_Y: case NTID_Z: return l.threads[along(NTID_X)];
     case CTAID_X: case CTAID_Y: case CTAID_Z: return block.index[along(CTAID_X)];
