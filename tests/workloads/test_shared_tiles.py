@@ -59,6 +59,7 @@ FAULTS = [
     ("conv2d: sums of the last block lost", ONE_BY_ONE, QUARTERS, "from < share.parts; ++from", "from < share.parts - 1; ++from"),
     ("conv2d: the place of another block's sums", ONE_BY_ONE, QUARTERS, "share.part * LEFT", "share.part / 2 * LEFT"),
     ("conv2d: sums that a warp reads before they are there", ONE_BY_ONE, QUARTERS, "if (before != share.parts - 1) return", "if (before < share.parts - 2) return"),
+    ("conv2d: pixels behind the window's read by a tile's last block", ONE_BY_ONE, QUARTERS, "pixel += pixel & 0xffff0000u;", "if (blockIdx.x + 1 < gridDim.x) pixel += pixel & 0xffff0000u;"),
     ("conv2d: the count left as it is", CONV, HALVES, "if (before == share.parts - 1) *count = 0;", ""),
 ]  # fmt: skip
 FAST = ("counted before all lanes", "wgmma: a shared tile")

@@ -42,6 +42,7 @@ FAULTS = [
     ("a sequence's end one key too near", FULL, "batch.cu_kv[s + 1] - kv_begin", "max(0, batch.cu_kv[s + 1] - kv_begin - 1)"),
     ("a sequence's begin one row too far", PACKED, "q_begin = batch.cu_q[s]", "q_begin = batch.cu_q[s] + 1"),
     ("mask aligned to the upper left", PACKED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
+    ("the sum over 32 sequences without the last", PACKED, "place -= __shfl_sync(0xffffffffu, upto, 31);", "place -= __shfl_sync(0xffffffffu, upto, 30);"),
     ("stored past the sequence's end", PACKED, "if (row >= work.rows) break;", "if (row > work.rows) break;"),
     ("a sequence's last rows not stored", PACKED, "if (row >= work.rows) break;", "if (row >= work.rows - 1) break;"),
     ("last tile of rows lost", PACKED, "+ TILE_M - 1) / TILE_M", ") / TILE_M"),
