@@ -48,7 +48,7 @@ def _triton_folders() -> list[Path]:
 
 
 def broken_compiler() -> str | None:
-    """Return which file of NVRTC is unreadable or incomplete; None where all are whole, or NVRTC is absent."""
+    """Return which file of NVRTC is unreadable or incomplete; None if all are whole, or NVRTC is absent."""
     folders = [*(folder / "lib" for folder in wheel_folders()), toolkit() / "lib64"]
     libraries = next((found for folder in folders if (found := sorted(folder.glob("libnvrtc*.so*")))), [])
     for library in libraries:

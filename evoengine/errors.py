@@ -63,7 +63,7 @@ def hint(command: str, *arguments: object, **options: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[object]) -> str:
-    """Return the end of a sentence, `; did you mean search?`; empty where no known name is near."""
+    """Return the end of a sentence, `; did you mean search?`; empty if no known name is near."""
     by_lower = {str(candidate).lower(): str(candidate) for candidate in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""

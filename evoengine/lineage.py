@@ -11,7 +11,7 @@ from typing import Protocol
 from evoengine.records import Config, Measurement, Outcome, Value
 
 Change = tuple[str, Value | None, Value | None]
-"""knob, the parent's value, the child's; None where the knob was inactive"""
+"""knob, the parent's value, the child's; None if the knob was inactive"""
 
 
 class Bred(Protocol):

@@ -92,7 +92,7 @@ def stored_objectives(text: str) -> tuple[Objective, ...]:
 
 
 def objective_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """Return the candidate's value for each objective; None where it has no figure or one of them is unknown."""
+    """Return the candidate's value for each objective; None if it has no figure or one of them is unknown."""
     figure = candidate.measurement
     if figure is None or not (candidate.outcome and candidate.outcome.has_figure):
         return None

@@ -1,4 +1,4 @@
-"""Find the files beside the package, in a checkout as in an installed evoengine, and the ledger; write files whole."""
+"""Locate the package's data files and the ledger, and write files atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evoengine.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 _CARRIED = _PACKAGE / "_assets"
-"""their folder in a wheel (see tool.hatch in pyproject.toml); a checkout has none"""
+"""where a wheel has them (tool.hatch in pyproject.toml); a checkout has no such folder"""
 
 
 def asset(name: str) -> Path:
@@ -36,9 +36,9 @@ _LARGEST_URL = 4096
 
 
 def chosen_database(named: str | None) -> str:
-    """Return the ledger that is meant: `named`, else what the environment names, else the default file.
+    """Return the ledger's URL or file: `named`, else that of the environment, else the default file.
 
-    Raises UsageError where the environment names two, or a file without a URL.
+    Raises UsageError if the environment names two, or a file without a URL.
     """
     url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
     if named:
@@ -46,6 +46,11 @@ def chosen_database(named: str | None) -> str:
     if url and file:
         raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
     return url or (_url_in(Path(file)) if file else default_database())
+
+
+def environment_with_ledger(url: str) -> dict[str, str]:
+    """Return this process's environment, for a child process that opens the ledger at `url`."""
+    return {name: value for name, value in os.environ.items() if name != FILE_VARIABLE} | {URL_VARIABLE: url}
 
 
 def _url_in(file: Path) -> str:
@@ -61,9 +66,6 @@ def _url_in(file: Path) -> str:
     return url
 
 
-# Write a file completely or not at all.
-
-
 def write_atomically(file: Path, parts: Iterable[str]) -> None:
     """Write UTF-8 text beside `file` and rename it in one step, so that a killed process leaves the old file.
 
@@ -72,7 +74,7 @@ def write_atomically(file: Path, parts: Iterable[str]) -> None:
     """
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write {file}: it is {'a folder' if target.is_dir() else 'no regular file'}")
+        raise UsageError(f"cannot write {file}: it is {'a folder' if target.is_dir() else 'not a regular file'}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.part-", dir=target.parent)
@@ -82,7 +84,7 @@ def write_atomically(file: Path, parts: Iterable[str]) -> None:
                 written.writelines(parts)
                 written.flush()
                 os.fsync(written.fileno())
-            part.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+            part.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask())
             part.replace(target)
         finally:
             with suppress(FileNotFoundError):
@@ -93,7 +95,8 @@ def write_atomically(file: Path, parts: Iterable[str]) -> None:
         ) from error
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return this process's file mode creation mask."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

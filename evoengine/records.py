@@ -188,15 +188,15 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, HMMA.TF32, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no
+    """SASS opcode (HMMA, HMMA.TF32, LDSM, MUFU, …) → instructions in the kernel's text; empty if there is no
     disassembler"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
-    """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
+    """the machine code as `nvdisasm -c -hex` prints it; empty if it was read back, or no disassembler is at hand"""
     others: tuple[KernelResources, ...] = ()
     """resources of the kernels after the first, in stream order"""
     launch: Launch | None = field(default=None, compare=False)
-    """the launch, where the source does not state it; None where it does, and where the binary was read back"""
+    """the launch, where the source does not state it; None if it does, and where the binary was read back"""
 
     def of_kernel(self, entry: str) -> Binary:
         """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""
@@ -232,7 +232,7 @@ class CaseResult:
     seed: int
     correct: bool
     max_error: float | None
-    """largest absolute difference from the float64 reference; None where there is no result to compare"""
+    """largest absolute difference from the float64 reference; None if there is no result to compare"""
     mean_error: float | None
     allowed: float | None
     reason: str | None = None
@@ -241,7 +241,7 @@ class CaseResult:
 
     @property
     def error_ratio(self) -> float | None:
-        """Return the largest error over what is allowed, at most 1 where it is correct; None where one is unknown."""
+        """Return the largest error over what is allowed, at most 1 where it is correct; None if one is unknown."""
         return self.max_error / self.allowed if self.max_error is not None and self.allowed else None
 
 
@@ -269,7 +269,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of the correctness gate on one device. `outcome` is None where the candidate passed."""
+    """The result of the correctness gate on one device. `outcome` is None if the candidate passed."""
 
     device: str
     outcome: Outcome | None
@@ -407,7 +407,7 @@ class Measurement:
     kind: Kind
     device: str
     tflops: float | None
-    """by `compared_us`; None where the operations are unknown, as in another tuner's file"""
+    """by `compared_us`; None if the operations are unknown, as in another tuner's file"""
     median_us: float
     samples_us: tuple[float, ...] = ()
     vs_baseline: float | None = None
@@ -415,11 +415,11 @@ class Measurement:
     terms: Mapping[str, float] = field(default_factory=dict)
     """components of an estimate, or observations during a measurement (clocks, temperature)"""
     suspect: str | None = None
-    """why the figure cannot be trusted; None where it can"""
+    """why the figure cannot be trusted; None if it can"""
     policy: Policy | None = None
-    """None where nothing ran here: for an estimate, or another tuner's record"""
+    """None if nothing ran here: for an estimate, or another tuner's record"""
     normalised_us: float | None = None
-    """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
+    """the paired ratio to the baseline of the same rounds, times its long-run median; None if none ran beside it"""
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
     """when a ledger stored it"""
 

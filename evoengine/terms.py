@@ -25,13 +25,13 @@ def model_version(terms: Terms) -> int | None:
 
 
 def clock(terms: Terms) -> str | None:
-    """Return the clock of a prediction: boost, sustained or locked:MHZ; None where it was not kept."""
+    """Return the clock of a prediction: boost, sustained or locked:MHZ; None if it was not kept."""
     named = (name.removeprefix("clock_") for name in terms if name.startswith("clock_"))
     return next((name for name in named if name != "ghz"), None)
 
 
 def kernel_class(terms: Terms) -> str | None:
-    """Return the class of kernels whose error is a prediction's range; None where it was not kept."""
+    """Return the class of kernels whose error is a prediction's range; None if it was not kept."""
     return next((name.removeprefix("class_") for name in terms if name.startswith("class_")), None)
 
 

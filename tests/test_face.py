@@ -107,22 +107,22 @@ def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"sampler": "luck"}, "there is no sampler 'luck'"),
-        ({"device": "tpu"}, "'tpu' is none of auto, emulator, cuda"),
+        ({"sampler": "luck"}, "unknown sampler 'luck'"),
+        ({"device": "tpu"}, "'tpu' is not one of auto, emulator, cuda"),
         ({"trials": 0}, "--trials is 0; it must be at least 1"),
         ({"seed": -1}, "--seed is -1; it must be from 0 to 4294967295"),
         ({"seed": 1 << 32}, "--seed is 4294967296; it must be from 0"),
-        ({"problem": ""}, "the problem is an empty text"),
+        ({"problem": ""}, "the problem is empty"),
         ({"jobs": 0}, "--jobs is 0; it must be at least 1"),
-        ({"minutes": float("nan")}, "--minutes is nan; it must be a number above 0"),
-        ({"minutes": float("inf")}, "--minutes is inf; it must be a number above 0, and without it there is no limit"),
+        ({"minutes": float("nan")}, "--minutes is nan; it must be above 0"),
+        ({"minutes": float("inf")}, "--minutes is inf; it must be above 0, or left out for no limit"),
         ({"kernel": "nowhere"}, "nowhere"),
         ({"trials": "3"}, "trials is '3', of type str; it takes a whole number or None"),
         ({"trials": 2.5}, "trials is 2.5, of type float; it takes a whole number"),
         ({"trials": True}, "trials is True, of type bool"),
-        ({"problem": 7}, "problem is 7, of type int; it takes a text or None"),
-        ({"families": "mma"}, "families is 'mma', of type str; it takes a sequence of texts"),
-        ({"db": 3}, "db is 3, of type int; it takes a text or None"),
+        ({"problem": 7}, "problem is 7, of type int; it takes a string or None"),
+        ({"families": "mma"}, "families is 'mma', of type str; it takes a sequence of strings"),
+        ({"db": 3}, "db is 3, of type int; it takes a string or None"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_sentence(options, says):
@@ -148,7 +148,7 @@ def test_a_path_may_be_text_and_a_ledger_a_path(tmp_path_factory, db, scale):
     trial = evoengine.best(db=db).candidates[0]
     found = evoengine.verify(trial.trial, db=Path(db), device="emulator")
     assert found.correct and found.candidate.config == trial.config
-    with pytest.raises(evoengine.EvoengineError, match="db is 3, of type int; it takes a text or a path or None"):
+    with pytest.raises(evoengine.EvoengineError, match="db is 3, of type int; it takes a string or a path or None"):
         evoengine.best(db=3)
 
 

@@ -54,7 +54,7 @@ class OldNvrtc:
             major, minor = ctypes.c_int(), ctypes.c_int()
             self._check(self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         except (OSError, AttributeError) as error:
-            raise UsageError(f"{library} is no NVRTC that can be loaded: {error}") from None
+            raise UsageError(f"{library} is not an NVRTC that can be loaded: {error}") from None
         if f"{major.value}.{minor.value}" != version:
             raise UsageError(f"{library} is NVRTC {major.value}.{minor.value}, not {version}; name it so")
         self.name = f"nvrtc {version}"

@@ -38,7 +38,7 @@ LARGEST_FORMULA = 1 << 24
 """elements of a buffer filled by a formula, which is stored whole"""
 MAX_GRID = 2**31 - 1
 RECORDED_ON = {"a100": "a100-40gb"}
-"""names in the benchmark hub that mean another GPU here than they say: its A100 has 40 GB, 1,555 GB/s"""
+"""names of the benchmark hub that mean another GPU here: its A100 has 40 GB, 1,555 GB/s"""
 FILLS = "zero, one, normal, uniform, random, a number, or expr: NAME(i) = FORMULA[, last element NUMBER]"
 
 MAPPED_DTYPES = ("fp16", "bf16", "fp32")
@@ -141,14 +141,14 @@ class RecordedKernel:
     grid: tuple[Expression, ...]
     shared: Expression
     compiler: str | None
-    """the version of NVRTC to compile with, such as 11.8; None where the file names none"""
+    """the version of NVRTC to compile with, such as 11.8; None if the file names none"""
     options: tuple[str, ...]
 
     def source(self, config: Mapping[str, Any]) -> str:
         return "".join(f"#define {knob} {_as_text(config[knob])}\n" for knob in self.knobs) + self.text
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
-        """Return the launch geometry of a configuration. Raises UsageError where a size is no positive integer."""
+        """Return the launch geometry of a configuration. Raises UsageError if a size is no positive integer."""
         block, grid = (_three([_size(e, config) for e in of]) for of in (self.block, self.grid))
         if max(grid) > MAX_GRID or math.prod(block) > 1024:
             raise UsageError(f"{self.name}: a grid of {grid} blocks of {block} threads is more than a GPU takes")
@@ -189,7 +189,7 @@ class Recording:
 
 
 def find_kernels(folder: Path) -> list[Path]:
-    """Return the kernel folders in `folder`, or itself if it is one. Raises UsageError where there is none."""
+    """Return the kernel folders in `folder`, or itself if it is one. Raises UsageError if there is none."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds a folder with a kernel.json per kernel")
     found = sorted(p.parent for p in (*folder.glob("*/kernel.json"), *folder.glob("kernel.json")))
@@ -213,7 +213,7 @@ def read_kernel(folder: Path) -> RecordedKernel:
     knobs = tuple(_list(table, "knobs", where))
     for knob in knobs:
         if not isinstance(knob, str) or not _IDENTIFIER.match(knob):
-            raise UsageError(f"{where}: the knob {knob!r} is no name that a #define can have")
+            raise UsageError(f"{where}: the knob {knob!r} is not a valid name of a macro")
     text, cubin = _code(folder)
     return RecordedKernel(
         name=folder.name,
@@ -252,7 +252,7 @@ def _buffers(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: s
 
 def _argument(table: object, knobs: Sequence[str], where: str) -> Part | Struct:
     if not isinstance(table, dict):
-        raise UsageError(f"{where}: {table!r} is no argument; it takes a name, a kind and a dtype")
+        raise UsageError(f"{where}: {table!r} is not an argument; it needs a name, a kind and a dtype")
     name = _text(table, "name", where)
     where = f"{where}: {name}"
     kind = table.get("kind", "buffer")
@@ -305,7 +305,7 @@ def _struct(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: st
         found = _argument(part, knobs, where)
         at = part.get("offset")
         if isinstance(found, Struct) or isinstance(at, bool) or not isinstance(at, int) or at < 0:
-            raise UsageError(f"{where}: {found.name} needs an offset in bytes from 0 on, and is no struct itself")
+            raise UsageError(f"{where}: {found.name} needs an offset of at least 0 bytes, and cannot be a struct")
         parts.append((at, found))
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= LARGEST_STRUCT:
         raise UsageError(f"{where}: bytes is {size!r}; a struct has 1 to {LARGEST_STRUCT}")
@@ -324,7 +324,9 @@ def _expression(given: object, knobs: Sequence[str], where: str) -> Expression:
         raise UsageError(f"{where} is {given!r}; it must be a number or an expression over the knobs")
     expression = Expression.parse(str(given), where)
     if unknown := sorted(expression.names - set(knobs)):
-        raise UsageError(f"{where}: `{given}` uses {', '.join(unknown)}, which is no knob of {', '.join(knobs)}")
+        raise UsageError(
+            f"{where}: `{given}` uses {', '.join(unknown)}, which is not one of the knobs {', '.join(knobs)}"
+        )
     return expression
 
 
@@ -354,13 +356,13 @@ def _filled(fill: str, elements: int, dtype: np.dtype, name: str, where: str) ->
 @lru_cache(maxsize=32)
 def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.ndarray:
     if elements > LARGEST_FORMULA:
-        raise UsageError(f"{where} has {elements} elements by a formula; {LARGEST_FORMULA} at most are computed")
+        raise UsageError(f"{where} has {elements} elements by a formula; the limit is {LARGEST_FORMULA}")
     match = _FORMULA.match(fill)
     assert match  # as read_kernel has checked
     formula, exception = match["formula"], _EXCEPTION.search(match["formula"])
     expression = Expression.parse(formula[: exception.start()] if exception else formula, where)
     if unknown := sorted(expression.names - {match["index"]}):
-        raise UsageError(f"{where}: `{expression.text}` uses {', '.join(unknown)}; it may use {match['index']} alone")
+        raise UsageError(f"{where}: `{expression.text}` uses {', '.join(unknown)}; it may use only {match['index']}")
     values = np.array(expression.evaluate_arrays({match["index"]: np.arange(elements)}), np.float64)
     values = np.broadcast_to(values, elements).copy()
     if exception:
@@ -374,7 +376,7 @@ def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.nda
 def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
     """Read the times of one GPU; an unusable row is left out, and the reason is recorded.
 
-    Raises UsageError where nothing of the file can be used.
+    Raises UsageError if nothing of the file can be used.
     """
     table = _json(path)
     if table.get("unit", "us") != "us":
@@ -406,11 +408,11 @@ def _clock(table: Mapping[str, Any], path: Path) -> Clock | None:
 
 
 def _add(rows: list[Row], row: Row) -> None:
-    """Raise UsageError where a row before it has the same configuration."""
+    """Raise UsageError if a row before it has the same configuration."""
     if before := next((r for r in rows if r.config == row.config), None):
         ratio = row.time_us / before.time_us
         agrees = "as" if abs(math.log(ratio)) < math.log(CONTRADICTS) else "which contradicts"
-        raise UsageError(f"{row.time_us:g} µs, {agrees} {before.time_us:g} µs of a row before with its configuration")
+        raise UsageError(f"{row.time_us:g} µs, {agrees} {before.time_us:g} µs of an earlier row with its configuration")
     rows.append(row)
 
 
@@ -456,7 +458,7 @@ def _json(path: Path) -> dict[str, Any]:
     except OSError as error:  # gzip's own faults are among them
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError, zlib.error, RecursionError) as error:
-        raise UsageError(f"{path} is not whole JSON: {error}") from None
+        raise UsageError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(table, dict):
         raise UsageError(f"{path} holds no JSON object")
     return table
@@ -485,7 +487,9 @@ def _list(table: Mapping[str, Any], name: str, where: str, otherwise: Sequence[A
 def _size(expression: Expression, config: Mapping[str, Any], least: int = 1) -> int:
     value = expression.evaluate(config)
     if isinstance(value, str) or value != math.floor(value) or value < least:
-        raise UsageError(f"{expression.where}: `{expression.text}` is {value!r}; it must be an integer from {least} on")
+        raise UsageError(
+            f"{expression.where}: `{expression.text}` is {value!r}; it must be an integer of at least {least}"
+        )
     return int(value)
 
 

@@ -13,7 +13,7 @@ from scipy.stats import rankdata, t
 from evoengine.sass.predict import CLASSES, ClassError
 
 SHOWN_WHOLE = 30
-"""largest number of rows of a set of which the page lists each"""
+"""number of rows up to which a set is listed completely"""
 WORST = 12
 """number of rows with the largest errors that the page lists, of those that no constant was fitted on"""
 BOOTSTRAPS = 2000
@@ -100,10 +100,10 @@ def class_errors(rows: Iterable[Row]) -> dict[str, ClassError]:
 
 
 def _nine_of_ten(errors: Sequence[float]) -> float:
-    """Return what the error of another row of the kind stays below with a probability of 0.9.
+    """Return the bound below which the error of another row of the kind lies with a probability of 0.9.
 
-    That is the error with the rank ceil(0.9 (n + 1)), whatever their distribution; where n is below that rank, the end
-    of the interval of normally distributed ones.
+    It is the error of rank ceil(0.9 (n + 1)), for any distribution; if n is below that rank, the end of the interval
+    for normally distributed errors.
     """
     n = len(errors)
     rank = math.ceil(NINE_OF_TEN * (n + 1))

@@ -55,7 +55,7 @@ class Answer:
     """The result of one configuration."""
 
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """GPU → predictor → what to rank by"""
+    """GPU → predictor → value to rank by"""
     said: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """GPU → the class of the kernel and what bounds it, by the model"""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
 def entry_of(cubin: bytes, entry: str) -> str:
     """Return the kernel's name in the binary, which C++ mangles unless the text says extern "C".
 
-    Raises UsageError where the binary has no such kernel, or several.
+    Raises UsageError if the binary has no such kernel, or several.
     """
     names = kernel_names(cubin)
     if entry in names:
@@ -200,7 +200,7 @@ def answer_all(
 ) -> dict[Key, Answer]:
     """Predict every configuration in `jobs` processes; one that dies or exceeds its time costs only itself.
 
-    Raises MachineError where a part is missing that all need.
+    Raises MachineError if a part is missing that all need.
     """
     tasks = tasks_of(recordings, nvrtc)
     with ProcessPool(max_workers=jobs) as pool:

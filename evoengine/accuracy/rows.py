@@ -1,7 +1,4 @@
-"""Set measured times beside predicted ones: of a folder of recorded kernels, or of a ledger's own candidates.
-
-Predictions of a ledger that are an older model's are computed again.
-"""
+"""Pair measured with predicted times of recorded kernels or of a ledger's candidates, and predict a ledger's again."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def recorded_rows(
 ) -> tuple[list[Row], list[str], list[str]]:
     """Return the rows, remarks on the data, and a sentence on each kernel, GPU or configuration that is missing.
 
-    Raises UsageError where the folder holds no recorded kernel or an option is malformed.
+    Raises UsageError if the folder holds no recorded kernel or an option is malformed.
     """
     compilers = tuple(parse_option(text) for text in nvrtc)
     for version, _ in compilers:
@@ -96,13 +93,13 @@ def _rows_of(folder: Path, recording: Recording, answers: dict[Key, Answer]) -> 
 def _remarks(recordings: Recordings) -> Iterator[str]:
     for folder, recording in recordings:
         if recording.stated_clock is None:
-            yield f"{folder.name} on {recording.name}: no clock is stated: taken as not locked"
+            yield f"{folder.name} on {recording.name}: no clock is stated, so it is assumed not to be locked"
         for reason in recording.unreadable:
             yield f"{folder.name} on {recording.name}: left out, {reason}"
 
 
 def grouped(problems: Counter[str]) -> Counter[str]:
-    """Return those that differ in numbers alone counted together, under the first of them."""
+    """Return the counts with problems that differ only in numbers added up under the first of them."""
     first: dict[str, str] = {}
     found: Counter[str] = Counter()
     for problem, count in problems.items():
@@ -160,10 +157,10 @@ def _ranked(ledger: Ledger, wanted: Callable[[Candidate], bool]) -> list[int]:
 
 
 def _with_code(ledger: Ledger, trial: int) -> Candidate:
-    """Raise Unpredictable where the candidate's machine code is gone and its source does not compile here."""
+    """Raise Unpredictable if the candidate's machine code is gone and its source does not compile here."""
     found = with_machine_code(ledger, trial)
     if isinstance(found, Rejection):
-        raise Unpredictable(f"its machine code is not kept, and its source does not compile here: {found.reason}")
+        raise Unpredictable(f"its machine code is not stored, and its source does not compile here: {found.reason}")
     if found.binary is None:
         raise Unpredictable("it has no machine code")
     return found

@@ -67,10 +67,10 @@ def accuracy(
     """
     if repredict:
         if kernels or nvrtc or samples or jobs or out:
-            raise UsageError("--repredict goes with --db and --json alone: it predicts what the ledger holds again")
+            raise UsageError("--repredict takes only --db and --json: it predicts candidates of the ledger again")
         return _repredict(db, as_json)
     if kernels is None and (nvrtc or samples or jobs):
-        raise UsageError("--nvrtc, --samples and --jobs go with --kernels DIR")
+        raise UsageError("--nvrtc, --samples and --jobs require --kernels DIR")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
     from evoengine.cli.output import say
@@ -84,7 +84,7 @@ def accuracy(
     for sentence in (*remarks, *missed):
         say(sentence)
     if not rows:
-        raise NothingFound("there is no measured time to hold the model against")
+        raise NothingFound("there is no measured time to compare predictions with")
     _show(rows, [*remarks, *missed], out, as_json)
     return 1 if missed else 0
 
@@ -124,7 +124,7 @@ def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) 
 
     text = page(rows, remarks)
     if out is not None:
-        out.write_text(f"# The model held against measured times\n\n{text}", "utf-8")
+        out.write_text(f"# Predicted and measured times\n\n{text}", "utf-8")
         say(f"wrote {out}")
     if as_json:
         print_json(accuracy_json(rows))
@@ -195,8 +195,9 @@ def _baseline(baseline: Baseline) -> str:
 def _agreed(agreed: Agreement) -> list[str]:
     lines = []
     if agreed.spearman is not None:
-        both = f"estimated and measured order of {agreed.candidates} candidates"
-        lines.append(f"{both}: Spearman's ρ {agreed.spearman:.2f}")
+        lines.append(
+            f"rank correlation of estimates and times, {agreed.candidates} candidates: ρ {agreed.spearman:.2f}"
+        )
     if agreed.regret is not None:
-        lines.append(f"had only the 10 best estimates been timed, {agreed.regret:.1%} of speed would have been missed")
+        lines.append(f"the fastest of the 10 best estimates is {agreed.regret:.1%} slower than the fastest candidate")
     return lines

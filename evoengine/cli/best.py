@@ -1,4 +1,4 @@
-"""evoengine best and report: the best kernels, and what made them fast"""
+"""evoengine best and report: the best kernels, their lineage, and the effects of knob changes"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evoengine.cli.options import (
     stored_problem_option,
     stored_problems_option,
 )
-from evoengine.errors import NothingFound, UsageError, hint
+from evoengine.errors import UsageError, hint
 
 if TYPE_CHECKING:
     from evoengine.tuning.best import Best
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     "--package",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the best kernel as a package to this new folder; --as says which.",
+    help="Write the best kernel as a package to this new folder; --as gives the kind of package.",
 )
 @click.option(
     "--as",
@@ -82,10 +82,11 @@ def best(**options: Any) -> None:
     estimates, predictions from machine code take precedence over those by formula. Candidates of another version of
     your kernel's text, definition or reference, and those judged by another version of the gate, are ranked separately.
 
-    --kernel selects the kernel as its folder is now. Without --problem and --gpu the last run decides. Before an export
-    the kernel must pass both judges, the executor of machine code and the emulator; otherwise nothing is written.
+    --kernel selects the kernel in its folder's current version. Without --problem and --gpu those of the last run are
+    used. Before an export the kernel must pass both judges, the executor of machine code and the emulator; otherwise
+    nothing is written.
 
-    Of several problems the table shows which of at most --kernels kernels serves each, and how much slower that is than
+    For several problems, a table shows which of at most --kernels kernels serves each, and how much slower it is than
     the best known one. --export then writes an export for each, and table.json, which evoengine.torch uses; --package
     packs them as a wheel or hf-kernel.
     """
@@ -95,15 +96,13 @@ def best(**options: Any) -> None:
     if len(asked.problems) > 1 or any(map(stands_for_several, asked.problems)):
         _show_dispatch_table(asked)
     elif asked.kernels is not None:
-        raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
+        raise UsageError("--kernels requires several problems: repeat --problem, or name a set or @FILE")
     elif asked.server:
         _ask_server(asked, asked.server)
     elif asked.fused_moe:
         _write_fused_moe(asked, asked.fused_moe)
     elif asked.sign and (not asked.folder or asked.trial):
-        raise UsageError(
-            f"--sign goes with --export, as in {hint('best', export='out/', sign=asked.sign, db=asked.db)}"
-        )
+        raise UsageError(f"--sign requires --export: {hint('best', export='out/', sign=asked.sign, db=asked.db)}")
     elif asked.package or asked.form or asked.name:
         _write_package(asked)
     elif asked.trial is not None:
@@ -144,7 +143,7 @@ class _Asked:
 
 
 def _show_dispatch_table(asked: _Asked) -> None:
-    """Show the table of several problems, after its export where that is asked for."""
+    """Show the dispatch table of several problems, after exporting it if requested."""
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.dispatch_table import find_table
     from evoengine.views.results import kernels_table, problems_table, table_json, verdict
@@ -167,13 +166,13 @@ def _show_dispatch_table(asked: _Asked) -> None:
 
 
 def _require_several(asked: _Asked) -> None:
-    """Raise UsageError if an option that is about one problem is given, or options that do not go together."""
+    """Raise UsageError for an option that applies to one problem, or for a wrong combination."""
     alone = ("top", "trial", "pareto", "server", "kernel", "sign")
     for option, value in ({name: getattr(asked, name) for name in alone} | {"fused-moe": asked.fused_moe}).items():
         if value not in (None, False):
-            raise UsageError(f"--{option} is about one problem, and --problem names several; leave it out")
+            raise UsageError(f"--{option} applies to one problem, and --problem names several; leave it out")
     if bool(asked.package) != bool(asked.form) or (asked.package and asked.folder) or (asked.name and not asked.form):
-        raise UsageError("of several problems either --export is given, or --package and --as, with or without --name")
+        raise UsageError("for several problems give either --export, or --package and --as, optionally with --name")
 
 
 def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> DispatchTable:
@@ -193,7 +192,7 @@ def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> Dispa
             echo=live.say,
             on_stage=live.stage,
         )
-    say(f"wrote {written[0]}" + (f" and {len(written) - 1} files beside it" if written[1:] else ""))
+    say(f"wrote {written[0]}" + (f" and {len(written) - 1} more files" if written[1:] else ""))
     return found
 
 
@@ -214,7 +213,7 @@ def _ask_server(asked: _Asked, server: str) -> None:
 
 
 def _show_ranking(asked: _Asked) -> None:
-    """Show the ranking of one problem, after the export of its best where that is asked for."""
+    """Show the ranking of one problem, after exporting its best kernel if requested."""
     from evoengine.tuning.best import best as find
 
     if asked.folder:
@@ -264,7 +263,7 @@ def _write_package(asked: _Asked) -> None:
     beside = asked.folder or asked.trial or asked.top or asked.pareto or asked.as_json
     if not asked.package or not asked.form or beside:
         example = hint("best", package="out/", **{"as": asked.form or "wheel"}, db=asked.db)
-        raise UsageError(f"--package, --as and --name go with --problem, --gpu and --kernel alone, as in {example}")
+        raise UsageError(f"--package and --as take only --name, --problem, --gpu and --kernel, as in {example}")
     with LiveProgress() as live:
         written = package(
             asked.package,
@@ -321,13 +320,13 @@ def _export_trial(asked: _Asked, trial: int) -> None:
     db = asked.db
     if asked.folder is None or asked.gpu or asked.problems or asked.top or asked.pareto or asked.as_json:
         raise UsageError(
-            f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
-            f"{hint('show', trial, db=db)} shows it"
+            f"--trial {trial} takes only --export, as in {hint('best', trial=trial, export='out/', db=db)}; "
+            f"{hint('show', trial, db=db)} shows the trial"
         )
     if asked.kernel:
         from evoengine.tuning.setup import register_kernel
 
-        register_kernel(asked.kernel)  # of a trial that was imported, whose run kept no definition
+        register_kernel(asked.kernel)  # the run of an imported trial holds no definition
     with LiveProgress() as live:
         written = export_trial(asked.folder, trial, db=db, echo=live.say, on_stage=live.stage)
     say_which(db)
@@ -344,7 +343,7 @@ def _write_fused_moe(asked: _Asked, folder: Path) -> None:
     beside = asked.problems or asked.top or asked.folder or asked.trial or asked.pareto or asked.as_json
     if asked.gpu is None or beside:
         example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
-        raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
+        raise UsageError(f"--fused-moe takes only --gpu, as in {example}")
     written, left_out = write_fused_moe(folder, find_gpu(asked.gpu), db)
     say_which(db)
     for sentence in left_out:
@@ -393,31 +392,26 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
     from evoengine.cli.output import print_json, say, stdout
     from evoengine.lineage import path
     from evoengine.publish.report.overview import read_effects
+    from evoengine.tuning.best import find_best
     from evoengine.views.candidate_tables import effects_table, lineage
     from evoengine.views.results import report_json
 
     with reading(db) as ledger:
-        gpu_key, problem_text = ledger.targets.last(gpu, problem)
-        best = ledger.best(problem_text, gpu_key, top=1)
-        if not best:
-            raise NothingFound(
-                f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: "
-                f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
-            )
-        steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = read_effects(ledger, problem_text, gpu_key)
-        trials = ledger.count(problem_text, gpu_key)
-        apart = ledger.ranked_apart(best[0])
+        found = find_best(ledger, problem, gpu, top=1)
+        first = found.candidates[0]
+        steps = path(first.trial, ledger.ancestors(first.trial))
+        effects = read_effects(ledger, found.problem, found.gpu)
+        trials = ledger.count(found.problem, found.gpu)
     if as_json:
-        print_json(report_json(best[0], steps, found, apart))
+        print_json(report_json(first, steps, effects, found.apart))
         return
-    say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
-    for other in apart:
+    say(f"{found.problem} on {found.gpu}: {trials} trials, {first.ranked_by.kind} figures")
+    for other in found.apart:
         say(str(other))
     stdout.print(lineage(steps))
-    if found.effects:
+    if effects.effects:
         stdout.print()
-        say(f"changes of knobs, {found}")
-        stdout.print(effects_table(found.effects))
+        say(f"effects of knob changes, {effects}")
+        stdout.print(effects_table(effects.effects))
     else:
-        say("no trial was made from another yet: start points have no parents, and most samplers name none")
+        say("no trial was derived from another: start points have no parents, and most samplers name none")

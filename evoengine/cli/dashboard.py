@@ -19,13 +19,13 @@ HOST = "127.0.0.1"
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A page asks for several things at once, and the one that takes longest may be the first."""
+    """A server with a thread per request, because a page's first request may be its slowest."""
 
     daemon_threads = True
 
 
-class Complaints(logging.Handler):
-    """Says in a line, and once, what optuna-dashboard logs with a traceback at every request of a page."""
+class LogOnce(logging.Handler):
+    """Print each warning of optuna-dashboard once and in one line; it logs a traceback at every request."""
 
     def __init__(self, say: Callable[[str], None], remedy: str) -> None:
         super().__init__(logging.WARNING)
@@ -48,8 +48,8 @@ class Complaints(logging.Handler):
 def dashboard(db: str | None, port: int) -> None:
     """Serve the trials in optuna-dashboard on this machine until Ctrl-C.
 
-    A run of more than 1,000 trials has a second study, its summary, as the dashboard draws all trials of a study at
-    once: the fastest ones, what led to them, and a part of the others.
+    The dashboard draws all trials of a study at once, so a run of more than 1,000 trials gets a second study, its
+    summary: the fastest trials, their ancestors, and a sample of the others.
     """
     from optuna_dashboard import wsgi
 
@@ -64,13 +64,13 @@ def dashboard(db: str | None, port: int) -> None:
         storage, store = optuna_storage(url), artifact_store(url)
         try:
             for name in summarise_large_studies(storage, ledger):
-                say(f"large study: look at {name}")
+                say(f"summary of a large study: {name}")
         except PROJECTING as error:
-            say(f"large studies have no summary: {type(error).__name__}: {error}")
+            say(f"large studies could not be summarised: {type(error).__name__}: {error}")
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
-    remedy = f"{hint('db', 'rebuild-study', 'RUN', db=db)} makes a run's study again"
+    remedy = f"{hint('db', 'rebuild-study', 'RUN', db=db)} rebuilds a run's study"
     logger = logging.getLogger("optuna_dashboard")
-    logger.addHandler(Complaints(say, remedy))
+    logger.addHandler(LogOnce(say, remedy))
     logger.propagate = False
     with (
         make_server(HOST, port, wsgi(storage, artifact_store=store), server_class=_Server) as server,
@@ -80,9 +80,9 @@ def dashboard(db: str | None, port: int) -> None:
 
 
 def _require_free(port: int) -> None:
-    """Raise UsageError for a port that cannot be listened on."""
+    """Raise UsageError if the port is not available."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
-        raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
+        raise UsageError(f"cannot listen on port {port}: {why}; choose another with --port") from error

@@ -1,4 +1,4 @@
-"""evoengine db: the ledger's own affairs"""
+"""evoengine db: maintenance of the ledger"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(repair: bool, db: str | None) -> None:
         faults = find_faults(ledger, live.stage)
         if all(fault.mended for fault in faults):
             live.stage("checking studies")
-            storage = optuna_storage(ledger.url)  # it would make tables of Optuna's that are not there
+            storage = optuna_storage(ledger.url)  # after the check, because it creates missing tables of Optuna
             ledger.database.watch(storage.engine)
             faults += study_faults(storage, ledger)
             if repair and faults:
@@ -47,14 +47,14 @@ def check(repair: bool, db: str | None) -> None:
                 repair_studies(storage, ledger)
         summary = f"{ledger.count():,} trials"
     for fault in faults:
-        remedy = "" if not fault.mended else " (repaired)" if repair else " (--repair makes it again)"
+        remedy = "" if not fault.mended else " (repaired)" if repair else " (--repair rebuilds it)"
         stdout.print(f"{fault.what}{remedy}", markup=False, highlight=False, soft_wrap=True)
     lost = [fault for fault in faults if not fault.mended]
     if lost:
-        raise MachineError("nothing here can make again what is damaged; restore the ledger from a copy (db backup)")
+        raise MachineError("the ledger is damaged beyond repair; restore it from a copy (db backup)")
     if faults and not repair:
-        raise NothingFound(f"the ledger is to be repaired: {hint('db', 'check', '--repair', db=db)}")
-    say(f"sound: {summary}" if not faults else f"repaired: {summary}")
+        raise NothingFound(f"the ledger needs a repair: {hint('db', 'check', '--repair', db=db)}")
+    say(f"no fault found: {summary}" if not faults else f"repaired: {summary}")
 
 
 @db.command()
@@ -123,14 +123,14 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
 
     before = datetime.now(UTC) - timedelta(days=older_than) if older_than is not None else None
     with reading(db) as ledger:
-        if not (yes or agreed(f"Take out what is not of the best {keep} in {ledger.place}?")):
-            say("nothing was taken out")
+        if not (yes or agreed(f"Delete sources and binaries of all but the best {keep} trials in {ledger.place}?")):
+            say("nothing was deleted")
             return
         pruned = prune_ledger(ledger, keep, before)
         smaller = vacuum(ledger.database.url, ledger.database.engine)
-    say(f"took out {pruned.sources:,} sources and {pruned.binaries:,} binaries, {pruned.packed_bytes:,} bytes")
+    say(f"deleted {pruned.sources:,} sources and {pruned.binaries:,} binaries, {pruned.packed_bytes:,} bytes")
     if not smaller:
-        say("the file keeps its size, as somebody has it open; what is written next goes where they were")
+        say("the file keeps its size because another process has it open; the free pages will be reused")
 
 
 @db.command("rebuild-study")
@@ -144,15 +144,12 @@ def rebuild_study(run: int, db: str | None) -> None:
     from evoengine.records import RUNNING
 
     with LiveProgress() as live, reading(db) as ledger:
-        known = {described.id: described for described in ledger.runs()}
-        if run not in known:
-            raise UsageError(f"the ledger has no run {run}: {hint('runs', db=db)} lists them")
-        if known[run].status == RUNNING:
-            raise UsageError(f"run {run} is still going on and writes its study itself; wait until it has ended")
+        if ledger.find_run(run).status == RUNNING:
+            raise UsageError(f"run {run} is in progress and writes its study itself; wait until it has ended")
         total = ledger.count(run=run)
         live.stage("writing the study")
         storage = optuna_storage(ledger.url)
         ledger.database.watch(storage.engine)
         for study in rebuild_studies(storage, ledger, run, lambda done: live.count(done, total)):
-            say(f"made the study {study.name}")
-            say_missed(study.missed, say, remedy="the values are of no knob's domain")
+            say(f"rebuilt the study {study.name}")
+            say_missed(study.missed, say, remedy="their values are outside the knobs' domains")

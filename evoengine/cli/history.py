@@ -1,4 +1,4 @@
-"""evoengine history, runs, compare, claims, show and profile: what the ledger holds, and what later searches reuse"""
+"""evoengine history, runs, compare, claims, show and profile: the contents of the ledger"""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (*map(str, Outcome), PENDING)
 SHOWN = 50
-"""trials in a table where nobody says how many"""
+"""default number of trials in a table"""
 PAGE = 1000
-"""rows that are laid out together: the next ones have a heading, and the columns that they need"""
+"""rows of one table; each page has its own heading and columns"""
 STDOUT = Path("-")
 
 
@@ -136,8 +136,8 @@ def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
 
 
 def _not_shown(shown: int, earlier: int | None) -> str:
-    before = "earlier ones that match are" if earlier is None else f"{earlier:,} earlier ones are"
-    return f"the last {shown}; {before} not shown: --all lists all, --limit N the last N"
+    hidden = "earlier matches" if earlier is None else f"{earlier:,} earlier ones"
+    return f"the last {shown} trials; {hidden} are not shown: --all shows all, --limit N the last N"
 
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
@@ -161,10 +161,10 @@ def _nothing(ledger: Ledger, wanted: Wanted, db: str | None) -> str:
     outcomes, families = ledger.lists.endings(wanted)
     if not outcomes:
         empty = ledger.is_empty()
-        then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists what it has"
+        then = f"{hint('search', db=db)} adds some" if empty else f"{hint('history', db=db)} lists its trials"
         return f"the ledger holds no such trial: {then}"
     there_are = f"outcomes {', '.join(sorted(outcomes))}" + (f"; families {', '.join(families)}" if families else "")
-    return f"none of {sum(outcomes.values())} trials is such a one; they have {there_are}"
+    return f"none of {sum(outcomes.values())} trials matches; they have {there_are}"
 
 
 @click.group(cls=CheckedGroup, invoke_without_command=True)
@@ -175,7 +175,9 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
     """List the runs in the ledger: searches, measure sessions, and imports."""
     if context.invoked_subcommand:
         if db or as_json:
-            raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
+            raise UsageError(
+                f"options of {context.invoked_subcommand} go after its name: evoengine runs remove N --db FILE"
+            )
         return
     from evoengine.cli.output import print_json, stdout
     from evoengine.views.candidate_tables import runs_table
@@ -188,7 +190,7 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
     elif found:
         stdout.print(runs_table(found))
     else:
-        raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} fills it")
+        raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} starts one")
 
 
 @runs.command()
@@ -222,7 +224,7 @@ def agreed(question: str) -> bool:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise UsageError("nobody is there to answer; --yes removes without asking") from None
+        raise UsageError("cannot ask for confirmation: stdin is not a terminal; --yes skips the question") from None
 
 
 @click.command()
@@ -231,9 +233,9 @@ def agreed(question: str) -> bool:
 @db_option
 @json_option
 def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
-    """Compare two runs: settings, outcomes, best figures, and the configurations that both evaluated.
+    """Compare two runs: settings, outcomes, best figures, and the configurations evaluated in both.
 
-    Of the best figure of each kind, the number of trials to come within 5 % of it is shown. Figures are compared only
+    The number of trials until one came within 5 % of the best figure of its kind is shown. Figures are compared only
     if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.output import print_json, say, stdout
@@ -273,9 +275,9 @@ def revoke(trial: int, db: str | None) -> None:
     with reading(db) as ledger:
         revoked = ledger.claims.revoke(trial)
     if revoked:
-        say(f"the next search that comes to the kernel of trial {trial} evaluates it")
+        say(f"the next search that reaches the kernel of trial {trial} evaluates it")
     else:
-        say(f"no search would have taken over how trial {trial} ended")
+        say(f"no search would have reused the outcome of trial {trial}")
 
 
 @click.command()
@@ -299,16 +301,16 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.views.trials import lineage_json, page_json
 
     if with_source and (with_lineage or as_json):
-        raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
+        raise UsageError(f"--source prints only the source; leave {'--lineage' if with_lineage else '--json'} out")
     with reading(db) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
         pruned = ledger.is_pruned(trial)
         known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:
         if candidate.source is None:
-            why = "db prune took it out" if pruned else _why_no_source(candidate)
+            why = "db prune deleted it" if pruned else _why_no_source(candidate)
             raise NothingFound(f"trial {trial} has no source: {why}")
-        # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
+        # a pipe may lead to a compiler, which needs the exact text; without `color` click removes escape sequences
         text = candidate.source.text
         click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)
     elif with_lineage:
@@ -325,9 +327,9 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
 
 def _why_no_source(candidate: Candidate) -> str:
     if candidate.problem.startswith(RECORDED):
-        return "another tuner recorded it, with its times and without its kernel"
+        return "it was recorded by another tuner, without its kernel"
     if candidate.outcome is None:
-        return "it was not rendered before its search ended, or is not yet"
+        return "it is not rendered yet, or its search ended before"
     return f"it could not be rendered{f': {candidate.reason}' if candidate.reason else ''}"
 
 

@@ -1,4 +1,4 @@
-"""evoengine problems, gpus, doctor, cubins and cluster: what there is to search for, on which GPUs and machines"""
+"""evoengine problems, gpus, doctor, cubins and cluster: workloads, GPUs, this machine, binaries and clusters"""
 
 from __future__ import annotations
 
@@ -69,13 +69,17 @@ def doctor(as_json: bool) -> int:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--arch", type=click.IntRange(min=10), metavar="NUMBER", help="Only kernels for this one, such as 90.")
-@click.option("--entry", metavar="NAME", help="Print the machine code of this kernel, of --arch or the newest.")
+@click.option(
+    "--arch", type=click.IntRange(min=10), metavar="NUMBER", help="List only kernels for this architecture, such as 90."
+)
+@click.option(
+    "--entry", metavar="NAME", help="Print the machine code of this kernel for --arch, or for the newest architecture."
+)
 @json_option
 def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> None:
     """List the kernels in a cubin, a fatbin, an object or a library, with what each needs at launch.
 
-    The file is parsed and never loaded: nothing in it is executed. Sizes are in bytes, parameters in their order.
+    The file is parsed and never loaded: nothing in it is executed. Sizes are in bytes.
     """
     from evoengine.cli.output import print_json, stdout
     from evoengine.text import plain_lines
@@ -84,13 +88,13 @@ def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> No
 
     if entry is not None:
         if as_json:
-            raise UsageError("--entry prints machine code; leave --json out")
+            raise UsageError("--entry prints text; leave --json out")
         click.echo(plain_lines(listing_of(file, entry, arch)))
         return
     found = [kernel for kernel in kernels_in(file) if arch in (None, kernel.arch)]
     if not found:
         of = f" for sm_{arch}" if arch else ""
-        raise NothingFound(f"{file} has no kernel{of} as machine code")
+        raise NothingFound(f"{file} holds no machine code of a kernel{of}")
     if as_json:
         print_json(cubins_json(file, found))
     else:
@@ -140,8 +144,10 @@ def resources() -> None:
 
 @cluster.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--slurm", is_flag=True, help="A script for sbatch: one job, whose nodes are the cluster.")
-@click.option("--k8s", is_flag=True, help="Objects for KubeRay: a cluster that stays, and a job that makes its own.")
+@click.option("--slurm", is_flag=True, help="Write a script for sbatch: one job, whose nodes form the cluster.")
+@click.option(
+    "--k8s", is_flag=True, help="Write objects for KubeRay: a permanent cluster, and a job with a cluster of its own."
+)
 @click.option(
     "--gpu",
     type=OneOf(sorted(known_gpus())),
@@ -151,25 +157,23 @@ def resources() -> None:
     help="Kind of GPU that the nodes have.",
 )
 @click.option(
-    "--nodes", type=click.IntRange(1, 10000), default=2, show_default=True, help="Nodes, or the most of them."
+    "--nodes", type=click.IntRange(1, 10000), default=2, show_default=True, help="Number of nodes, or its maximum."
 )
 @click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of each node.")
 @click.option("--cpus", type=click.IntRange(2, 1024), default=64, show_default=True, help="CPUs of each node.")
-@click.option("--image", metavar="IMAGE", help="With --k8s: of the pods (deploy/Containerfile, target ray-node).")
+@click.option("--image", metavar="IMAGE", help="With --k8s: image of the pods (deploy/Containerfile, target ray-node).")
 def up(folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cpus: int, image: str | None) -> None:
-    """Write the files that bring up a cluster for searches, for Slurm or for Kubernetes.
+    """Write the files that start a Ray cluster for searches, for Slurm or for Kubernetes.
 
-    Nothing is submitted, and no file is written over. docs/fleet.md has what a cluster must have before.
+    Nothing is submitted, and no existing file is overwritten. docs/fleet.md states the requirements.
     """
     from evoengine.cli.output import say
     from evoengine.tuning.ray_cluster import KUBERNETES, SLURM, Cluster, write_files
 
     if slurm == k8s:
-        raise UsageError("cluster up takes one of --slurm and --k8s")
+        raise UsageError("cluster up needs one of --slurm and --k8s")
     if k8s == (image is None):
-        raise UsageError(
-            "--k8s needs --image, and --slurm takes none: the image of the pods, as REGISTRY/evoengine:TAG"
-        )
+        raise UsageError("--k8s requires --image REGISTRY/evoengine:TAG, the image of its pods; --slurm takes none")
     written = write_files(folder, KUBERNETES if k8s else SLURM, Cluster(gpu, nodes, gpus, cpus, image))
     say(f"wrote {', '.join(path.name for path in written)} to {folder}")
     place = shlex.quote(str(folder))

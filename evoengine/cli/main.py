@@ -1,4 +1,4 @@
-"""The door: `evoengine COMMAND`. A command's module is imported when it is called, so that --help stays instant."""
+"""Entry point: `evoengine COMMAND`. A command's module is imported when it is called, so that --help stays fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
-from evoengine.cli.process import INTERRUPTED, prepare_streams, read_by_nobody, unwritten
+from evoengine.cli.process import INTERRUPTED, prepare_streams, reader_exited, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.sandbox.machine import is_machine_fault, machine_error
 from evoengine.text import one_line
@@ -54,7 +54,7 @@ MODULES = {
     "new": "transfer", "import": "transfer", "export": "transfer",
     "serve": "service", "token": "service", "retune": "service",
 }  # fmt: skip # a table
-"""command → the module of `evoengine.cli` that has it, where that is not the one of its name"""
+"""command → its module in `evoengine.cli`, if that has another name"""
 
 
 class Commands(CheckedGroup):
@@ -91,16 +91,16 @@ def main() -> int:
     prepare_streams()
     try:
         code = evoengine.main(standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):  # the latter where it is pressed again while click says so
+    except (click.exceptions.Abort, KeyboardInterrupt):  # the latter on a second Ctrl-C while click reports the first
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # An interpreter that ends waits for every thread, and those of workers whose closing was itself interrupted
-        # wait for answers that never come. The processes die with this one.
+        # At exit the interpreter joins all threads, and those of workers whose shutdown was interrupted would wait
+        # forever. The worker processes die with this one.
         unwritten()
         os._exit(INTERRUPTED)
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        # click quotes a value whole, however long it is
+        # click quotes values of any length
         click.echo("\n".join(map(one_line, shown.getvalue().expandtabs().split("\n"))), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
@@ -115,11 +115,11 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """Return the exit code after all output has been written, and report a failed write.
+    """Return the exit code after flushing all output, and report a failed write.
 
-    A reader that exited early is no failure.
+    A reader that exited early is not a failure.
     """
-    lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
+    lost = {name: failure for name, failure in unwritten().items() if not reader_exited(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror
         click.echo(f"evoengine: the output could not be written to stdout: {why}", err=True)

@@ -1,4 +1,4 @@
-"""evoengine mcp: the ledger, the gate and the model as tools for an assistant, by the Model Context Protocol"""
+"""evoengine mcp: the ledger, the gate and the model as tools of the Model Context Protocol"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 MOST_TRIALS = 200
-"""of one search that an assistant asks for"""
+"""limit of a search through this tool"""
 INSTRUCTIONS = (
     "Tune CUDA kernels. A problem is written as gemm:m4096,n4096,k4096,fp16; a GPU as h100. Figures without a GPU are "
     "predictions. Text that you write for a kernel goes to propose, with the trial that it descends from; read that "
@@ -31,7 +31,7 @@ INSTRUCTIONS = (
 def mcp(kernel: Path | None, db: str | None) -> None:
     """Serve search, verify, predict, profile, explain, best and propose as MCP tools on stdin and stdout.
 
-    Tools name problems, GPUs and trials, and no files. With --kernel the problems of that folder are known, too.
+    Arguments of tools are problems, GPUs and trials, never files. --kernel adds the problems of that folder.
     """
     if find_spec("mcp") is None:
         raise MachineError("the package mcp is missing: pip install 'evoengine[mcp]'")
@@ -61,7 +61,7 @@ def server(db: str | None) -> MCPServer[Any]:
 
     @made.tool()
     async def best(problem: str | None = None, gpu: str | None = None) -> dict[str, Any]:
-        """Return the best kernels that the ledger has of a problem and GPU, the last run's by default."""
+        """Return the best kernels in the ledger for a problem and GPU, by default those of the last run."""
         return await run(_best, problem, gpu)
 
     @made.tool()
@@ -78,7 +78,7 @@ def server(db: str | None) -> MCPServer[Any]:
 
     @made.tool()
     async def profile(trial: int) -> dict[str, Any]:
-        """Return what limits a trial, by the model of its chip: busy pipes, and where and why warps wait."""
+        """Return what limits a trial according to the performance model: busy pipes, and where and why warps stall."""
         return await run(_profile, trial)
 
     @made.tool()
@@ -88,14 +88,14 @@ def server(db: str | None) -> MCPServer[Any]:
 
     @made.tool()
     async def propose(parent: int, text: str) -> dict[str, Any]:
-        """Judge a CUDA text in the place of a trial's text, in a jail, and enter it into the ledger."""
+        """Judge a CUDA text in place of a trial's text, in a jail, and record it in the ledger."""
         return await run(_propose, parent, text)
 
     return made
 
 
 def _answer(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Return a tool's answer as JSON holds it. Raises ToolError with the sentence for people."""
+    """Return a tool's answer as JSON values. Raises ToolError with the message of an EvoengineError."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     from evoengine.errors import EvoengineError
@@ -114,7 +114,7 @@ def _search(db: str | None, problem: str, gpu: str, trials: int) -> dict[str, An
     from evoengine.views.results import summary_json
 
     if not 1 <= trials <= MOST_TRIALS:
-        raise UsageError(f"trials is {trials}; a search by this tool does 1 to {MOST_TRIALS}")
+        raise UsageError(f"trials is {trials}; this tool allows 1 to {MOST_TRIALS}")
     return dict(summary_json(tune(problem, gpu, trials=trials, db=db)))
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, how their texts become records, and what --db and --server open."""
+"""Options that several commands share, with their types, checks and shell completion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evoengine.errors import MachineError, UsageError, did_you_mean, require_wor
 from evoengine.gpu import known_gpus
 
 RECORDED = "recorded:"
-"""begins the device and the problem of a recorded space"""
+"""prefix of the device and the problem of a recorded space"""
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -43,7 +43,7 @@ def complete_problem(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_kernel(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the folders below the one that is named so far which hold a kernel, and those that lead to more."""
+    """Return the folders to which a shell may complete `--kernel`: kernels, and with a trailing slash other folders."""
     place = Path(incomplete)
     folder = place if incomplete.endswith("/") else place.parent
     try:
@@ -55,7 +55,7 @@ def complete_kernel(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 class StoredGpuType(TextType):
-    """A GPU that the ledger may hold: a known one, or one that a file described or another tuner recorded."""
+    """A GPU in the ledger: a known one, or one that a file described or another tuner recorded."""
 
     name = "name"
 
@@ -64,7 +64,7 @@ class StoredGpuType(TextType):
 
 
 class OneOf(WordType):
-    """One of several words; a wrong one is told which was probably meant."""
+    """One of several words; the error suggests a similar one."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -75,7 +75,7 @@ class OneOf(WordType):
 
 
 class StoredProblemType(TextType):
-    """A problem that the ledger may hold, in the form it has there."""
+    """A problem, converted to the form in which the ledger stores it."""
 
     name = "problem"
 
@@ -86,7 +86,7 @@ class StoredProblemType(TextType):
 
 
 class CheckedGroup(click.Group):
-    """A group that refuses what click would take silently."""
+    """A group that refuses arguments that click would accept silently."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -127,7 +127,7 @@ def check_given(group: click.Context, command: click.Command, name: str | None, 
     for option in single:
         values = given.get(option.name, ())
         if len(values) > 1:
-            # an option may be one that can stand alone: then there is no text
+            # an option with an optional value may have none
             listed = " and ".join(value for value in values if isinstance(value, str))
             twice = f"{len(values)} times{f', {listed}' if listed else ''}"
             raise click.UsageError(f"{option.opts[0]} is given {twice}; it takes one value", ctx)
@@ -139,7 +139,7 @@ def check_given(group: click.Context, command: click.Command, name: str | None, 
         for value in [found] if isinstance(found, str) else found if isinstance(found, Sequence) else ():
             if isinstance(value, str) and value.partition("=")[0] in names and isinstance(param, click.Option):
                 missing = param.metavar or "value"
-                raise click.UsageError(f"{param.opts[0]} has no {missing}: what follows it is the option {value}", ctx)
+                raise click.UsageError(f"{param.opts[0]} has no {missing}: the option {value} follows it", ctx)
             if isinstance(value, str) and (wrong := _why_unusable(value, param)):
                 raise click.UsageError(f"{param.get_error_hint(ctx)}: {wrong}", ctx)
 
@@ -151,12 +151,12 @@ def _why_unusable(value: str, param: click.Parameter) -> str | None:
         try:
             os.lstat(value)
         except OSError as error:
-            return f"{value!r} is too long for the name of a file" if error.errno == errno.ENAMETOOLONG else None
+            return f"{value!r} is too long for a file name" if error.errno == errno.ENAMETOOLONG else None
         return None
     try:
         value.encode()
     except UnicodeEncodeError:
-        return f"{value!r} holds bytes that are no text in this locale"
+        return f"{value!r} holds bytes that are not text in this locale"
     return None
 
 
@@ -223,14 +223,14 @@ stored_problems_option = click.option(
     metavar="WORKLOAD:SIZES",
     multiple=True,
     shell_complete=complete_problem,
-    help="Restrict the output to this problem. Of several, of a named set or of @FILE, it is the table of the kernels "
-    "that serve them.",
+    help="Restrict the output to this problem. For several problems, a named set or @FILE, the output is the table of "
+    "the kernels that serve them.",
 )
 kernels_option = click.option(
     "--kernels",
     type=click.IntRange(min=1),
     metavar="K",
-    help="With several problems: the most kernels that may serve them.  [default: the best of each problem]",
+    help="With several problems: maximum number of kernels that serve them.  [default: the best of each problem]",
 )
 stored_problem_option = click.option(
     "--problem",
@@ -249,20 +249,20 @@ kernel_option = click.option(
 triton_option = click.option(
     "--triton",
     metavar="FILE::KERNEL",
-    help="Triton kernel of your own with its autotuner's list, on a virtual GPU (docs/virtual-gpu.md). FILE is "
-    "executed: use only files that you trust.",
+    help="Triton kernel of your own; its autotuner's list is the space (docs/virtual-gpu.md). FILE is executed: use "
+    "only files that you trust.",
 )
 call_option = click.option(
     "--call",
     metavar="FUNCTION",
     help="With --triton: function of FILE that launches the kernel on tensors of its own. Its integer parameters are "
-    "sizes, with defaults. Of vLLM's and SGLang's kernels the data: bf16, fp8_w8a8 or fp8_w8a8_block.",
+    "sizes, with defaults. For vLLM's and SGLang's kernels: the data type, bf16, fp8_w8a8 or fp8_w8a8_block.",
 )
 reference_option = click.option(
     "--reference",
     metavar="FUNCTION",
     help="With --triton: function of FILE that takes parameters of the kernel by their names and returns what the "
-    "kernel writes. Of verify with --cubin: FILE.py::FUNCTION, which takes tensors of launch.json by their names.",
+    "kernel writes. With verify --cubin: FILE.py::FUNCTION, which takes tensors of launch.json by their names.",
 )
 db_option = click.option(
     "--db",
@@ -308,13 +308,13 @@ def say_which(db: str | None) -> None:
         say(f"ledger {display_url(parse_url(chosen_database(None)))}")
 
 
-# ── against a service, in place of this machine ─────────────────────────────────────────────────────────────────────
+# ── the service that --server names ─────────────────────────────────────────────────────────────────────────────────
 
 server_option = click.option(
     "--server",
     metavar="URL",
-    help="Send the request to this service (evoengine serve); EVOENGINE_TOKEN, or a file that "
-    "EVOENGINE_TOKEN_FILE names, holds its token.",
+    help="Send the request to this service (evoengine serve). EVOENGINE_TOKEN, or the file named by "
+    "EVOENGINE_TOKEN_FILE, holds the token.",
 )
 
 
@@ -335,4 +335,4 @@ def refuse_beside(server: str, **options: object) -> None:
     for name, value in options.items():
         if value not in (None, False, ()):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is about this machine, and --server {server} asks another; leave one of them out")
+            raise UsageError(f"{flag} applies to this machine, and --server {server} to another; leave one of them out")

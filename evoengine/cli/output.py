@@ -20,10 +20,7 @@ from evoengine.views import SCHEMA, AnswerView, jsonable
 
 
 class Output(Console):
-    """A console that shows text as text: no markup and no emoji names.
-
-    Control characters are written as `plain_lines` writes them.
-    """
+    """A console without markup, emoji names or highlighting; `plain_lines` escapes control characters."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -35,7 +32,7 @@ class Output(Console):
 stderr = Output(stderr=True)
 stdout = Output()
 if not stdout.is_terminal:
-    # into a pipe or a file a table goes unbroken, however wide
+    # tables in pipes and files keep all columns
     stdout.width = 100_000
 
 

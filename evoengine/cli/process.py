@@ -1,7 +1,7 @@
-"""The standard streams of a command in whatever state they are, and the signals that end it.
+"""Robust standard streams, and the signals that end a command.
 
-Streams may be closed, full, read by nobody any more, or unable to hold a letter. Nothing that is written raises; what
-could not be written is known at the end, and decides the exit code. The first signal ends a command with what there is.
+Streams may be closed, full, without a reader, or unable to encode a character. Writing never raises; failures are
+reported at the end and decide the exit code. The first signal ends a command with its results so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 INTERRUPTED = 130
-"""exit code of a command that a signal ended"""
+"""exit code after a signal"""
 LETTERS = {
     "µ": "u",
     "·": "-",
@@ -41,13 +41,13 @@ LETTERS = {
     "✗": "no",
     "’": "'",
 }
-"""how evoengine's own letters are written where the encoding does not have them"""
+"""replacements for evoengine's own characters in encodings without them"""
 _ERRORS = "evoengine.readable"
 _NAMES = {1: "stdout", 2: "stderr"}
 
 
 class Stream(io.FileIO):
-    """A file descriptor that takes all that is written to it, and keeps the reason where it could not."""
+    """A file descriptor that accepts all writes, and keeps the error of the first one that failed."""
 
     failure: OSError | None = None
 
@@ -61,7 +61,7 @@ class Stream(io.FileIO):
             else:
                 if written is not None:
                     return written
-                select.select([], [self], [])  # somebody made it non-blocking, and its reader is slow
+                select.select([], [self], [])  # it is non-blocking, and its reader is slow
         return view.nbytes
 
 
@@ -115,7 +115,7 @@ def _readable(letter: str) -> str:
     if letter in LETTERS:
         return LETTERS[letter]
     code = ord(letter)
-    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode: a byte that is no text
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode: a byte that is not text
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -127,16 +127,16 @@ def unwritten() -> dict[str, OSError]:
     return {_NAMES[fd]: raw.failure for fd, (_, raw) in _streams.items() if raw.failure is not None}
 
 
-def read_by_nobody(failure: OSError) -> bool:
+def reader_exited(failure: OSError) -> bool:
     """Return whether the reader has exited, as in `evoengine history | less`."""
     return failure.errno == errno.EPIPE
 
 
 def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
-    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once.
+    """Call `stop` on the first Ctrl-C, SIGTERM or SIGHUP; a second Ctrl-C ends the command at once.
 
-    The function returned tells whether there was one. SIGHUP or SIGINT that the parent has set to be ignored, as nohup
-    and scripts do for what runs in the background, stays ignored.
+    The function returned tells whether a signal arrived. SIGHUP and SIGINT stay ignored if the parent ignores them, as
+    nohup and scripts do for background jobs.
     """
     seen: list[int] = []
     heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]

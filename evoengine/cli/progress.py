@@ -1,7 +1,4 @@
-"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere, events for programs.
-
-At its end: what it says for people and for scripts, and its exit code.
-"""
+"""Progress of a search on stderr: a bar in a terminal, else a line every ten seconds, or events; and its summary."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evoengine.cli.output import print_json, say, stderr, stdout
-from evoengine.cli.process import INTERRUPTED, read_by_nobody, unwritten
+from evoengine.cli.process import INTERRUPTED, reader_exited, unwritten
 from evoengine.errors import EvoengineError, MachineError, hint
 from evoengine.records import Candidate, Outcome
 from evoengine.text import plain, spans
@@ -32,15 +29,12 @@ from evoengine.views.candidate_tables import best_line, figure, ranking
 from evoengine.views.trials import trial_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from evoengine.records import Candidate
     from evoengine.search.evaluators import Usage
     from evoengine.search.progress import Progress
     from evoengine.tuning.search import SearchResult
 
 LINE_SECONDS = 10.0
-"""between two lines where stderr is no terminal"""
+"""between two lines if stderr is not a terminal"""
 
 
 class Ticker(threading.Thread):
@@ -60,9 +54,9 @@ class Ticker(threading.Thread):
 
 
 class LiveProgress:
-    """Display of the current stage and its duration, and from the first trial on of how many are done and the best.
+    """Display of the current stage with its duration, and of the number of finished trials with the best one.
 
-    Use it as a context manager.
+    A context manager.
     """
 
     def __init__(self, trials: bool = False) -> None:
@@ -82,7 +76,7 @@ class LiveProgress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._live.transient = self._progress is None  # a stage that is over says nothing to anybody
+        self._live.transient = self._progress is None  # erase the stage of a command without trials
         (self._live if stderr.is_terminal else self._ticker).stop()
 
     def say(self, text: str) -> None:
@@ -169,7 +163,7 @@ def time_spent(usage: Usage) -> str:
 
 
 class EventLog(logging.Handler):
-    """Takes the place of `LiveProgress`. Warnings of libraries are events too, so that every line is an object."""
+    """JSON events in place of `LiveProgress`. Library warnings are events too, so that every line is an object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +180,7 @@ class EventLog(logging.Handler):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        """Log the end of a failed command as an event, in place of the sentence for people."""
+        """Log the error of a failed command as an event in place of a message."""
         self._ticker.stop()
         logging.getLogger().removeHandler(self)
         logging.captureWarnings(False)
@@ -274,7 +268,7 @@ def _print_summary(
     known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
     echo(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     if progress.taken_over:
-        echo(f"{progress.taken_over} of {progress.done} taken over from earlier trials, which were the same kernels")
+        echo(f"{progress.taken_over} of {progress.done} reused from earlier trials of the same kernels")
     echo(progress.ended)
     if progress.usage:
         echo(time_spent(progress.usage))
@@ -295,25 +289,25 @@ def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str
     if found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED
-        remark = ["figures marked est. are estimates, not measurements"] if estimated else []
+        remark = ["figures marked est. are predicted, not measured"] if estimated else []
         echo(f"next: {'   ·   '.join([*following, *remark])}")
     elif unranked:
-        why = "the model cannot read their binaries, and their families state no [cost] in the space"
-        echo(f"{unranked} correct candidates and no figure to rank them by: {why}")
+        why = "the model cannot read their binaries, and the space has no [cost] for their families"
+        echo(f"{unranked} correct candidates cannot be ranked: {why}")
         echo(f"next: {hint('measure', db=db)} on a machine with the GPU   ·   {history}")
     else:
-        echo(f"no correct candidate was found: {history} shows how each ended")
+        echo(f"no correct candidate was found: {history} shows the outcomes")
 
 
 def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
     """Return the exit code of a command whose results are in the ledger.
 
-    A result that nobody read is reported and is no success.
+    If the reader of stdout exited before it got the result, that is reported as a failure.
     """
     lost = unwritten().get("stdout")
-    if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
+    if code or lost is None or not reader_exited(lost):  # `main` reports other failures
         return code
-    echo(f"nobody read the result, which is in the ledger: {best} shows it")
+    echo(f"the reader of stdout has exited; the result is in the ledger: {best} shows it")
     return MachineError.exit_code
 
 
@@ -322,7 +316,7 @@ def say_missed(
 ) -> None:
     if missed:
         why = next(iter(missed.values()))
-        echo(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}")
+        echo(f"missing from the study of optuna-dashboard: trials {spans(missed)} ({why}); {remedy}")
 
 
 def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:

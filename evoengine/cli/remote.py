@@ -1,4 +1,4 @@
-"""What `search`, `best` and `retune` do with `--server`."""
+"""The `--server` half of `search` and `best`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evoengine.cli.options import connect
+from evoengine.cli.options import RECORDED, connect
 from evoengine.cli.output import print_json, say, stdout
 from evoengine.cli.process import INTERRUPTED
 from evoengine.cli.progress import LiveProgress
@@ -29,22 +29,22 @@ def search(server: str, options: dict[str, Any], as_json: bool) -> int:
     """Submit a search, print its progress and the ranking of its problem, and return the exit code."""
     from evoengine.workloads import default_workload, parse_problem
 
-    if options["gpu"] == AUTO and not str(options["device"]).startswith("recorded:"):
-        raise UsageError("--gpu auto is the GPU of this machine, and --server searches on others; name one")
+    if options["gpu"] == AUTO and not str(options["device"]).startswith(RECORDED):
+        raise UsageError("--gpu auto means the GPU of this machine, which --server does not use; name a GPU")
     names = ("trials", "minutes", "sampler", "device", "objective", "seed")
     request = {name: options[name] for name in names if options[name] is not None}
     request |= {"families": list(options["families"])} if options["families"] else {}
-    if not str(options["device"]).startswith("recorded:"):
+    if not str(options["device"]).startswith(RECORDED):
         problem = options["problem"] or str(parse_problem(default_workload().example)[1])
         request |= {"gpu": options["gpu"], "problems": [problem]}
     with connect(server) as client:
         job = client.submit(**request)
         back = hint("search", server=server, job=job.id)
-        say(f"job {job.id} of {server}; Ctrl-C leaves it to go on: {back} comes back to it")
+        say(f"job {job.id} of {server}; Ctrl-C leaves it running: {back} follows it again")
         return _watched(client, job, back, as_json)
 
 
-def come_back(server: str, number: int, as_json: bool) -> int:
+def follow(server: str, number: int, as_json: bool) -> int:
     """Follow a job that was submitted before, as `search` does."""
     with connect(server) as client:
         return _watched(client, client.job(number), hint("search", server=server, job=number), as_json)
@@ -54,7 +54,7 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
     with LiveProgress() as live:
         seen = watch(client, job, live.say, live.stage)
     if seen.detached:
-        say(f"job {job.id} goes on without you: {back} comes back to it")
+        say(f"job {job.id} continues: {back} follows it again")
         return INTERRUPTED
     if seen.job.state == "failed":
         raise MachineError(f"job {job.id} failed: {seen.job.why}")
@@ -90,7 +90,7 @@ def best(
             require_writable(folder)
             first = found[0]
             if not first["source_sha256"]:
-                raise NothingFound(f"trial {first['trial']} was recorded by another tuner: there is no kernel of it")
+                raise NothingFound(f"trial {first['trial']} was recorded by another tuner, without its kernel")
             for path in write_folder(folder, client.bundle(first["source_sha256"], first["gpu"])):
                 say(f"wrote {path}")
     if as_json:
@@ -109,11 +109,11 @@ class Watched:
     job: JobInfo
     outcomes: Counter[str]
     detached: bool
-    """whether the person left before the job ended"""
+    """whether Ctrl-C ended the command before the job ended"""
 
 
 def watch(client: Client, job: JobInfo, say: Say, stage: Say) -> Watched:
-    """Print the job's events until it rests. Ctrl-C leaves the job running."""
+    """Print the job's events until it ends or waits for a GPU. Ctrl-C leaves the job running."""
     outcomes: Counter[str] = Counter()
     try:
         for event in client.events(job.id):
@@ -148,12 +148,12 @@ def best_of(client: Client, job: JobInfo) -> list[dict[str, Any]]:
     found = []
     for part in job.parts:
         best = job.progress.get("best") or {}
-        problem = part["problem"] if not part["problem"].startswith("recorded:") else best.get("problem")
+        problem = part["problem"] if not part["problem"].startswith(RECORDED) else best.get("problem")
         if problem is None:
             continue
         gpu = job.gpu if job.gpu != "recorded" else best.get("gpu")
         ranking = client.ranking(gpu, problem, top=10)
         if not isinstance(ranking.get("trials"), list):
-            raise MachineError(f"{client.url} answers with no list of trials")
+            raise MachineError(f"{client.url} did not send a list of trials")
         found += ranking["trials"]
     return found

@@ -24,14 +24,14 @@ from evoengine.virtual import activate
     default="h100",
     show_default=True,
     shell_complete=complete_gpu,
-    help="The GPU that is virtual, as listed by evoengine gpus; sm_75 to sm_90 and sm_120 can be executed.",
+    help="GPU to emulate, as listed by evoengine gpus; sm_75 to sm_90 and sm_120 can be executed.",
 )
 @click.option(
     "--sample",
     is_flag=True,
-    help="Of a launch that would take over a minute, execute blocks for some ten seconds only.",
+    help="Execute only a sample of blocks, for about ten seconds, of a launch that would take over a minute.",
 )
-@click.option("--map-cuda", is_flag=True, help="Make tensors on the CPU where the script asks for device='cuda'.")
+@click.option("--map-cuda", is_flag=True, help="Create tensors on the CPU if the script asks for device='cuda'.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(gpu: str, sample: bool, map_cuda: bool, script: Path, arguments: tuple[str, ...]) -> int:
@@ -45,22 +45,21 @@ def run(gpu: str, sample: bool, map_cuda: bool, script: Path, arguments: tuple[s
 
 
 _NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
-"""parts of what PyTorch says where a script asks for CUDA and there is none"""
+"""parts of PyTorch's messages if a script asks for CUDA and there is none"""
 HINT = (
-    "evoengine: the script asks PyTorch for CUDA, and a virtual GPU takes tensors on the CPU: leave device out, use "
-    "triton.runtime.driver.active.get_active_torch_device(), or run it with --map-cuda, which maps device='cuda'"
+    "evoengine: the script asks PyTorch for CUDA, but the virtual GPU works on CPU tensors: leave device out, use "
+    "triton.runtime.driver.active.get_active_torch_device(), or add --map-cuda, which maps device='cuda' to the CPU"
 )
 
 
 def run_script(script: Path, arguments: Sequence[str], gpu: str, sample: bool = False, map_cuda: bool = False) -> int:
-    """Run the script with these arguments and return its exit code, 1 after an exception that it does not catch.
+    """Run the script and return its exit code; 1 after an uncaught exception or a race.
 
-    After races it is 1 too. The summary goes to stderr. `map_cuda` makes tensors on the CPU that the script wants on a
-    CUDA device, and lets torch.cuda answer for the virtual GPU. Raises UsageError for a script that is no file, and as
-    `activate` does.
+    The summary goes to stderr. `map_cuda` creates CUDA tensors on the CPU and makes torch.cuda describe the virtual
+    GPU. Raises UsageError if the script is not a file, and as `activate` does.
     """
     if not script.is_file():
-        raise UsageError(f"there is no file {str(script)!r} to run")
+        raise UsageError(f"there is no file {str(script)!r}")
     device = activate(gpu, sample=sample)
     try:
         with ExitStack() as stack:
@@ -92,7 +91,7 @@ def _run(script: Path, arguments: Sequence[str]) -> int:
 
 
 def _exit_code(code: object) -> int:
-    """Return what Python would exit with; what is no number is printed, as Python does."""
+    """Return the exit code for `code` of SystemExit, as Python does; other objects than numbers are printed."""
     if code is None or isinstance(code, int):
         return code or 0
     print(code, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""evoengine search and propose: configurations of a space, or texts of a program, judged and timed"""
+"""evoengine search and propose: judge and time configurations of a space, or texts that a program proposes"""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DeviceType(TextType):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in ("auto", "emulator", "cuda") and not value.startswith(RECORDED):
             near = did_you_mean(value, ("auto", "emulator", "cuda", RECORDED))
-            self.fail(f"{value!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}", param, ctx)
+            self.fail(f"{value!r} is not one of auto, emulator, cuda and {RECORDED}FILE{near}", param, ctx)
         return value
 
 
@@ -96,7 +96,7 @@ class DeviceType(TextType):
     "--write-space",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the search space to FILE, to be edited and given back by --space, and search nothing.",
+    help="Write the search space to FILE, to edit and pass to --space, without searching.",
 )
 @templates_option
 @db_option
@@ -164,9 +164,9 @@ def search(
     A search that was killed or interrupted continues when the same command is run again. Results that the ledger holds
     for the same kernel in the same environment are reused.
 
-    Several problems are searched one after the other, each with --trials, and then the best kernels of each on the
-    others. What comes out is the table of at most --kernels kernels that is slower than the best known ones by the
-    smallest factor, as the geometric mean, with the problem that it serves worst.
+    Several problems are searched one after the other, each with --trials; then the best kernels of each are evaluated
+    on the others. The result is the set of at most --kernels kernels that is closest to the best known ones in the
+    geometric mean, with the problem that it serves worst.
     """
     set_of = _several(problems, kernels, gpus, server, job, write_space, detach, options)
     options["problem"] = problems[0] if problems else None
@@ -214,14 +214,14 @@ def _several(
     detach: bool,
     options: dict[str, Any],
 ) -> tuple[str, ...]:
-    """Return the problems of a search of several, empty for a search of one. Raises UsageError."""
+    """Return the problems if there are several, else an empty tuple. Raises UsageError."""
     if not problems and kernels is None:
-        return ()  # without imports that would delay the executor's build
+        return ()  # early, because imports would delay the executor's build
     from evoengine.workloads import expand, expanded, stands_for_several
 
     if len(problems) < 2 and not any(map(stands_for_several, problems)):
         if kernels is not None:
-            raise UsageError("--kernels is for several problems: repeat --problem, or name a set or @FILE")
+            raise UsageError("--kernels requires several problems: repeat --problem, or name a set or @FILE")
         return ()
     others = {"server": server, "job": job, "write-space": write_space, "detach": detach}
     others |= {name: options[name] for name in ("kernel", "cluster", "resume", "minutes")}
@@ -229,8 +229,8 @@ def _several(
     others["gpu"] = len(gpus) > 1
     for name, value in others.items():
         if value is not None and value is not False:  # --resume alone is 0
-            raise UsageError(f"--{name} is for a search of one problem; leave it out, or give one --problem")
-    if options["triton"] is not None:  # its sizes are known once its file was executed
+            raise UsageError(f"--{name} applies to one problem; leave it out, or give one --problem")
+    if options["triton"] is not None:  # its sizes are known only after its file was executed
         return tuple(expanded(problems))
     return expand(problems)
 
@@ -258,7 +258,7 @@ def _search_set(asked: SearchOptions, problems: tuple[str, ...], kernels: int | 
 
 @contextmanager
 def _begun_build(here: bool) -> Iterator[FirstBuild | None]:
-    """Begin to build the executor, for which a machine's first search waits, before the slow imports of a search."""
+    """Build the executor in the background during a search's slow imports; a machine's first search waits for it."""
     if not here:
         yield None
         return
@@ -312,7 +312,7 @@ def _elsewhere(
     from evoengine.cli import remote
 
     if server is None:
-        raise UsageError(f"--job {job} is one of a service; --server names it")
+        raise UsageError(f"--job {job} requires --server, the service that runs it")
     if len(gpus) > 1:
         raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
     own = (
@@ -332,7 +332,7 @@ def _elsewhere(
     )
     refuse_beside(server, **here_alone, **{name: options[name] for name in own})
     if job is not None:
-        return remote.come_back(server, job, as_json)
+        return remote.follow(server, job, as_json)
     return remote.search(server, options | {"gpu": gpus[0] if gpus else AUTO}, as_json)
 
 
@@ -351,7 +351,7 @@ def _following(asked: SearchOptions, result: SearchResult) -> list[str]:
     "command",
     metavar="COMMAND",
     required=True,
-    help="Shell command that reads a line of JSON for each proposal and prints one (docs/proposing.md).",
+    help="Shell command that reads and prints one line of JSON per proposal (docs/proposing.md).",
 )
 @kernel_option
 @problem_option

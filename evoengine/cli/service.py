@@ -22,7 +22,7 @@ from evoengine.search import samplers
 if TYPE_CHECKING:
     from evoengine.views.service import QueuedJobsView, QueuedJobView, TokenListView, TokenView
 
-SCOPES = ("read", "submit", "work", "admin")
+SCOPES = ("read", "submit", "work", "propose", "admin")
 
 
 @click.command()
@@ -65,8 +65,9 @@ def serve(host: str | None, port: int | None, trusted_proxy: str | None, check: 
 def token() -> None:
     """Create, list and revoke tokens for the service.
 
-    Each scope includes those before it. read: read results. submit: submit jobs and cancel one's own. work: write to
-    the caches of other tuners. admin: cancel any job.
+    Each of read, submit, work and admin includes those before it. read: read results. submit: submit jobs and cancel
+    one's own. work: write to the caches of other tuners. propose: read, and propose texts of kernels. admin: all of
+    these, and cancel any job.
     """
 
 
@@ -116,7 +117,7 @@ def list_(db: str | None, as_json: bool) -> None:
         listed: TokenListView = {"schema": SCHEMA, "tokens": tokens}
         print_json(listed)
         return
-    columns = [Column(name) for name in ("name", "scope", "made", "expires", "last used")]
+    columns = [Column(name) for name in ("name", "scope", "created", "expires", "last used")]
     lines = [
         [
             t.name,
@@ -209,7 +210,7 @@ def retune(
         queued: QueuedJobsView = {"schema": SCHEMA, "jobs": listed}
         print_json(queued)
         return
-    say(f"{len(jobs)} jobs for {gpu} are queued; evoengine serve runs them" if jobs else "nothing is left to queue")
+    say(f"queued {len(jobs)} jobs for {gpu}; evoengine serve runs them" if jobs else "there is nothing left to queue")
     if jobs:
         columns = [Column("job", right=True), Column("problem", folds=True, least=20), Column("state")]
         stdout.print(Table(columns, [[str(number), problem, state] for number, problem, state in jobs]))

@@ -1,4 +1,4 @@
-"""evoengine new, import and export: kernels and runs that come from files or go to them"""
+"""evoengine new, import and export: import kernels and runs from files, and export runs"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evoengine.cli.options import OneOf, db_option, reading
-from evoengine.errors import NothingFound, UsageError, hint
+from evoengine.errors import UsageError, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     made = make_folder(folder.name, source, reference, entry)
     written = write_folder(made, folder)
     for remark in made.remarks:
-        say(f"not taken over: {remark}")
+        say(f"not imported: {remark}")
     say(f"wrote {', '.join(path.name for path in written)} to {folder}")
     say(f"next: {hint('search', kernel=folder)}")
 
@@ -83,7 +83,7 @@ def import_(file: Path, db: str | None) -> None:
             run, trials = import_run(ledger, _marked(whole, ledger), lambda done: live.count(done, count))
             numbers = f"run {run}, trials {trials[0]} to {trials[-1]}"
             live.say(f"imported {len(trials)} trials from {file} into {ledger.place} as {numbers}")
-            live.say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
+            live.say("writing their study for the dashboard; the import is complete, even after Ctrl-C")
             live.stage("writing the study")
             study = rebuild(storage, ledger, run, kind, domains, lambda done: live.count(done, count))
             say_missed(study.missed, live.say, remedy=hint("db", "rebuild-study", run, db=db))
@@ -106,7 +106,7 @@ def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
     try:
         gpu = board or stored_gpu(ledger, run.gpu)
         return mark_suspect(whole, stored_target(ledger, run.problem, gpu))
-    except UsageError:  # of another tuner's problem nobody knows the operations
+    except UsageError:  # the number of operations of another tuner's problem is unknown
         return whole
 
 
@@ -122,7 +122,7 @@ def _own(file: Path) -> Found | None:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"{file} says that evoengine wrote it, but a part is missing or wrong ({printable(wrong, 300)}); "
+            f"{file} was written by evoengine, but a part is missing or wrong ({printable(wrong, 300)}); "
             "export the run again"
         ) from error
     if whole is None:
@@ -175,22 +175,13 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     """Write a run to a T4 file, the common format of auto-tuners, for other tools or another ledger."""
     from evoengine.cli.output import say
     from evoengine.ledger.transfer import read_run
+    from evoengine.paths import write_atomically
     from evoengine.publish.t4 import to_t4
 
     with reading(db) as ledger:
         if file.resolve() == Path(ledger.place).resolve():
             raise UsageError(f"{file} is the ledger itself; name another file for the run, and the ledger with --db")
-        runs = {r.id: r for r in ledger.runs()}
-        if not runs:
-            raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} fills it")
-        run = run or max(runs)
-        if run not in runs:
-            raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
-        data = to_t4(read_run(ledger, run))
-    try:
-        file.write_text(json.dumps(data, allow_nan=False) + "\n", "utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}: {error.strerror}; name a file in a folder that can be written"
-        ) from error
-    say(f"wrote run {run}, {len(data['results'])} trials, to {file}")
+        number = ledger.find_run(run).id
+        data = to_t4(read_run(ledger, number))
+    write_atomically(file, [json.dumps(data, allow_nan=False), "\n"])
+    say(f"wrote run {number}, {len(data['results'])} trials, to {file}")

@@ -1,4 +1,4 @@
-"""What `evoengine verify` shows of a kernel of a binary (--cubin) and of a Triton kernel (--triton)."""
+"""`evoengine verify` of a kernel in a binary (--cubin) and of a Triton kernel (--triton)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def verify_cubin(
     file: Path, entry: str | None, launch: Path | None, reference: str | None, sample: bool, gpu: str,
     seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Execute and judge a kernel of a binary, show what was found, and return the exit code."""
+    """Execute and judge a kernel of a binary, show the verdict, and return the exit code."""
     from evoengine.tuning.boards import choose_gpu
 
     if entry is None or launch is None:
-        raise UsageError("--cubin needs --entry NAME and --launch FILE.json, which says how the kernel is launched")
+        raise UsageError("--cubin requires --entry NAME and --launch FILE.json, which describes the launch")
     from evoengine.virtual.cubin_verify import profile_of, verify
 
     seed = secrets.randbelow(1 << 32) if seed is None else seed
@@ -64,15 +64,15 @@ def _cubin_remarks(found: CubinVerdict, compared: bool) -> Iterator[str]:
         yield f"{found.wrong.draw}: {found.wrong.reason}"
     for one in found.launches:
         if one.sampled:
-            yield f"{one.kernel.entry}: {one.sampled} blocks were executed, and what they wrote was judged alone"
+            yield f"{one.kernel.entry}: only {one.sampled} blocks were executed and judged"
         if isinstance(one.prediction, str):
             yield f"{one.kernel.entry}: no time is predicted: {one.prediction}"
     for name, elements in found.written.items():
         yield f"{name}: {elements:,} elements written"
     if not compared and found.worst_share is None:
         yield (
-            "without --reference or expected values nothing says what is right: hazards, races, bad accesses and NaN "
-            "were looked for"
+            "without --reference or expected values outputs are not compared: only hazards, races, bad accesses and "
+            "NaN were looked for"
         )
 
 
@@ -88,14 +88,13 @@ def verify_triton(
     host = read_host(target, call, reference)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     on = choose_gpu(gpu, None).gpu
-    key = on.key
     with LiveProgress() as live:
         found = gate(host, on, seed, exact, live.stage)
     correct = not any(verdict.wrong for verdict in found)
     if as_json:
-        print_json(triton_answer(target, key, seed, found))
+        print_json(triton_answer(target, on.key, seed, found))
         return 0 if correct else 1
-    stdout.print(table(found, key))
+    stdout.print(table(found, on.key))
     for line in remarks(found, is_served(host) or reference is not None):
         say(line)
     if exact:
@@ -140,24 +139,24 @@ def remarks(verdicts: Sequence[ConfigVerdict], compared: bool) -> Iterator[str]:
     for sizes, why in refused:
         yield f"{sizes or 'no sizes'}: not judged, since the launch was refused: {why}"
     if not compared:
-        yield "without --reference nothing says what is right: hazards, races, bad accesses and NaN were looked for"
+        yield "without --reference outputs are not compared: only hazards, races, bad accesses and NaN were looked for"
         largest = max((v.largest_difference for v in verdicts if v.largest_difference is not None), default=None)
         if largest is not None:
-            yield f"outputs of the configurations differ by {largest:.2e} at most"
+            yield f"outputs of the configurations differ by at most {largest:.2e}"
 
 
 def algebra(verdicts: Sequence[ConfigVerdict]) -> Iterator[str]:
-    """Yield what a comparison in exact algebra asks."""
+    """Yield lines on the comparison in exact algebra."""
     compared = [verdict for verdict in verdicts if not verdict.wrong]
     for verdict in compared:
         if verdict.inexact:
             other = "the reference" if verdict.with_reference else verdicts[0].config
             yield (
-                f"{verdict.config}: in exact algebra it computes something else than {other} "
-                f"({'; '.join(verdict.inexact)}): is that meant? Rounding alone makes no difference there"
+                f"{verdict.config}: in exact algebra it differs from {other} ({'; '.join(verdict.inexact)}); rounding "
+                "cannot be the cause"
             )
         for sizes, why in verdict.unbuilt.items():
-            yield f"{verdict.config}: {sizes or 'no sizes'}: its build in exact algebra cannot be executed: {why}"
+            yield f"{verdict.config}: {sizes or 'no sizes'}: the build in exact algebra cannot be executed: {why}"
     if compared and not any(verdict.inexact or verdict.unbuilt for verdict in compared):
         too = ", and the reference too" if any(verdict.with_reference for verdict in compared) else ""
-        yield f"in exact algebra all configurations that passed compute the same, bit by bit{too}"
+        yield f"in exact algebra all configurations that passed agree bit by bit{too}"

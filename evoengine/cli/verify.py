@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     "--cubin",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="In place of --config: execute a kernel out of a cubin, a fatbin, an object, a library or PTX, on a virtual "
-    "GPU. FILE is parsed and not loaded.",
+    help="In place of --config: execute a kernel of a cubin, a fatbin, an object, a library or PTX on a virtual GPU. "
+    "FILE is parsed and not loaded.",
 )
 @click.option("--entry", metavar="NAME", help="With --cubin: the kernel, by the name that evoengine cubins lists.")
 @click.option(
@@ -85,7 +85,8 @@ if TYPE_CHECKING:
 @click.option(
     "--sample",
     is_flag=True,
-    help="With --cubin: of a launch that would take over a minute, execute blocks for some ten seconds only.",
+    help="With --cubin: execute only a sample of blocks, for about ten seconds, of a launch that would take over a "
+    "minute.",
 )
 @click.option(
     "--record",
@@ -121,8 +122,8 @@ def verify(
 
     The exit code is 0 if it is correct and 1 if it is not.
 
-    On the CPU both judges judge a configuration to the end: the executor of machine code and the emulator of CUDA text.
-    Other kernels are judged by the executor (docs/virtual-gpu.md).
+    On the CPU a configuration is judged by both the executor of machine code and the emulator of CUDA text, other
+    kernels by the executor (docs/virtual-gpu.md).
     """
     if cubin is not None:
         from evoengine.cli.verdicts import verify_cubin
@@ -156,7 +157,7 @@ def _taken(context: click.Context, what: str, options: Mapping[str, Any], names:
 def _require_absent(options: Mapping[str, Any], names: Sequence[str], what: str) -> None:
     for name in names:
         if options[name]:
-            raise UsageError(f"--{name} is for --{what}, which is not given")
+            raise UsageError(f"--{name} requires --{what}")
 
 
 def _verify_configuration(context: click.Context, text: str, options: Mapping[str, Any], as_json: bool) -> int:
@@ -188,7 +189,7 @@ def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
     for difference in found.differences:
         say(difference)
     if not found.differences:
-        say(f"all cases of the record ended as it states, by version {GATE_VERSION} of the gate")
+        say(f"all cases ended as the record states, by version {GATE_VERSION} of the gate")
     return 0 if found.correct and not found.differences else 1
 
 
@@ -210,21 +211,21 @@ def _print_verdict(verified: Verified, as_json: bool) -> None:
 
 
 def _require_none_given(context: click.Context, *allowed: str) -> None:
-    """Raise UsageError for an option beside the first of those allowed that says nothing about its kernel."""
+    """Raise UsageError if an option is given that is not allowed with the first of `allowed`."""
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT
         if given and parameter.name not in allowed:
-            raise UsageError(f"{parameter.opts[0]} is not for --{allowed[0]}; leave one of them out")
+            raise UsageError(f"{parameter.opts[0]} contradicts --{allowed[0]}; leave one of them out")
 
 
 MOST_BYTES = 1 << 20
 
 
 class Given(NamedTuple):
-    """A configuration, and where it is a trial's the problem and the GPU of that."""
+    """A configuration; if it is a trial's, with that trial's problem and GPU."""
 
     config: Config | int
-    """the number itself of a trial whose text no configuration renders again"""
+    """the number of a trial whose text cannot be rendered from a configuration"""
     problem: str | None = None
     gpu: str | None = None
 
@@ -267,11 +268,11 @@ def _parsed(text: str, where: str) -> Config:
     An object with a field `config`, as printed by show --json and stored in kernel.json, stands for that field.
     """
     if len(text) > MOST_BYTES:
-        raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
+        raise UsageError(f"{where} exceeds {MOST_BYTES} characters, the limit of a configuration")
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise UsageError(f"{where} is no JSON of a configuration: {str(error)[:200]}") from None
+        raise UsageError(f"{where} is not JSON: {str(error)[:200]}") from None
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]
     if not isinstance(found, dict):

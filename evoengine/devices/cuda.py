@@ -49,8 +49,8 @@ GUARD = 0xA5
 POLL_SECONDS = 2e-5
 CUDA_ERRORS: tuple[type[Exception], ...] = (CudaError, *torch_gpu.ERRORS)
 _BINARY_REFUSED = (1, 200, 209, 218, 222, 300, 500)
-"""CUresults of loading that are the binary's fault: a limit exceeded, its format, its architecture, no such kernel. Any
-other is the machine's"""
+"""CUresults of loading that are the binary's fault: exceeded limit, format, architecture, missing kernel; others are
+the machine's"""
 Parameters = Mapping[str, cuda_api.Parameters]
 """by the kernel's entry"""
 _Found = TypeVar("_Found")
@@ -59,7 +59,7 @@ _Found = TypeVar("_Found")
 class CudaKernel:
     """A loaded binary, unloaded when it is dropped.
 
-    Raises KernelUnbuildable where the GPU refuses the binary, MachineError where the machine is at fault.
+    Raises KernelUnbuildable if the GPU refuses the binary, MachineError if the machine is at fault.
     """
 
     def __init__(self, binary: Binary, entry: str, launch: Launch) -> None:
@@ -79,7 +79,7 @@ class CudaKernel:
         """scratch memory by name, uint8; it keeps its contents between launches and is freed with this object"""
 
     def provide_scratch(self, stated: Sequence[ScratchParameter]) -> None:
-        """Allocate the scratch memory that is not there yet, zeroed or poisoned."""
+        """Allocate missing scratch memory, zeroed or poisoned."""
         for p in stated:
             if p.name not in self.scratch:
                 self.scratch[p.name] = gpu().empty((p.bytes,), torch.uint8).fill_(0 if p.zeroed else 0xFF)
@@ -92,7 +92,7 @@ class CudaKernel:
             self._functions[self.entry].set_constant(name, data)
 
     def launch(self, launch: Launch, parameters: Parameters, stream: int | None = None) -> None:
-        """Queue the kernels, on torch's stream where none is named, each with its own of the parameters.
+        """Queue the kernels, by default on torch's stream, each with its own parameters.
 
         Raises CudaError, MachineError.
         """
@@ -110,8 +110,7 @@ class CudaKernel:
     def run(self, call: KernelCall, seed: int) -> Tensors:
         """Launch once from host memory with guard bands and return every tensor as it stands afterwards.
 
-        Raises KernelCrashed where the GPU reports an error or a guard band changed, KernelHung where the kernel does
-        not end.
+        Raises KernelCrashed if the GPU reports an error or a guard band changed, KernelHung if the kernel does not end.
         """
         arguments = call.arguments
         try:
@@ -145,15 +144,15 @@ def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
             raise
         free, total = cuda_api.memory_info()
         raise MachineError(
-            f"the GPU is out of memory: {free:,} of {total:,} bytes are free, not enough to {what}; end what else uses "
-            "the GPU or name a smaller --problem"
+            f"the GPU is out of memory: {free:,} of {total:,} bytes are free, too few to {what}; end other programs on "
+            "the GPU or choose a smaller --problem"
         ) from error
 
 
 def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
     """Wait for all queued work, or for `event`. Raises KernelHung after `seconds`.
 
-    A plain synchronize would wait for an endless loop without end, as would unloading its module.
+    A synchronize would wait forever for an endless loop, as would unloading its module.
     """
     if event is None:
         event = cuda_api.Event()
@@ -238,9 +237,8 @@ def encode_tensor_map(argument: TensorMapArgument, device_pointer: int) -> bytes
     return memory.raw[start : start + tensor_map.BYTES]
 
 
-# Run rounds on a device that launches one kernel at a time and keeps no record of stores, as a GPU does.
-#
-# Memory is passed back in from launch to launch.
+# Rounds on a device that launches one kernel at a time and does not record stores, such as a GPU. Memory is passed on
+# from launch to launch.
 
 LaunchOne = Callable[[KernelCall, int], Tensors]
 """runs one kernel; outputs initially have the contents of their arguments"""
@@ -282,7 +280,7 @@ def _from_memory(argument: Argument, memory: dict[str, np.ndarray]) -> Argument:
 
 
 def _unwritten(launch: LaunchOne, calls: Round, after: Tensors, seed: int) -> dict[str, int]:
-    """Return how many elements of each output hold the poison that was there, whichever poison it was."""
+    """Return how many elements of each output keep the poison, for two different poisons."""
     given = [a for call in calls for a in call.arguments if isinstance(a, TensorArgument)]
     outputs = {a.name: a.data for a in given if a.output and not a.inout}
     kept = {name: _equal(after[name], data) for name, data in outputs.items()}

@@ -1,4 +1,4 @@
-"""The CUDA driver API through ctypes, as much as loading, launching and timing kernels takes.
+"""The part of the CUDA driver API that loads, launches and times kernels, through ctypes.
 
 Importing this needs no driver; the first call opens libcuda.so.1. Names and values are those of cuda.h. Times are
 microseconds, sizes bytes, streams the handles that the driver (and torch) give them: 0 is the default stream.
@@ -92,9 +92,9 @@ def _function(name: str) -> Callable[..., int]:
     try:
         function = library()[name]
     except OSError as error:
-        raise MachineError(f"there is no CUDA driver on this machine: {error}") from error
+        raise MachineError(f"this machine has no CUDA driver: {error}") from error
     except AttributeError as error:
-        raise MachineError(f"the CUDA driver does not know {name}: evoengine needs one for CUDA 12 or later") from error
+        raise MachineError(f"the CUDA driver lacks {name}: evoengine needs a driver for CUDA 12 or later") from error
     function.argtypes, function.restype = _PROTOTYPES[name], ctypes.c_int
     return function
 

@@ -1,7 +1,4 @@
-"""Query the CUDA driver about this machine's GPUs, through its C interface: without a context or a heavy import.
-
-Also lock a GPU: two searches that time on one GPU at once would disturb each other.
-"""
+"""Query the CUDA driver about this machine's GPUs without a context or a heavy import, and lock a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def find_driver() -> tuple[str, list[GpuDevice]] | str:
     try:
         cuda_api.library()
     except OSError:
-        return "no CUDA driver (libcuda.so.1 is not on this machine)"
+        return "no CUDA driver (libcuda.so.1 is missing)"
     version, count = ctypes.c_int(), ctypes.c_int()
     try:
         cuda_api.call("cuInit", 0)
@@ -56,7 +53,7 @@ def find_driver() -> tuple[str, list[GpuDevice]] | str:
         cuda_api.call("cuDeviceGetCount", ctypes.byref(count))
         devices = [_describe(index) for index in range(count.value)]
     except CudaError as error:
-        return f"the CUDA driver does not start ({error.call} gives {error.code}: {error.text})"
+        return f"the CUDA driver cannot be initialised ({error.call} returned {error.code}: {error.text})"
     if not devices:
         return "the CUDA driver sees no GPU"
     return f"{version.value // 1000}.{version.value % 1000 // 10}", devices
@@ -98,8 +95,8 @@ def require_arch(device: GpuDevice, arch: str, what: str) -> None:
     """Raise MachineError if binaries for `arch`, which is the architecture of `what`, do not run on the GPU."""
     if not supports_arch(device, arch):
         raise MachineError(
-            f"{what} is compiled for {arch} and the GPU here is {device.name} (sm_{device.capability}), which does not "
-            f"take it: evoengine search --gpu with the GPU's own name compiles for it"
+            f"{what} is compiled for {arch}, which this machine's {device.name} (sm_{device.capability}) cannot run: "
+            "evoengine search --gpu with the GPU's own name compiles for it"
         )
 
 
@@ -122,12 +119,12 @@ def lock_device(device: GpuDevice, echo: Callable[[str], None]) -> Iterator[None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MachineError(f"cannot write {folder}, where GPUs are reserved: set XDG_CACHE_HOME") from error
+        raise MachineError(f"cannot write {folder}, which holds the locks of GPUs: set XDG_CACHE_HOME") from error
     lock = FileLock(Path(folder, f"{device.uuid}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        echo(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
+        echo(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end (Ctrl-C stops)")
         lock.acquire(poll_interval=0.2)
     try:
         yield

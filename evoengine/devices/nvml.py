@@ -8,8 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 MIN_CLOCK_SHARE = 0.75
-"""of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's
-default)"""
+"""share of the maximum SM clock below which a repetition is dropped if NVML gives no reason (nvbench's default)"""
 SLOWDOWN_REASONS = {
     "clocks set by the user": 0x02,
     "power cap": 0x04,
@@ -20,8 +19,8 @@ SLOWDOWN_REASONS = {
 }
 """nvmlClocksEventReason… of nvml.h"""
 HARMLESS_REASONS = ("power cap", "clocks set by the user")
-"""states that any heavy kernel causes on a large GPU, or that its owner wants; dropping such repetitions would leave
-none"""
+"""states that any heavy kernel causes on a large GPU, or that its owner set; dropping such repetitions would
+leave none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Reading:
     throttled: bool = False
     """whether a repetition timed now must be dropped"""
     watts: float | None = None
-    """None where the GPU does not report it"""
+    """None if the GPU does not report it"""
 
 
 def classify_reading(
@@ -56,7 +55,7 @@ def _handle(nvml: ModuleType, uuid: str) -> object:
 
 
 class Sensors:
-    """The sensors of the GPU with the driver's UUID. Raises NVML's own error where they cannot be read."""
+    """The sensors of the GPU with the driver's UUID. Raises NVML's own error if they cannot be read."""
 
     def __init__(self, nvml: ModuleType, uuid: str) -> None:
         self._nvml, self._handle = nvml, _handle(nvml, uuid)
@@ -107,7 +106,7 @@ def settings(uuid: str) -> dict[str, str]:
         found["power limit"] = f"{nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000:.0f} W"
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
         found["MIG"] = "on" if current == nvml.NVML_DEVICE_MIG_ENABLE else "off"
-    except nvml.NVMLError:  # most GPUs know no MIG, and some no power limit
+    except nvml.NVMLError:  # most GPUs do not support MIG, and some no power limit
         pass
     return found
 

@@ -87,7 +87,7 @@ class BlockLaunch:
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """What one of the blocks touched."""
+    """The memory that one of the blocks touched."""
 
     block: int
     given_up: bool

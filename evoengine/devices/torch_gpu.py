@@ -22,7 +22,7 @@ if hasattr(torch, "AcceleratorError"):  # torch 2.8; a plain RuntimeError before
 
 
 class TorchGpu:
-    """The process's one visible GPU, by torch."""
+    """The process's only visible GPU, through torch."""
 
     device = "cuda"
     """where tensors are drawn"""

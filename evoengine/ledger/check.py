@@ -436,7 +436,7 @@ def _packed_bytes(session: Session) -> int:
 
 
 def require_proven(ledger: Ledger, trial: int) -> None:
-    """Raise MachineError where something of the trial does not hold, or a row of its run is not there."""
+    """Raise MachineError if something of the trial does not hold, or a row of its run is not there."""
     with ledger.database.reading() as session:
         run = session.get_one(CandidateRow, trial).run_id
         for what in (*violated(session, trial), *integrity.broken(session, run)):

@@ -95,7 +95,7 @@ def _damage(url: URL, damaged: Damaged | str) -> EvoengineError:
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    """Return what to raise; raise MachineError where no file can be opened any more."""
+    """Return what to raise; raise MachineError if no file can be opened any more."""
     reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return Unavailable(
@@ -160,7 +160,7 @@ class Contents:
 
     tables: frozenset[str] = frozenset()
     revision: str | None = None
-    """of our schema; None where there is none of ours"""
+    """of our schema; None if there is none of ours"""
     optuna_revision: str | None = None
     has_studies: bool = False
 
@@ -327,7 +327,7 @@ def inspect_database(url: URL) -> Contents:
 
 
 def _require_name(url: URL) -> None:
-    """Raise UsageError where the path is not text, which SQLAlchemy's URL needs, or too long for the file system."""
+    """Raise UsageError if the path is not text, which SQLAlchemy's URL needs, or too long for the file system."""
     try:
         (url.database or "").encode("utf-8")
         if url.drivername == "sqlite":
@@ -362,7 +362,7 @@ def _is_default(url: URL) -> bool:
 def _check_file(url: URL, create: bool) -> bool:
     """Return whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
 
-    Raises UsageError where it cannot be kept there, with `create`.
+    Raises UsageError if it cannot be kept there, with `create`.
     """
     path = Path(url.database or "")
     for folder in reversed(path.parents):
@@ -476,7 +476,7 @@ def reading_uri(path: Path, *, alone: bool) -> str:
 
 
 def check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:
-    """Raise MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
+    """Raise MachineError if a log that nobody is writing does not fit the file; `in_use`: somebody may be.
 
     SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
     """
@@ -534,7 +534,7 @@ def discard_log(path: Path) -> None:
 
 
 def schema_of(url: URL) -> str:
-    """Return the revision of a ledger. Raises NothingFound where there is none."""
+    """Return the revision of a ledger. Raises NothingFound if there is none."""
     revision = inspect_database(url).revision
     if revision is None:
         raise NothingFound(f"no ledger at {display_url(url)}: {hint('search', db=db_of(url))} makes one")
@@ -546,7 +546,7 @@ def back_up(database: str | None, file: Path) -> int:
 
     It has a number of its own: a search that uses the ledger knows it where it is put in the ledger's place.
 
-    Raises UsageError where the file is there already or cannot be written, and for PostgreSQL.
+    Raises UsageError if the file is there already or cannot be written, and for PostgreSQL.
     """
     url = parse_url(chosen_database(database))
     if url.drivername != "sqlite":

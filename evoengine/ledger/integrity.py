@@ -435,7 +435,7 @@ def insert_new(connection: sa.Connection, row: type[Base], values: Mapping[str, 
 def update_row(connection: sa.Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
     """Update columns of a row.
 
-    Raises NoResultFound where there is no such row, Damaged where it is not what was written before.
+    Raises NoResultFound if there is no such row, Damaged where it is not what was written before.
     """
     reader, selected = _whole(row)
     before = connection.execute(selected[connection.dialect.name == "postgresql"], {"number": number}).one()

@@ -212,7 +212,7 @@ class Last:
 
     trials: list[int]
     earlier: int | None
-    """how many there are before them; None where nobody counted, and there is one at least"""
+    """how many there are before them; None if nobody counted, and there is one at least"""
 
 
 class TrialLists:
@@ -334,7 +334,7 @@ class RunSummary:
     trials: int
     correct: int
     best: Trial | None
-    """of the run's own, as `Ledger.best` ranks them; None where none is ranked"""
+    """of the run's own, as `Ledger.best` ranks them; None if none is ranked"""
 
 
 def read_summaries(session: Session) -> Iterator[RunSummary]:
@@ -364,7 +364,7 @@ class Targets:
         self._ledger = ledger
 
     def known_gpu(self, name: str | None) -> str | None:
-        """Return the name. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        """Return the name. Raises UsageError if neither a run here nor evoengine has a GPU of that name."""
         with self._ledger.database.reading() as session:
             held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
         return name if held else find_gpu(str(name)).key
@@ -372,7 +372,7 @@ class Targets:
     def last(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
         """Return GPU and problem of the last run that agrees with what is given.
 
-        Raises NothingFound where there is none, and UsageError for an unknown GPU.
+        Raises NothingFound if there is none, and UsageError for an unknown GPU.
         """
         gpu = self.known_gpu(gpu)
         found = self._last(gpu, [] if problem is None else [RunRow.problem == problem])
@@ -398,7 +398,7 @@ class Targets:
             return list(session.scalars(problems))
 
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
-        """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
+        """Return GPU and problem of a workload's last run, by its name; raises NothingFound if there is none."""
         found = self._last(self.known_gpu(gpu), [RunRow.problem.startswith(f"{workload}:", autoescape=True)])
         if found is None:
             raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
@@ -413,13 +413,13 @@ class Targets:
             return [(problem, gpu) for problem, gpu in session.execute(grouped)]
 
     def last_definition(self, problem: str) -> str | None:
-        """Return the problem.json that the last run for this problem kept; None where none kept one."""
+        """Return the problem.json that the last run for this problem kept; None if none kept one."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
         with self._ledger.database.reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
-        """Return the fields of the GPU that a file described to the last run on it; None where none did."""
+        """Return the fields of the GPU that a file described to the last run on it; None if none did."""
         kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
         with self._ledger.database.reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))

@@ -168,7 +168,7 @@ def next_kernel_json(kernel: NextKernel) -> dict[str, object]:
 
 
 def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
-    """Read a kernel behind the first. Raises KeyError and TypeError where a part is missing or is no list."""
+    """Read a kernel behind the first. Raises KeyError and TypeError if a part is missing or is no list."""
     launch = Launch(tuple(stored["grid"]), stored["threads"], stored["shared_bytes"], tuple(stored["block_yz"]))
     return NextKernel(stored["entry"], launch)
 
@@ -250,7 +250,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
 
 
 def to_policy(values: Mapping[str, Any]) -> Policy:
-    """Read a policy. Raises KeyError or ValueError where a part is missing or unknown."""
+    """Read a policy. Raises KeyError or ValueError if a part is missing or unknown."""
     return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
 
 

@@ -112,8 +112,8 @@ class SpaceFile(Protocol):
 def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Ledger:
     """Open the ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
-    Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
-    MachineError where PostgreSQL's driver is missing. Nothing is written then.
+    Raises NothingFound if there is none and `create` is false, UsageError on a database that cannot be used,
+    MachineError if PostgreSQL's driver is missing. Nothing is written then.
     """
     url = parse_url(chosen_database(None if database is None else os.fspath(database)))
     return Ledger(url, open_database(url, create=create))
@@ -136,7 +136,7 @@ class Ledger:
 
     Close it, or use it as a context manager.
 
-    Any method raises UsageError where the database has been locked by another writer for too long.
+    Any method raises UsageError if the database has been locked by another writer for too long.
     """
 
     def __init__(self, url: URL, engine: Engine) -> None:
@@ -228,7 +228,7 @@ class Ledger:
     def resume_run(self, run: int, trials: int | None, seconds: float | None) -> float | None:
         """Have an ended run go on in this process, with that budget; return the seconds that it has taken so far.
 
-        None where it is running, as where another process was quicker.
+        None if it is running, as where another process was quicker.
         """
         with self.database.writing() as session:
             row = session.get_one(RunRow, run, with_for_update=True)
@@ -287,6 +287,21 @@ class Ledger:
                 raise Damaged(RunRow.__tablename__, number)
             return rows.to_run(found)
 
+    def find_run(self, number: int | None) -> Run:
+        """Return the run of that number, or the last one.
+
+        Raises NothingFound if the ledger holds no run, UsageError if it holds no such run.
+        """
+        runs = {run.id: run for run in self.runs()}
+        if not runs:
+            raise NothingFound(f"the ledger holds no run: {hint('search', db=self.db)} starts one")
+        least, most = min(runs), max(runs)
+        if number is not None and number not in runs:
+            raise UsageError(
+                f"there is no run {number}; the ledger holds runs {least} to {most}, which evoengine runs lists"
+            )
+        return runs[number or most]
+
     def run_summaries(self) -> Iterator[RunSummary]:
         """Yield what a list of runs shows, oldest first."""
         with self.database.reading() as session:
@@ -295,7 +310,7 @@ class Ledger:
     def remove_runs(self, runs: Sequence[int]) -> None:
         """Take out runs with all that is theirs alone, their Optuna studies too; all of them or none.
 
-        Their numbers and their trials' numbers are never given again. Raises UsageError where there is no such run, or
+        Their numbers and their trials' numbers are never given again. Raises UsageError if there is no such run, or
         one that is still going on may use it.
         """
         self.await_killed(lambda run: True, lambda line: None)
@@ -406,7 +421,7 @@ class Ledger:
 
     @patient
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
-        """Return what that compiler made of that source, in whatever run; None where its machine code was pruned."""
+        """Return what that compiler made of that source, in whatever run; None if its machine code was pruned."""
         key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
         with self.database.reading() as session:
             row = session.scalar(select(BinaryRow).filter_by(**key).options(joinedload(BinaryRow.machine_code)))
@@ -571,7 +586,7 @@ class Ledger:
             return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
 
     def source_text(self, sha256: str) -> str | None:
-        """Return the text of a source; None where it was pruned."""
+        """Return the text of a source; None if it was pruned."""
         with self.database.reading() as session:
             packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
             return None if packed is None else rows.unpacked(packed, SourceRow, sha256).decode()

@@ -344,7 +344,7 @@ class RankingRow(Base):
     kind: Mapped[str] = mapped_column(sa.String(16))
     device: Mapped[str]
     policy: Mapped[str]
-    """as JSON with its names in their order; empty where nothing ran here"""
+    """as JSON with its names in their order; empty if nothing ran here"""
     gate_version: Mapped[int]
     """that the candidates were judged by; 0 of those from before versions were kept"""
 

@@ -177,7 +177,7 @@ class Watch:
         self._held = _held(self._path) if self._path else None
 
     def check(self) -> None:
-        """Raise FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
+        """Raise FileLost if the file is gone, another one, overwritten, shorter than it was, or read-only now.
 
         A few microseconds where nothing was written into the file itself.
         """
@@ -226,7 +226,7 @@ class _Held(NamedTuple):
 
 
 def _held(path: Path) -> _Held | None:
-    """Return what the file itself holds; None where it cannot be read.
+    """Return what the file itself holds; None if it cannot be read.
 
     SQLite must read it: opening and closing the file by other means would drop SQLite's locks on it.
     """
@@ -363,7 +363,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, once: bool = True) -> Iterator[Connection]:
-        """Make one transaction. Raises MachineError where the file is lost, or this process lost one of its runs."""
+        """Make one transaction. Raises MachineError if the file is lost, or this process lost one of its runs."""
         try:
             self._watch.check()
             with translate_errors(self.url), self._committing(once) as connection:

@@ -1,8 +1,7 @@
-"""Pack an exported kernel as C++: a header that launches it by the CUDA driver API, an example, and a CMake project.
+"""Package an exported kernel as C++: a header that calls the CUDA driver API, an example, and CMake files.
 
-The header launches the kernel for the sizes that it was exported for, and for others that it was verified for. Its
-machine code is compiled in, so that nothing of it can change afterwards. A second form has a function of TVM-FFI over
-the header instead of the example.
+The header launches the kernel for its own size and for others for which it was verified. The machine code is compiled
+in, so that it cannot change afterwards. A second form has a TVM-FFI function over the header instead of the example.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WORDS = frozenset(
     "sizes sms_ floor_div "
     "union unsigned using virtual void volatile while xor stream address check context cubin device gpu require".split()
 )
-"""names that a parameter of the C++ function cannot have"""
+"""C++ keywords and names of the header, which a parameter cannot have"""
 
 _HEADER = """\
 // Launches {module} by the CUDA driver API. README.md says what it computes, for which GPU, and how it was verified.
@@ -306,13 +305,13 @@ def _project(space: str, described: Described, cubin: bytes, target: str) -> dic
     tensors = _tensors(described)
     scratch = [p for p in described["parameters"] if "scratch" in p]
     if unknown := [p["dtype"] for p in tensors if p["dtype"] not in _BYTES]:
-        raise UsageError(f"no C++ package is written for tensors of {', '.join(unknown)}")
+        raise UsageError(f"C++ packages do not support tensors of {', '.join(unknown)}")
     if any("constant" in p for p in described["parameters"]):
-        raise UsageError("no C++ package is written for a kernel with __constant__ inputs; use --as wheel")
+        raise UsageError("C++ packages do not support __constant__ inputs; use --as wheel")
     if any(p.get("scalar") == "float64" for p in described["parameters"]):
-        raise UsageError("no C++ package is written for a kernel that takes a double by value; use --as wheel")
+        raise UsageError("C++ packages do not support double parameters; use --as wheel")
     if any("struct" in p for p in described["parameters"]):
-        raise UsageError("no C++ package is written for a kernel that takes a struct; use --as wheel")
+        raise UsageError("C++ packages do not support struct parameters; use --as wheel")
     names = [_name(p) for p in tensors]
     sizes, by_size = sizes_of(described), _sized(described)
     launches = [by_size["launch"] | {"entry": described["entry"]}, *by_size["launch"].get("then", ())]
@@ -346,7 +345,7 @@ def _project(space: str, described: Described, cubin: bytes, target: str) -> dic
 
 
 def _name(parameter: Described) -> str:
-    """Return a C++ name for a parameter, whose own may be anything that a file says."""
+    """Return a C++ name for a parameter, whose own name may be any text."""
     name = re.sub(r"\W", "_", str(parameter["name"]), flags=re.ASCII)
     return f"{name}_of_kernel" if name in _WORDS or not name[:1].isalpha() else name
 
@@ -373,7 +372,7 @@ def _loading(launches: Sequence[Described], scratch: Sequence[Described]) -> Ite
 def _entry(launch: Described) -> str:
     entry = str(launch["entry"])
     if not re.fullmatch(r"[A-Za-z_]\w*", entry, re.ASCII):
-        raise UsageError(f"no C++ package is written for a kernel named {entry!a}")
+        raise UsageError(f"C++ packages do not support a kernel named {entry!a}")
     return entry
 
 
@@ -406,7 +405,7 @@ def _viewed(tensor_map: Described, scratch: Sequence[Described]) -> str:
 def _tensor_map(p: Described, scratch: Sequence[Described]) -> Iterator[str]:
     name, rank = _name(p), len(p["dims"])
     if p["dtype"] not in _MAP_DTYPES:
-        raise UsageError(f"no C++ package is written for a tensor map of {p['dtype']}")
+        raise UsageError(f"C++ packages do not support tensor maps of {p['dtype']}")
     swizzle = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}[p["swizzle"]]
     fill = "NAN_REQUEST_ZERO_FMA" if p.get("nan") else "NONE"
     yield f"        alignas(128) CUtensorMap {name};\n"
@@ -459,13 +458,13 @@ _OPERATORS = {
 
 
 class NoCpp(Exception):
-    """An expression that C++ has no integers for, such as a quotient with decimals."""
+    """An expression that integers of C++ cannot compute, such as a true division."""
 
 
 def sizes_of(described: Described) -> Described | None:
-    """Return what kernel.json says of the sizes of a call.
+    """Return the entry of kernel.json on the sizes of a call.
 
-    None for a kernel of one size, and where C++ has no integers for an expression.
+    None for a kernel of one size, and if integers of C++ cannot compute an expression.
     """
     found: Described | None = described.get("run_time")
     if not found:

@@ -109,7 +109,7 @@ class Plan:
         None,
     )  # of each kernel: puts pointers, scalars and maps into the order of its parameters; None: as they are
     gpu = None
-    launch = None  # arguments of cuLaunchKernel up to the shared memory; None where there is nothing to compute
+    launch = None  # arguments of cuLaunchKernel up to the shared memory; None if there is nothing to compute
     then = ()  # those of the kernels behind the first
 
     def queue(self, library, tensors):

@@ -180,7 +180,7 @@ def _loader_identity(candidate: Candidate, target: Target, grids: Grids) -> dict
 
 
 def _bounds(target: Target) -> dict[str, object]:
-    """Return what the loader checks of indices; nothing for a kernel without any."""
+    """Return the bounds of indices that the loader checks; nothing for a kernel without any."""
     bounds = target.workload.index_bounds(target.problem)
     return {"bounds": [{k: v for k, v in asdict(bound).items() if v is not None} for bound in bounds]} if bounds else {}
 
@@ -332,12 +332,12 @@ def _triton_readme(candidate: Candidate, target: Target, entry: AutotuneEntry | 
         "```",
         "",
         "`config.py` has it as `CONFIG`, for the list of `@triton.autotune`. `kernel.py` is the file with which it was",
-        "judged, `kernel.cubin` what Triton made of it. `sha256sum -c SHA256SUMS` checks the files.",
+        "judged, `kernel.cubin` the binary that Triton compiled. `sha256sum -c SHA256SUMS` checks the files.",
         "",
     ]
     if entry:
         lines += [
-            "Triton's autotuner takes it without a change of the file, and without a benchmark, from its cache:",
+            "Triton's autotuner takes it from its cache, without changing the file and without a benchmark:",
             "",
             "```sh",
             f"mkdir -p ~/.triton/cache/{entry.key}",
@@ -345,8 +345,8 @@ def _triton_readme(candidate: Candidate, target: Target, entry: AutotuneEntry | 
             "TRITON_CACHE_AUTOTUNING=1 python …",
             "```",
             "",
-            "The entry holds for this version of Triton, this text of the kernel and its list, and arguments for which",
-            "the autotuner's key is the same. A cache elsewhere is the folder that TRITON_CACHE_DIR names.",
+            "The entry is valid for this version of Triton, this text of the kernel and its list, and arguments with",
+            "the same autotuner key. TRITON_CACHE_DIR names another cache folder.",
             "",
         ]
     for section in (
@@ -363,9 +363,9 @@ def _triton_readme(candidate: Candidate, target: Target, entry: AutotuneEntry | 
 LONGEST = 400
 """characters of one value"""
 _KINDS = {
-    "measured": "measured on the GPU that is named",
+    "measured": "measured on the GPU below",
     "recorded": "recorded by another tuner, not by evoengine",
-    "estimated": "as nothing ran on a GPU",
+    "estimated": "predicted without a GPU",
 }
 
 
@@ -404,7 +404,7 @@ def _usage(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
     inputs, outputs = _tensors(target, candidate)
     yield "## Use"
     yield ""
-    yield "It needs torch or CuPy and an NVIDIA driver, nothing of evoengine. With this folder on Python's path:"
+    yield "It needs torch or CuPy and an NVIDIA driver, but not evoengine. With this folder on Python's path:"
     yield ""
     yield "```python"
     yield f"from {module} import {name}"
@@ -413,8 +413,8 @@ def _usage(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
     yield f"{', '.join(outputs) or 'out'} = {name}({', '.join(inputs)})"
     yield "```"
     yield ""
-    yield "Under torch call it within `torch.no_grad()`. Ship the folder whole and keep the loader's name, which no"
-    yield "other export has: so each import gets its own kernel. The folder's own name may be any."
+    yield "Under torch call it within `torch.no_grad()`. Ship the complete folder and keep the loader's name, which is"
+    yield "unique to this export, so that each import gets its own kernel. The folder may have any name."
 
 
 def _tensors(target: Target, candidate: Candidate) -> tuple[list[str], list[str]]:
@@ -456,7 +456,7 @@ def figure_section(figure: Measurement | None) -> Iterator[str]:
     yield "## Time"
     yield ""
     if figure is None:
-        yield "None was taken."
+        yield "There is none."
         return
     ends = range_us(figure.terms)
     shown = digits(figure.compared_us, ends)
@@ -496,7 +496,7 @@ def gate_section(verdict: Verdict | None, title: str) -> Iterator[str]:
 def _licence(target: Target) -> Iterator[str]:
     own = target.workload.definition_text is not None
     kernel = (
-        "`kernel.cu` and `kernel.cubin` are made from a kernel that somebody brought: its author's licence holds."
+        "`kernel.cu` and `kernel.cubin` are made from a user's own kernel, under its author's licence."
         if own
         else "`kernel.cu` and `kernel.cubin` are made from evoengine's templates, under the same licence."
     )
@@ -505,12 +505,12 @@ def _licence(target: Target) -> Iterator[str]:
     yield f"The loader and `_cuda.py` are evoengine's, under the Apache License 2.0. {kernel}"
 
 
-# ── sizes that are known as the kernel runs ─────────────────────────────────────────────────────────────────────────
+# ── sizes that are known at run time ────────────────────────────────────────────────────────────────────────────────
 
 
-# Parameters and launch become expressions of the axes that a loader takes as it runs. An export serves what the gate's
-# cases of its configuration vouch for: up to its own size along each axis, the multiples that all cases share, and the
-# constraints of its space that no case breaks.
+# Parameters and launch become expressions of the axes that a loader reads at run time. An export serves the sizes that
+# the gate's cases of its configuration cover: up to its own size along each axis, the multiples that all cases share,
+# and the constraints of its space that no case breaks.
 
 RunTime = Mapping[str, Any]
 """`axes`: name → largest size; `requires`: expressions that sizes must fulfil, with reasons; `parameters`: those of the
@@ -518,7 +518,7 @@ kernel with expressions in the place of numbers; `grids`: of its kernels, in ord
 
 
 def run_time_sizes(candidate: Candidate, target: Target, space: SearchSpace) -> RunTime | None:
-    """Return what a loader needs to serve other sizes; None where the kernel is for one size alone."""
+    """Return what a loader needs to serve other sizes; None if the kernel is for one size only."""
     workload, config = target.workload, candidate.config
     problem = workload.at_run_time(target.problem)
     if problem is None:
@@ -548,7 +548,7 @@ def _is_axis(name: str, value: object) -> bool:
 
 
 def _multiples(sizes: Sequence[Mapping[str, int]]) -> list[tuple[str, str]]:
-    """Return what all sizes of the gate's cases are multiples of, as rules."""
+    """Return the common divisors of all sizes of the gate's cases as rules."""
     common = {name: math.gcd(*(at[name] for at in sizes)) for name in sizes[0]}
     return [
         (f"{name} % {unit} == 0", f"it was verified for multiples of {unit}")
@@ -558,7 +558,7 @@ def _multiples(sizes: Sequence[Mapping[str, int]]) -> list[tuple[str, str]]:
 
 
 def _same_launch(by_size: Launch, own: Launch) -> list[tuple[str, str]]:
-    """Return as rules that what the kernel was compiled for remains: threads of a block and shared memory."""
+    """Return rules that threads per block and shared memory stay as compiled."""
     found = []
     for (_, rule), (_, launch) in zip(by_size.kernels(""), own.kernels(""), strict=True):
         pairs = [*zip(rule.block, launch.block, strict=True), (rule.shared_bytes, launch.shared_bytes)]

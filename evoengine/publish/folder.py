@@ -1,4 +1,4 @@
-"""Write a folder completely or not at all, and only over an earlier export that is unchanged; read a table of exports.
+"""Write a folder atomically, and replace only an unchanged earlier export; read a table of exports.
 
 table.json names the exports of a folder that serve several problems, each pinned by its checksums.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.paths import umask
 from evoengine.sandbox.untrusted import parse_json, read_limited, read_limited_text
 
 CHECKSUMS = "SHA256SUMS"
@@ -79,7 +80,7 @@ def _write_whole(folder: Path, files: Mapping[str, bytes], remedy: str) -> None:
             for name, data in files.items():
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 (part / name).write_bytes(data)
-            part.chmod(0o777 & ~_umask())
+            part.chmod(0o777 & ~umask())
             _swap_into_place(part, target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -185,21 +186,15 @@ def _remove_abandoned(target: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
 TABLE = "table.json"
 VERSION = 1
 _FIELDS = {"problem": str, "folder": str, "sha256": str}
 
 
 def read_table(folder: Path) -> list[Path]:
-    """Return the folders of a table's exports, whose files are those that the table pins.
+    """Return the folders of a table's exports after checking their files.
 
-    Raises UsageError for what is no table, and where a file is missing or another than the one that was exported.
+    Raises UsageError if there is no table, or if a file is missing or is not the one that was exported.
     """
     where = folder / TABLE
     try:
@@ -208,7 +203,7 @@ def read_table(folder: Path) -> list[Path]:
         raise UsageError(f"{where} cannot be read: {error}; evoengine best --export DIR writes it") from None
     entries = found.get("entries") if isinstance(found, dict) else None
     if not isinstance(entries, list) or found.get("evoengine_table") != VERSION:
-        raise UsageError(f"{where} is no table of version {VERSION}; evoengine best --export DIR writes one")
+        raise UsageError(f"{where} is not a table of version {VERSION}; evoengine best --export DIR writes one")
     return [_pinned(folder, entry) for entry in entries]
 
 

@@ -127,10 +127,10 @@ def validate_run(history: RunHistory) -> None:
         _require(record, f"trial {trial}")
         _require_candidate(record, history.run)
         if trial in before:
-            raise ValueError(f"trial {trial} is there twice; each has a number of its own")
+            raise ValueError(f"trial {trial} occurs twice; numbers must be unique")
         for parent in record.candidate.parents:
             if parent in numbers and parent not in before:
-                raise ValueError(f"trial {trial} has the parent {parent}, which does not stand before it")
+                raise ValueError(f"trial {trial} has the parent {parent}, which does not precede it")
         before.add(trial)
 
 
@@ -258,16 +258,16 @@ def _require_board(run: Run) -> None:
     if run.gpu_definition is not None:
         key = stored_fields(run.gpu_definition, "the run's description of its GPU").key
         if key != run.gpu:
-            raise ValueError(f"the run is on {_shown(run.gpu)} and describes the GPU {_shown(key)}")
+            raise ValueError(f"the run is on {_shown(run.gpu)}, but describes the GPU {_shown(key)}")
 
 
 def _require_candidate(record: CandidateHistory, run: Run) -> None:
     c = record.candidate
     where = f"trial {c.trial}"
     if (c.problem, c.gpu) != (run.problem, run.gpu):
-        raise ValueError(f"{where} is of {_shown(c.problem)} on {_shown(c.gpu)}, and its run is not")
+        raise ValueError(f"{where} is of {_shown(c.problem)} on {_shown(c.gpu)}, unlike its run")
     if c.binary and not c.source:
-        raise ValueError(f"{where} has a binary and no source that it was made of")
+        raise ValueError(f"{where} has a binary but no source")
     for _, launch in c.source.launch.kernels(c.source.entry) if c.source else ():
         if launch.threads % math.prod(launch.block_yz):
             raise ValueError(f"{where}: the launch has {launch.threads} threads, which its rows do not divide")
@@ -289,7 +289,7 @@ def _require_figure(figure: Measurement, where: str) -> None:
         shares = utilisation(terms)
         stated = {"low_us", "high_us", "roofline_us", "waves", "blocks_per_sm"} <= terms.keys()
         if not (stated and range_us(terms) and bound(terms) and shares and _all_finite(terms)):
-            raise ValueError(f"{where}: a prediction must state its range, what bounds it and how busy each pipe is")
+            raise ValueError(f"{where}: a prediction must state its range, its bound and the use of each pipe")
 
 
 def _all_finite(terms: Mapping[str, float]) -> bool:

@@ -121,7 +121,7 @@ def _outputs_of(out):
 
 
 def _check_indices(bound, tensors):
-    """Raise ValueError where an index leads out of what it numbers. Waits for the GPU."""
+    """Raise ValueError if an index leads out of what it numbers. Waits for the GPU."""
     name, most = bound["tensor"], bound["most"]
     rows = tensors[name].tolist()
     if "lengths" in bound:  # of a row what is behind the last page of its sequence may be anything
@@ -317,7 +317,7 @@ _call.__doc__ = f"""{NAME}({_signature(INPUTS)}) → {_signature(OUTPUTS)}
 
 {_served()}
 Queues the kernel on the current stream of the tensors' library; returns what it writes. Raises TypeError for what is no
-tensor of torch or CuPy, ValueError for tensors that the kernel was not exported for, RuntimeError where a gradient is
+tensor of torch or CuPy, ValueError for tensors that the kernel was not exported for, RuntimeError if a gradient is
 needed, and where the GPU or its driver cannot run the kernel.
 """
 globals()[NAME] = _call

@@ -1,7 +1,7 @@
 """A tuned CUDA kernel. README.md beside this file says what it computes, for which GPU, and how it was verified.
 
 The function has the name of the kernel (with _ for -), help() of it lists its tensors; KERNEL is the content of
-kernel.json, with the verdicts of the gate and the figure. The import fails if a file is not what SHA256SUMS says.
+kernel.json, with the verdicts of the gate and the figure. The import fails if a file does not match SHA256SUMS.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Tuned CUDA kernels, one for each of several problems. README.md beside this file lists them with their times.
 
 KERNELS has the function of each problem; help() of one lists its tensors. TABLE is the content of table.json, and
-evoengine.torch.use(FOLDER) calls the kernels for sizes in between, too. The import fails if a file is not what
-SHA256SUMS says.
+evoengine.torch.use(FOLDER) calls the kernels for sizes in between, too. The import fails if a file does not
+match SHA256SUMS.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Pack an exported kernel in the forms that others take: wheels, the Hub's `kernels`, FlashInfer-Bench, TVM-FFI, C++.
+"""Package an exported kernel as a wheel, for the Hub's `kernels`, FlashInfer-Bench or TVM-FFI, or as C++.
 
-A wheel and a repository of `kernels` hold the files of the export and a module that checks them as it is imported.
+A wheel and a repository of `kernels` hold the files of the export and a module that checks them on import.
 Formats: the Python Packaging User Guide, "Binary distribution format"; the kernels documentation, "Kernel requirements"
 (0.17); FlashInfer-Bench 0.1, `flashinfer_bench.data.TraceSet`; TVM-FFI 0.1.
 """
@@ -31,9 +31,9 @@ DEFINITION_KEYS = ("name", "op_type", "axes", "inputs", "outputs", "reference", 
 """of FlashInfer-Trace"""
 LONGEST_NAME = 96
 VERSION = "1.0"
-"""of every package: another kernel has another name"""
+"""version of every package: another kernel has another name"""
 LICENCE = "Apache-2.0"
-"""of the templates and the loader; the licence of a kernel that somebody brought is not known"""
+"""licence of the templates and the loader; that of a user's own kernel is unknown"""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 Files = Mapping[str, bytes]
@@ -50,10 +50,10 @@ def default_name(described: Mapping[str, Any]) -> str:
 def require_form(form: str, name: str | None) -> None:
     """Raise UsageError for an unknown form of a package, and for a name that a package cannot have."""
     if form not in FORMS:
-        raise UsageError(f"unknown form {form!r} of a package; known are {', '.join(FORMS)}")
+        raise UsageError(f"unknown kind of package {form!r}; kinds are {', '.join(FORMS)}")
     if name is not None and (not NAME.fullmatch(name) or len(name) > LONGEST_NAME):
         raise UsageError(
-            f"{name!r} cannot name a package: it must be up to {LONGEST_NAME} lower-case letters and digits, in words "
+            f"{name!r} is not a valid package name: use up to {LONGEST_NAME} lower-case letters and digits, in words "
             "joined by hyphens, as in attention-h100"
         )
 
@@ -74,7 +74,7 @@ def require_table_form(form: str, name: str | None) -> None:
     """Raise UsageError as `require_form`, and for a form that holds one kernel alone."""
     require_form(form, name)
     if form not in TABLE_FORMS:
-        raise UsageError(f"--as {form} holds one kernel; of several problems --as takes {' and '.join(TABLE_FORMS)}")
+        raise UsageError(f"--as {form} holds one kernel; for several problems use --as {' or '.join(TABLE_FORMS)}")
 
 
 def table_package_files(form: str, exported: Files, name: str | None = None) -> dict[str, bytes]:
@@ -203,18 +203,20 @@ def _beside(module: Files) -> dict[str, bytes]:
 def _flashinfer(name: str, module: Files, described: Mapping[str, Any]) -> dict[str, bytes]:
     """Return a dataset of FlashInfer-Bench with the definition, the solution and the workload.
 
-    A workload with a measurement is a trace. Raises UsageError where the kernel is no solution, and where its
-    definition is none of FlashInfer-Trace's.
+    A workload with a measurement is a trace. Raises UsageError if the kernel cannot be a solution, or its
+    definition is not one of FlashInfer-Trace.
     """
     stated = json.loads(module[RECORD]).get("definition") if RECORD in module else None
     definition = json.loads(stated) if stated is not None else {}
     if not isinstance(definition.get("reference"), str) or "outputs" not in definition:
         raise UsageError(
-            f"{described['kernel']} has no definition of FlashInfer-Trace; evoengine new --from imports one, and a "
-            "kernel that was found for it can be packaged"
+            f"{described['kernel']} has no FlashInfer-Trace definition; import one with evoengine new --from, and "
+            "search its kernel"
         )
     if SOLUTION not in module:
-        raise UsageError("the kernel takes what no FlashInfer-Trace solution passes; use --as wheel or --as tvm-ffi")
+        raise UsageError(
+            "a FlashInfer-Trace solution cannot pass this kernel's parameters; use --as wheel or --as tvm-ffi"
+        )
     kind = str(definition.setdefault("op_type", definition["name"]))
     trace = json.loads(module[TRACE])
     lines = {"workloads": {**trace, "solution": None, "evaluation": None}}

@@ -1,4 +1,4 @@
-"""The verification record of an exported kernel: all that it takes to judge the kernel again, anywhere, without a GPU.
+"""The verification record of an exported kernel, which suffices to judge it again elsewhere without a GPU.
 
 A record holds the run as a T4 file with one candidate, its machine code, the definition of a kernel of a user's own,
 and the seed of the judges. Signed, it is the predicate of an in-toto statement (v1) in a DSSE envelope (v1.0), whose
@@ -39,11 +39,11 @@ class Record:
     judged: Judged
     """the verdicts of the export"""
     seed: int
-    """with which the judges repeat them"""
+    """repeats the verdicts"""
 
     @property
     def contender(self) -> CompiledCandidate:
-        """Return the kernel as a judge takes it."""
+        """Return the kernel in the form that judges take."""
         return self.candidate.contender
 
 
@@ -68,17 +68,17 @@ def record_json(run: Run, candidate: Candidate, judged: Judged, seed: int) -> di
 
 
 def read_record(path: Path, key: Path | None = None) -> Record:
-    """Return a record, which may come from anybody.
+    """Return an untrusted record.
 
-    With `key`, the PEM file of a public key, the file must be an envelope that this key signed. Raises UsageError for
-    what is no record, and for a signature that is missing or not the key's.
+    With `key`, the PEM file of a public key, the file must be an envelope that this key signed. Raises UsageError if it
+    is not a record, or if the signature is missing or not the key's.
     """
     try:
         found = parse_json(read_limited_text(path, 4 * LARGEST_TEXT))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no record: {error}") from error
+        raise UsageError(f"{path} is not a record: {error}") from error
     if isinstance(found, dict) and "payloadType" in found:
         found = _opened(found, path, key)
     elif key is not None:
@@ -90,7 +90,7 @@ def read_record(path: Path, key: Path | None = None) -> Record:
 
 def _record(found: Any, where: str) -> Record:
     if not isinstance(found, dict) or found.get("evoengine_record") != FORMAT:
-        raise UsageError(f"{where} is no verification record of format {FORMAT}; best --export writes {FILE}")
+        raise UsageError(f"{where} is not a verification record of format {FORMAT}; best --export writes {FILE}")
     try:
         history = from_t4(found["run"])
         code, seed, definition = found["machine_code"], found["seed"], found.get("definition")
@@ -98,15 +98,15 @@ def _record(found: Any, where: str) -> Record:
         if history is None or type(seed) is not int or not 0 <= seed < 2**31:
             raise ValueError("it has no run, or no seed from 0 to 2^31 - 1")
         if definition is not None and not isinstance(definition, str):
-            raise ValueError("its definition is no text")
+            raise ValueError("its definition is not text")
         (judged,) = history.candidates
         candidate = judged.candidate
         if candidate.source is None or candidate.binary is None:
             raise ValueError("its candidate has no source or no binary")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, binascii.Error) as error:
-        raise UsageError(f"{where} is no verification record: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{where} is not a verification record: {type(error).__name__}: {error}") from error
     if hashlib.sha256(cubin).hexdigest() != code.get("sha256"):
-        raise UsageError(f"{where} was changed: its machine code is not that of the SHA-256 beside it")
+        raise UsageError(f"{where} was changed: its machine code does not match its SHA-256")
     return Record(
         replace(history.run, definition=definition),
         replace(candidate, binary=replace(candidate.binary, cubin=cubin)),
@@ -119,7 +119,7 @@ def _record(found: Any, where: str) -> Record:
 
 
 def require_key(key: Path) -> None:
-    """Raise UsageError where no private key can be read from a PEM file, or securesystemslib is not installed."""
+    """Raise UsageError if no private key can be read from a PEM file, or securesystemslib is not installed."""
     _signer(key)
 
 
@@ -130,7 +130,7 @@ def _signer(key: Path) -> Any:
 
         return signer_class(load_pem_private_key(key.read_bytes(), password=None))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{key} is no private key in PEM without a password: {error}") from error
+        raise UsageError(f"{key} is not a private key in PEM without a password: {error}") from error
 
 
 def signed(record: Mapping[str, Any], key: Path) -> dict[str, Any]:
@@ -161,24 +161,24 @@ def _opened(found: dict[str, Any], path: Path, key: Path | None) -> Any:
             raise ValueError(f"its payload is of type {found['payloadType']!a:.60}")
         statement = parse_json(base64.b64decode(found["payload"], validate=True).decode())
         if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
-            raise ValueError("its payload is no statement about a verification record")
+            raise ValueError("its payload is not a statement about a verification record")
         record = statement["predicate"]
         if statement["subject"][0]["digest"]["sha256"] != record["machine_code"]["sha256"]:
             raise ValueError("its subject is another kernel")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is no envelope of a verification record: {error}") from error
+        raise UsageError(f"{path} is not an envelope of a verification record: {error}") from error
     return record
 
 
 def require_public_key(key: Path) -> Any:
-    """Return the public key in a PEM file. Raises UsageError where there is none, or no securesystemslib."""
+    """Return the public key in a PEM file. Raises UsageError if there is none, or no securesystemslib."""
     _, _, key_class = _library()
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
         return key_class.from_crypto(load_pem_public_key(key.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{key} is no public key in PEM: {error}") from error
+        raise UsageError(f"{key} is not a public key in PEM: {error}") from error
 
 
 def _verify(found: dict[str, Any], path: Path, key: Path) -> None:

@@ -1,11 +1,11 @@
 """Convert a run to a FAIR T4 results file, the auto-tuners' common format, and back.
 
-T4 states what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
-schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
-every verdict, figure and profile and the lineage of each result, each with when it was found — stands beside it under
-`evoengine`, so that reading the file back loses nothing but which process searched, and the machine code.
+T4 states configurations, outcomes and times (schema: AutoTuningAssociation/autotuning_methodology, schemas/T4.json,
+version 1.1.0). What it has no fields for — the space and the baselines of the run; source, binary, verdicts, figures,
+profiles and lineage of each result, with their dates — is under `evoengine`, so that reading the file back loses only
+the process that searched, and the machine code.
 
-What T4 calls `time` has run. An estimate goes by the name of `estimated time`, which no other tool takes for one.
+T4's `time` is that of an execution. A prediction is called `estimated time`, which other tools ignore.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Decide when the death of a worker process is a verdict on the kernel: only after it died twice while running alone.
+"""Decide when the death of a worker process is a verdict on the kernel: only if it died twice while running alone.
 
 Anything may end a process: an administrator, earlyoom, a cgroup, the death of its keeper. So a task whose worker died
-without reaching a limit runs again, and from then on with no other task of this process beside it. A task whose worker
-died twice alone is the cause itself, unless it died by a signal that only another process sends (SENT): those deaths
-are no verdict however many there are, and bounded only so that the search goes on.
+without reaching a limit runs again, and from then on alone. A task whose worker died twice alone is the cause, unless
+it died by a signal that only another process sends (SENT): such deaths are never a verdict, and only bounded in number.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from evoengine.records import DEATHS, Outcome, Rejection
 EXCLUSIVE_DEATHS = 2
 """deaths with no other task running that make a verdict"""
 MOST_DEATHS = 6
-"""after which a task ends without a verdict"""
+"""deaths after which a task ends without a verdict"""
 STOPPED = "stopped by a signal"
 SENT = frozenset(
     {*(number.name for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)), STOPPED}
 )
-"""ways to die that a kernel cannot bring about by what it computes. SIGKILL by the OOM killer is not among the deaths:
-it ends the search (workers.py), and no limit of a worker is enforced by SIGKILL without its keeper reporting the limit
+"""ways to die that a kernel cannot cause by its computation. SIGKILL by the OOM killer does not count as a death: it
+ends the search (workers.py); and a keeper that enforces a limit by SIGKILL reports the limit
 """
 
 Answer = TypeVar("Answer")
@@ -45,7 +44,7 @@ class Death:
     oom_kills: int = 0
     """processes that the kernel's OOM killer ended meanwhile, on the machine or in the process's own cgroup"""
     counts: bool = True
-    """False where the machine is at fault: the task runs again as if nothing had happened"""
+    """False if the machine is at fault: the task runs again, and the death is not counted"""
 
     @property
     def own(self) -> bool:
@@ -112,7 +111,7 @@ def retry_deaths(
         if answer.counts:
             deaths.append((answer, alone))
         if sum(alone and death.own for death, alone in deaths) == EXCLUSIVE_DEATHS:
-            said = f"the task's worker died {len(deaths)} times, {EXCLUSIVE_DEATHS} of them with nothing beside it"
+            said = f"the task's worker died {len(deaths)} times, {EXCLUSIVE_DEATHS} of them while it ran alone"
             return _end(Outcome.CRASHED, deaths, said)
         if len(deaths) == MOST_DEATHS:
             said = f"the task's worker died {len(deaths)} times, by signals that other processes send: no verdict"

@@ -1,7 +1,4 @@
-"""The C++ compiler of this machine, and the cache of its results.
-
-Results are keyed by their source and by `identity`, so that each is built once for a machine and compiler.
-"""
+"""The C++ compiler of this machine, and the cache of its results, which are keyed by source and `identity`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def find_compiler() -> str:
         if path := shutil.which(name):
             return path
     if named:
-        raise MachineError(f"the C++ compiler that $CXX names, {named!r}, is not there: correct or unset CXX")
+        raise MachineError(f"$CXX names {named!r}, which does not exist: correct or unset CXX")
     raise MachineError("no C++ compiler found: install one, e.g. apt install g++")
 
 
@@ -91,7 +88,7 @@ def run_compiler(
 
 
 class Jail(NamedTuple):
-    """The paths that a compiler in a jail needs: those that it reads, and the folder that it writes into."""
+    """The paths that a compiler in a jail may read, and the folder to which it may write."""
 
     readable: tuple[Path, ...]
     writable: Path
@@ -159,7 +156,7 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
             lock = os.open(scratch, os.O_RDONLY)
         except FileNotFoundError:
             continue
-        with suppress(OSError):  # this file system has no locks, and nobody will take it for abandoned
+        with suppress(OSError):  # a file system without locks: remove_abandoned skips it
             fcntl.flock(lock, fcntl.LOCK_EX)
         if scratch.exists():
             return scratch, lock

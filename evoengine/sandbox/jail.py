@@ -1,8 +1,7 @@
-"""Run the tools and the code of a proposed kernel where they can neither read nor reach anything of the user's.
+"""Run the tools and the code of a proposed kernel isolated from the user's files, processes and network.
 
 bubblewrap (bwrap) starts the process in namespaces of its own: no network, no other processes, and of the file system
-only the system's programs and the given paths, read-only. Where code of the proposal itself runs, the kernel starts no
-further process for it (seccomp).
+only the system's programs and the given paths, read-only. The proposal's own code cannot start processes (seccomp).
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/ld.so.ca
 _REMEDY = "install bubblewrap (apt install bubblewrap), and allow it user namespaces"
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/tmp"}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""machine → its number in what seccomp is told of a call (linux/audit.h)"""
+"""machine → AUDIT_ARCH_* in seccomp_data (linux/audit.h)"""
 _STARTS = {"x86_64": (56, 57, 58), "aarch64": (220,)}
 """numbers of clone, fork and vfork"""
 _CLONE3 = 435
 _X32 = 0x40000000
-"""a bit in the number of a call by x86-64's other calling convention, whose other bits are as above"""
+"""__X32_SYSCALL_BIT in the number of a call of the x32 ABI"""
 _inside: list[bool] = []
 """not empty in a process that is in a jail"""
 
 
 def enter() -> None:
-    """Note that this process is in a jail, so that it needs no other one."""
+    """Note that this process is in a jail and needs no other."""
     _inside.append(True)
 
 
 def needs_jail(text: str) -> bool:
-    """Return whether what handles the text of a kernel, or its machine code, must enter a jail first."""
+    """Return whether a process must enter a jail before it handles this text or its machine code."""
     return text.startswith(MARK) and not _inside
 
 
@@ -56,8 +55,8 @@ def jailed(
 ) -> list[str]:
     """Return the command that runs `command` in a jail, with its standard streams and limits.
 
-    It reads the system's programs and the paths `readable`, writes into the folders `writable` and a /tmp of its own,
-    and dies with its parent. A child that a signal ends makes it exit with 128 and the signal's number. `seccomp` is
+    It may read the system's programs and the paths `readable`, write to the folders `writable` and a /tmp of its own,
+    and dies with its parent. If a signal ends the child, the exit code is 128 plus the signal's number. `seccomp` is
     the descriptor of a filter for its system calls.
     """
     others = [path for path in readable if not path.is_relative_to("/usr")]
@@ -107,7 +106,7 @@ def _filter(machine: str) -> bytes:
 def proposer(command: Sequence[str], folder: Path) -> list[str]:
     """Return the command that runs a proposer in the current folder, with $TMPDIR set to `folder`.
 
-    It reaches the network and reads all files. It writes into `folder` only, and sees no process but its own.
+    It has network access and may read all files. It may write only to `folder`, and sees no processes but its own.
     """
     paths = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--bind", *(str(folder),) * 2]
     return [
@@ -132,9 +131,9 @@ def end_of(code: int) -> int:
 
 @cache
 def why_no_jail() -> str | None:
-    """Return why this machine cannot run a jail, with the remedy; None where it can."""
+    """Return why this machine cannot run a jail, with the remedy; None if it can."""
     if platform.machine() not in _AUDIT_ARCH:
-        return f"the system calls of {platform.machine()} are not known here, but those of {', '.join(_AUDIT_ARCH)}"
+        return f"{platform.machine()} is not supported, only {' and '.join(_AUDIT_ARCH)}"
     try:
         done = subprocess.run(jailed(["true"]), capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError as error:
@@ -146,9 +145,9 @@ def why_no_jail() -> str | None:
 
 
 def require_jail() -> None:
-    """Raise MachineError where this machine cannot run a jail."""
+    """Raise MachineError if this machine cannot run a jail."""
     if why := why_no_jail():
-        raise MachineError(f"a proposed kernel runs in a jail only, and there is none: {why}")
+        raise MachineError(f"a proposed kernel runs only in a jail, which this machine cannot provide: {why}")
 
 
 def _pairs(option: str, paths: Iterable[Path | str]) -> list[str]:

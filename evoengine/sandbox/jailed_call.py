@@ -1,7 +1,7 @@
-"""Call a function in a jail: in a process that reaches nothing of the user's, and whose answer is not trusted.
+"""Call a function in a jail, in a process whose answer is not trusted.
 
-Function and arguments go there pickled. What comes back is JSON, read by the annotation of what the function returns:
-only values of known types come out of it.
+Function and arguments are sent pickled. The answer is JSON, which is converted according to the function's return type,
+so that only values of known types result.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from evoengine.sandbox.untrusted import parse_json
 from evoengine.sandbox.worker_process import MAX_PROCESSES, ONE_THREAD
 
 ANSWER_BYTES = 256 << 20
-"""of an answer, and of each file that the process may write; the listing of a binary is the largest"""
+"""limit of an answer, and of each file that the process may write; the largest is the listing of a binary"""
 COUNTS_BY_NAMESPACE = (5, 14)
-"""the first Linux that counts processes for RLIMIT_NPROC in each user namespace; before, all of the user's count. Root
-has no such limit: its processes are bounded by the worker's keeper"""
+"""first version of Linux whose RLIMIT_NPROC counts processes per user namespace instead of per user. Root has no such
+limit; its processes are bounded by the worker's keeper"""
 _OWN = (ToolDied, MachineError, UsageError, NothingFound, EvoengineError)
 
 T = TypeVar("T")
@@ -58,8 +58,8 @@ def call(
 ) -> T:
     """Call a module's function in a jail that reads the paths `readable` too, and return its answer, a `returns`.
 
-    The errors `raises`, and evoengine's own, are raised here. Raises MachineError where there is no jail, ToolDied
-    where the process ended without such an answer.
+    The errors `raises`, and evoengine's own, are raised here. Raises MachineError if there is no jail, ToolDied if the
+    process ended without a valid answer.
     """
     jail.require_jail()
     command = jail.jailed_python(["-m", __name__], readable, {**ONE_THREAD, **(environment or {})})
@@ -77,7 +77,7 @@ def call(
 
 
 def _run(command: list[str], given: bytes) -> tuple[bytes, int, str]:
-    """Run the command on these bytes; return its output, its exit code, and the last line of what it complained of."""
+    """Run the command on these bytes; return its output, its exit code, and the last line of its standard error."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
         stdin.write(given)
         stdin.seek(0)
@@ -108,13 +108,13 @@ def _limit(kind: int, most: int) -> None:
 
 
 def main() -> None:
-    """Answer the call on standard input, within limits that hold for all that this process starts."""
+    """Answer the call on standard input, within limits for this process and its descendants."""
     jail.enter()
     _limit(resource.RLIMIT_FSIZE, ANSWER_BYTES)
     if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= COUNTS_BY_NAMESPACE:
         _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
     output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answer
     answer = _answer(*pickle.load(sys.stdin.buffer))
     with open(output, "wb") as file:
         file.write(answer)
@@ -133,7 +133,7 @@ def from_json(raw: bytes, declared: Any) -> Any:
     try:
         return _typed(parse_json(raw.decode()), declared)
     except (TypeError, KeyError) as error:
-        raise ValueError(f"it is no {declared}: {error}") from None
+        raise ValueError(f"it is not a {declared}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -178,7 +178,7 @@ def _typed_as_any(value: Any, kinds: tuple[Any, ...]) -> Any:
             return _typed(value, kind)
         except (TypeError, KeyError, ValueError):
             continue
-    raise TypeError(f"a value is none of {kinds}")
+    raise TypeError(f"a value is not one of {kinds}")
 
 
 def _tuple(value: Any, kind: Any, parts: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Start the worker processes of a program, and end them with all that they leave behind.
+"""Start the worker processes of a program, and end them with all their descendants.
 
 Run as a file, `keeper.py REQUESTS [IMPORTS]`. REQUESTS is a socket: each message on it asks for a worker, which is
 forked from this process with what the module IMPORTS has imported, or executes a command. As a subreaper (prctl(2),
@@ -8,9 +8,9 @@ To each worker belong two pipes. On `status` it writes `started PID` or `failed 
 and `closed` when nothing of the worker is left. When `life` closes it ends the worker and removes its folder; when
 REQUESTS closes, because the program has ended however it did, all of them.
 
-It is two processes. The one that the program starts is the guard, which waits for the other, the keeper. Where the
-keeper is killed, the guard inherits what it had started and ends that; where the guard is, the keeper ends all and
-itself. Neither heeds the signals that ask a program to end: they go on as long as their program does.
+It is two processes. The program starts the guard, which waits for the other, the keeper. If the keeper is killed, the
+guard inherits its processes and ends them; if the guard is killed, the keeper ends all processes and itself. Both
+ignore the signals that ask a program to end: they live as long as their program.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Worker:
         self.why = ""
 
     def start(self) -> None:
-        """Start the process. Raises OSError where its folder cannot be created or the process not be started."""
+        """Start the process. Raises OSError if its folder cannot be created or the process cannot be started."""
         folder = self._request["folder"]
         self._lock = locked_folder(folder)
         try:
@@ -151,17 +151,17 @@ class Worker:
             os._exit(code)
 
     def say(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # nobody is left to read it
+        with suppress(BrokenPipeError):  # the reader has exited
             os.write(self.status, f"{line}\n".encode())
 
     def look(self, processes: Processes) -> None:
-        """Kill the process where it exceeds its limit of processes or memory."""
+        """Kill the process if it exceeds its limit of processes or memory."""
         held = [self.pid, *processes.below(self.pid)]
         if len(held) > self._request["processes"]:
-            self.why = f"it had started more than {self._request['processes']} processes"
+            self.why = f"it started more than {self._request['processes']} processes"
         elif resident_bytes(held) > self._request["bytes"]:
             limit = self._request["bytes"] / 2**30
-            self.why = f"with all that it had started it took more than {limit:g} GiB of memory"
+            self.why = f"it and its descendants took more than {limit:g} GiB of memory"
         if self.why:
             _signal([self.pid], signal.SIGKILL)
 
@@ -177,7 +177,7 @@ class Worker:
 
 
 def locked_folder(path: str) -> int:
-    """Create the folder and return a lock by which others know that its owner lives. Raises OSError."""
+    """Create the folder and return its lock, which shows others that its owner lives. Raises OSError."""
     while True:
         os.mkdir(path, 0o700)
         try:
@@ -273,7 +273,7 @@ class Keeper:
         self._end(list(self._workers))
 
     def _take_request(self) -> bool:
-        """Handle the next request. Return False where the program has ended."""
+        """Handle the next request. Return False if the program has ended."""
         message, fds, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, REQUEST_FDS)
         if not message:
             return False
@@ -313,13 +313,13 @@ class Keeper:
             worker.close()
 
     def _left_behind(self, processes: Processes) -> set[int]:
-        """Return every process below this one but workers and their descendants: nobody waits for those."""
+        """Return every descendant other than workers and their descendants: the orphans."""
         kept = [worker.pid for worker in self._workers if worker.code is None]
         own = {pid for worker in kept for pid in (worker, *processes.below(worker))}
         return set(processes.below(os.getpid())) - own
 
     def _end_below(self) -> list[Worker]:
-        """End the processes that nobody waits for; return workers that ended meanwhile."""
+        """End the orphans; return workers that ended meanwhile."""
         ended: list[Worker] = []
         _end_all(lambda: self._left_behind(Processes()), lambda: ended.extend(self._reap()))
         return ended

@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind: a keeper (keeper.py) starts them and ends them with this process.
+"""Processes that a keeper (keeper.py) starts, and ends with all their descendants when this process ends.
 
 `KeptContext` makes such processes for a pool. In all else they are `multiprocessing`'s spawned processes; what the
 keeper reports of a worker replaces waitpid(2).
@@ -59,7 +59,7 @@ class _Keeper:
     def ask(self, request: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
         """Send a request, and return the guard of the keeper that handles it.
 
-        Raises OSError where the keeper cannot be started, KeeperLost where it was killed.
+        Raises OSError if the keeper cannot be started, KeeperLost if it was killed.
         """
         with self._starting:
             if self._process is None or self._process.poll() is not None:
@@ -100,7 +100,7 @@ def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def await_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Wait until the guard has ended what its keeper left; kill it where it does not finish."""
+    """Wait until the guard has ended the processes of its keeper; kill the guard if it does not finish."""
     try:
         guard.wait(2 * keeper.END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ def await_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 _KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
-"""by whether processes are forked with `IMPORTS`"""
+"""whether processes are forked with `IMPORTS` → the keeper"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ class KeptProcess:
     ) -> None:
         """Execute the command in the environment; without a command, fork a worker with `handles`.
 
-        `handles` are as `multiprocessing` has them. The process inherits these `fds` and no others. Raises OSError
-        where it or its folder cannot be created.
+        `handles` are those of `multiprocessing`. The process inherits these `fds` and no others. Raises OSError if it
+        or its folder cannot be created.
         """
         request = {
             "processes": held.processes,
@@ -148,7 +148,7 @@ class KeptProcess:
         self.why = ""
         self._code: int | None = None
         self._gone = False
-        """whether nothing of it is left"""
+        """whether the process, its descendants and its folder are gone"""
         self._reading = threading.Lock()
         for left in reversed(range(TRIES)):
             try:
@@ -202,7 +202,7 @@ class KeptProcess:
             return self._code
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until the process and all it left behind have ended; without a limit if `seconds` is None."""
+        """Wait until the process and its descendants have ended; without limit if `seconds` is None."""
         self._is_readable(seconds)
 
     def _is_readable(self, seconds: float | None) -> bool:
@@ -228,7 +228,7 @@ class KeptProcess:
         return ""
 
     def end(self) -> None:
-        """End the process, and wait until nothing of it is left."""
+        """End the process with its descendants, and wait for that."""
         if self._living:
             self._living = False
             os.close(self._life)
@@ -372,7 +372,7 @@ class _KeptPopen(Popen):
 
 
 def _preparation(name: str) -> dict[str, object]:
-    """Return what the process imports first; a program on standard input has no file that it could import."""
+    """Return what the process imports first, without a main module that is not a file (a program on standard input)."""
     data = dict(spawn.get_preparation_data(name))
     main = data.get("init_main_from_path")
     if main is not None and not os.path.exists(str(main)):

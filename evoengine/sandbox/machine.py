@@ -1,4 +1,4 @@
-"""Detect failures of this machine, such as a full disk, which are not a candidate's fault, and ended processes."""
+"""Detect failures of this machine that are not a candidate's fault, such as a full disk, and ended processes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ DEAD = ("Z", "X")
 
 @cache
 def _here() -> str | None:
-    """Return this boot of the machine and this namespace of process numbers; None where the system does not say."""
+    """Return the machine's boot ID and this PID namespace; None if the system does not tell."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
@@ -176,7 +176,7 @@ def _here() -> str | None:
 
 
 def this_process() -> str | None:
-    """Return what `is_gone` takes, of the process that calls this; None where the system does not say enough."""
+    """Return the identity of this process for `is_gone`; None if the system does not tell it."""
     here, pid = _here(), os.getpid()
     stated = _state_and_start(pid)
     return f"{here} {pid} {stated[1]}" if here and stated else None
@@ -201,7 +201,7 @@ def is_gone(process: str | None) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """Return the process' state and its start in clock ticks since the boot; None where it is not to be seen."""
+    """Return the process's state and its start in clock ticks since the boot; None if it is not visible."""
     try:
         stat = (PROC / str(pid) / "stat").read_text("utf-8")
     except OSError:

@@ -1,7 +1,7 @@
 """Read untrusted files, JSON and TOML within limits, and reject content that would fail later.
 
-Python's own reader accepts what no database, no other program or no stack can handle: duplicate keys, half of a
-surrogate pair, thousands of nested brackets. All of that is rejected here in one sentence.
+Python's parsers accept duplicate keys, unpaired surrogates and thousands of nested brackets, which databases, other
+programs or the stack cannot handle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_limited(path: Path, most: int = LARGEST_TEXT) -> bytes:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for somebody to write into it
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with path.open("rb") as file:
         raw = file.read(most + 1)
     if len(raw) > most:
@@ -50,7 +50,7 @@ def unpack_limited(packed: bytes, most: int) -> bytes:
     Raises ValueError if they have more than `most` bytes, or are damaged.
     """
     for _ in _unpacked(packed, most):
-        pass  # only to count: a file made to fill the memory is refused before it does
+        pass  # count first, so that a decompression bomb is refused before it fills the memory
     return b"".join(_unpacked(packed, most))
 
 
@@ -64,7 +64,7 @@ def _unpacked(raw: bytes, most: int) -> Iterator[bytes]:
             raise ValueError("it is gzipped and damaged within") from error
         size += len(part)
         if size > most:
-            raise ValueError(f"it has more than {most >> 20} MiB when it is unpacked")
+            raise ValueError(f"it has more than {most >> 20} MiB unpacked")
         yield part
         rest = unpacker.unconsumed_tail
         if unpacker.eof:  # the next member of the file, or zeros that fill it up
@@ -147,7 +147,7 @@ def _require_characters(value: Any) -> None:
 def require_text(text: str) -> None:
     """Raise ValueError if a text contains characters that databases reject."""
     if "\0" in text:
-        raise ValueError(f"{text[:60]!r} holds the character U+0000, which is no text")
+        raise ValueError(f"{text[:60]!r} holds the character U+0000, which is not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -18,9 +18,9 @@ from evoengine.sandbox.machine import OWN_LIMITS, has_memory, limit_memory, mach
 OUTPUT_TAIL_CHARS = 300
 """characters of an error, or of a dead worker's output, that go into the reason"""
 MAX_PROCESSES = 256
-"""that a worker may have running at once; a compiler starts five"""
+"""limit of a worker's running processes; a compiler starts five"""
 PROCESSES_OF_USER = 8192
-"""that a worker's user may start in addition to those running when it began (RLIMIT_NPROC; root has no limit)"""
+"""processes that a worker's user may start in addition to those running at its start (RLIMIT_NPROC, not for root)"""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """libraries' own threads would compete with the other workers"""
@@ -38,8 +38,8 @@ class WorkerLimits:
 
     seconds: float = 180.0
     memory_bytes: int | None = 4 << 30
-    """private writable memory (RLIMIT_DATA) of a worker, and of each process that it starts; together they may hold
-    twice as much. None: no limit"""
+    """private writable memory (RLIMIT_DATA) of a worker, and of each process that it starts; their sum may be twice as
+    much. None: no limit"""
     file_bytes: int = 256 << 20
     """largest file it may write; it also bounds the output of a task"""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _failure(error: BaseException) -> Failure | MachineError:
         return machine_error(error)
     limit = _limit_hit(error)
     reason = f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS]
-    return Failure(f"{reason} (a worker may have {limit})" if limit else reason, limit=limit)
+    return Failure(f"{reason} (the limit of a worker is {limit})" if limit else reason, limit=limit)
 
 
 def _limit_hit(error: BaseException) -> str | None:

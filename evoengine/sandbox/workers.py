@@ -1,11 +1,11 @@
 """Processes in which candidates are compiled and run.
 
-One may die, hang, flood its output or return garbage. Its task then runs again (deaths.py) or ends with a reason, a new
-process takes its place, and nothing else is lost.
+A process may die, hang, flood its output or return garbage. Its task then runs again (deaths.py) or ends with a reason,
+and a new process replaces it.
 
 Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end. The
-processes are forked from one that has imported torch and the stages and done nothing else: a new one starts in
-milliseconds, where importing takes two seconds of a core.
+processes are forked from one that has only imported torch and the stages: a new one starts in milliseconds, where
+importing takes two seconds of a core.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ START_SECONDS = 180.0
 POLL_SECONDS = 0.2
 """how often the limits of a busy worker are checked; its answer is received at once"""
 REASON_CHARS = 1000
-"""of a rejection: a source may put anything into a compiler's message"""
+"""limit of a rejection's reason: a source may put anything into a compiler's message"""
 STARTS = 10
-"""processes in a row that may fail to start, or be killed before they take a task"""
+"""consecutive processes that may fail to start, or be killed before they take a task"""
 UNGUARDED = "freeze_support"
-"""a word of multiprocessing's message where a main module starts processes on import, without a guard"""
+"""a word of multiprocessing's message if a main module starts processes on import, without a guard"""
 PAUSE_SECONDS = 0.1
 """after the first such process; each later pause is longer by as much"""
 NO_LIMIT = 1 << 62
@@ -131,7 +131,7 @@ class Workers(ABC):
 
     @abstractmethod
     def _attempts(self, task: Task[Answer], args: TaskArguments) -> Attempt[Answer]:
-        """Return what runs the task with these arguments, any number of times."""
+        """Return a function that runs the task with these arguments, any number of times."""
 
     @abstractmethod
     def close(self) -> None:
@@ -175,14 +175,14 @@ class _Worker:
             try:
                 self._pid = self._await_pid()
             except Exception as error:
-                if self._processes.ended:  # Pebble's own message would mean nothing to a user
+                if self._processes.ended:  # Pebble's own message would not help a user
                     raise BrokenProcessPool(f"{self._processes.how_ended()}{self._output_tail()}") from error
                 raise MachineError(
                     f"worker processes die as they start: {type(error).__name__}: {error}{self._output_tail()}"
                 ) from error
 
     def _await_pid(self) -> int:
-        """Wait for the process to come up; raises TimeoutError where it ended before it did, or takes too long."""
+        """Wait until the process is up. Raises TimeoutError if it ends before that, or takes too long."""
         deadline, ended = time.monotonic() + START_SECONDS, False
         while True:
             try:
@@ -352,8 +352,8 @@ class WorkerPool(Workers):
                     raise MachineError("the workers are closed") from error
                 if UNGUARDED in why:
                     raise UsageError(
-                        "the main module of this program calls evoengine as it is imported, and each worker imports "
-                        'it: put the call below `if __name__ == "__main__":`'
+                        "the main module of this program calls evoengine on import, and worker processes import it: "
+                        'put the call below `if __name__ == "__main__":`'
                     ) from None
             time.sleep((1 + starts) * PAUSE_SECONDS if starts else 0.0)
             worker = self._replace(worker)

@@ -119,6 +119,13 @@ def _holds(future: Future[Answer | Rejection], kind: type[Answer]) -> bool:
 # Recompile machine code that a ledger lacks, such as that of imported candidates, from the source.
 
 
+def compile_in(workers: Workers, source: Source, arch: str) -> Binary | Rejection:
+    """Compile a source in a worker process and wait for the binary."""
+    return workers.submit(
+        compile_task, source, arch, on_crash=Outcome.UNCOMPILABLE, returns=Binary, seconds=COMPILE_SECONDS
+    ).result()
+
+
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     """Return the trial with its cubin if it was compiled.
 
@@ -132,14 +139,7 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     arch = stored_gpu(ledger, candidate.gpu).arch
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        made = workers.submit(
-            compile_task,
-            candidate.source,
-            arch,
-            on_crash=Outcome.UNCOMPILABLE,
-            returns=Binary,
-            seconds=COMPILE_SECONDS,
-        ).result()
+        made = compile_in(workers, candidate.source, arch)
     finally:
         workers.close()
     if isinstance(made, Rejection):

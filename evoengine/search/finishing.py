@@ -337,8 +337,8 @@ def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate,
 def judge_export(ledger: Ledger, candidate: Candidate, seed: int) -> Judged:
     """Judge a candidate to be exported completely, by the space of its run; `candidate` has its cubin.
 
-    Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
-    space cannot be read, MachineError where neither judge can judge it here.
+    Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError if its
+    space cannot be read, MachineError if neither judge can judge it here.
     """
     target = target_of(ledger, candidate)
     space = spaces_of(ledger, [candidate], target)[candidate.run]

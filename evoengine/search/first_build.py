@@ -57,7 +57,7 @@ class FirstBuild:
     def wait(self, both: bool) -> None:
         """Wait until the executor is built and, with `both`, the emulator where it was added.
 
-        Raises MachineError where one of them failed or could not begin.
+        Raises MachineError if one of them failed or could not begin.
         """
         if self._failed:
             raise self._failed
@@ -91,7 +91,7 @@ def build_emulator_task() -> str:
 def build_judges(emulated: bool = True) -> None:
     """Build executor and, where it is to judge too, emulator where this machine has not.
 
-    Raises MachineError where they cannot be built.
+    Raises MachineError if they cannot be built.
     """
     build = FirstBuild()
     if emulated:

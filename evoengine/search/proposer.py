@@ -42,7 +42,7 @@ class PastTrial:
     trial: int
     config: Config
     values: Sequence[float] | None
-    """one per objective; None where it was rejected"""
+    """one per objective; None if it was rejected"""
     parents: tuple[int, ...] = ()
     operator: str | None = None
 

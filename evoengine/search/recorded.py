@@ -265,7 +265,7 @@ def _entries(
 ) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
     """Return the domains of knobs, the samples' unit in ms, and the entries.
 
-    The domains are None where the format does not state them, and so is the entry of an estimate.
+    The domains are None if the format does not state them, and so is the entry of an estimate.
     """
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]

@@ -48,7 +48,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
 def examine_triton(host: Host, gpu: Gpu, seconds: float = REFERENCE_SECONDS) -> TritonWorkload:
     """Execute a user's file in a worker process, and return the workload with a proposed space.
 
-    Raises UsageError where the file raises, hangs or ends its process, or lacks what `host` names.
+    Raises UsageError if the file raises, hangs or ends its process, or lacks what `host` names.
     """
     from evoengine.virtual import require_triton
 
@@ -61,7 +61,7 @@ def examine_triton(host: Host, gpu: Gpu, seconds: float = REFERENCE_SECONDS) -> 
 def with_functions(host: Host, seconds: float = REFERENCE_SECONDS) -> Host:
     """Return the file with the functions that launch and judge its kernel, which for most is the file itself.
 
-    Those of vLLM's and SGLang's kernels are evoengine's. Raises UsageError where the file has no such kernel.
+    Those of vLLM's and SGLang's kernels are evoengine's. Raises UsageError if the file has no such kernel.
     """
     if not is_served(host):
         return host
@@ -71,7 +71,7 @@ def with_functions(host: Host, seconds: float = REFERENCE_SECONDS) -> Host:
 def autotune_entry(text: str, times_ms: Sequence[float], seconds: float = REFERENCE_SECONDS) -> AutotuneEntry:
     """Return the entry of Triton's autotuner's cache for the candidate with this text.
 
-    Raises UsageError where the autotuner keeps none, and where the user's file hangs or ends its process.
+    Raises UsageError if the autotuner keeps none, and where the user's file hangs or ends its process.
     """
     build_judges(emulated=False)
     failed = "Triton's autotuner cannot be asked for its cache"

@@ -20,7 +20,7 @@ from evoengine.workloads.base import AnyWorkload, Target
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
     """Return the target of a candidate, by the definition that its own run stored, at the clock of its figure.
 
-    Raises UsageError where its workload is not known here.
+    Raises UsageError if its workload is not known here.
     """
     workload = restored_workload(candidate.problem, ledger.run(candidate.run).definition)
     at = clock(candidate.measurement.terms) if candidate.measurement else None
@@ -38,7 +38,7 @@ def stored_gpu(ledger: Ledger, key: str) -> Gpu:
 def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
     """Return a problem of the ledger by its text, by the definition that the last run for it kept.
 
-    Raises UsageError where its workload is not known here.
+    Raises UsageError if its workload is not known here.
     """
     workload = restored_workload(problem, ledger.targets.last_definition(problem))
     return Target(workload, workload.parse(problem), gpu)
@@ -47,7 +47,7 @@ def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
 def restored_workload(problem: str, definition: str | None) -> AnyWorkload:
     """Return the workload that a run's definition states, else the one that is known by the problem's name.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     name = problem.partition(":")[0]
     if definition is not None:

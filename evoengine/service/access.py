@@ -1,6 +1,6 @@
-"""Decide who may ask for what: tokens, bearer authentication, and what a server on loopback does without.
+"""Tokens, authentication and scopes, and the state that the parts of a server share.
 
-A token is shown once, when it is made; the database keeps its SHA-256.
+A token is shown once, when it is created; the database stores its SHA-256.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ tuners; propose texts of kernels, which are compiled and run; cancel everybody's
 SCOPES = tuple(GRANTS)
 SECRET_BYTES = 32
 KNOWN_SECONDS = 2.0
-"""how long a server goes on by what it read of a token: one that was revoked is refused after these"""
+"""for which a token is cached, and so for which a revoked one is still accepted"""
 NOTED_SECONDS = 60.0
-"""between two notes of a token's last use"""
+"""minimum between two updates of a token's last use"""
 MOST_KNOWN = 10_000
 _NAME = re.compile(r"[\w.@:+-]{1,64}")
 
@@ -69,7 +69,7 @@ class Token:
 
 
 class Tokens:
-    """Any thread may use it."""
+    """The tokens of a ledger. Thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._db = ledger.database
@@ -81,17 +81,17 @@ class Tokens:
         """Return a new token, which cannot be read again later. Raises UsageError."""
         if scope not in SCOPES:
             near = did_you_mean(scope, SCOPES)
-            raise UsageError(f"there is no scope {scope!r}; known ones are {', '.join(SCOPES)}{near}")
+            raise UsageError(f"unknown scope {scope!r}; scopes are {', '.join(SCOPES)}{near}")
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"the name {name!a} has to be of 1 to 64 letters, digits and the signs _ . @ : + -, to be told in lists"
+                f"the token name {name!a} is invalid; use 1 to 64 letters, digits and the characters _ . @ : + -"
             )
         if days is not None and not 0 < days <= 36_500:
-            raise UsageError(f"a token expires after {days:g} days; give a number above 0, up to 36,500")
+            raise UsageError(f"a token cannot expire after {days:g} days; give a number above 0, up to 36,500")
         token = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         with self._db.writing() as session:
             if session.scalar(select(TokenRow.id).where(TokenRow.name == name)):
-                raise UsageError(f"there is a token {name} already; revoke it first, or give this one another name")
+                raise UsageError(f"there already is a token {name}; revoke it first, or choose another name")
             now = database_time(session)
             expires = None if days is None else now + timedelta(days=days)
             session.add(TokenRow(sha256=digest(token), name=name, scope=scope, created_at=now, expires_at=expires))
@@ -113,7 +113,7 @@ class Tokens:
             return [_to_token(row, now) for row in session.scalars(select(TokenRow).order_by(TokenRow.id))]
 
     def kept(self, token: str) -> tuple[bool, Token | None]:
-        """Return whether the token was read recently, and its owner, without asking the database."""
+        """Return whether the token is cached, and its record, without asking the database."""
         at, found = self._known.get(digest(token), (float("-inf"), None))
         return time.monotonic() - at < KNOWN_SECONDS, found
 
@@ -124,7 +124,7 @@ class Tokens:
         """
         sha256 = digest(token)
         found = self._read(sha256)
-        if len(self._known) >= MOST_KNOWN:  # of somebody who tries many
+        if len(self._known) >= MOST_KNOWN:  # a client that guesses tokens must not fill the memory
             self._known.clear()
         self._known[sha256] = (time.monotonic(), found)
         if found is not None and not found.expired:
@@ -157,17 +157,17 @@ def _to_token(row: TokenRow, now: datetime) -> Token:
 
 
 NOBODY = 0
-"""the submitter where no token was asked for"""
+"""submitter of a request without a token"""
 OPEN = frozenset({"/livez", "/readyz", "/style.css"})
-"""paths that say no more than that the server is up"""
+"""paths that need no token: they reveal only that the server is up"""
 _bearer = HTTPBearer(auto_error=False, description="evo_…, as evoengine token new makes them")
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
-"""headers of a proxy: what comes through one does not come from this machine"""
+"""headers that a proxy sets: such a request does not come from this machine"""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
 class Authenticate:
-    """Answers 401 to who has no valid token and needs one, before anything of the request is read."""
+    """Answer 401 to a request that lacks a valid token and needs one, before its body is read."""
 
     def __init__(self, app: ASGIApp, state: State) -> None:
         self._app, self._state = app, state
@@ -192,9 +192,9 @@ class Authenticate:
         settings = self._state.settings
         if given is None:
             needed = settings.tokens_required or not _is_local(asking, settings)
-            return "this server asks for a token: Authorization: Bearer evo_…" if needed else None
+            return "this server requires a token: Authorization: Bearer evo_…" if needed else None
         if token is None:
-            return "the token is not one of this server's"
+            return "this server does not know the token"
         return f"the token {token.name} has expired" if token.expired else None
 
 
@@ -207,7 +207,7 @@ def require(scope: str) -> Callable[..., Awaitable[int]]:
             return NOBODY
         if not token.may(scope):
             raise HTTPException(
-                HTTPStatus.FORBIDDEN, f"the token {token.name} is for {token.scope}, and this asks for {scope}"
+                HTTPStatus.FORBIDDEN, f"the token {token.name} has scope {token.scope}; this request needs {scope}"
             )
         return token.id
 
@@ -228,7 +228,9 @@ def may_cancel(request: Request, submitter: int) -> bool:
 def require_own(request: Request, number: int, submitter: int) -> None:
     """Answer 403 if the job belongs to another token and the request's token lacks the scope admin."""
     if not may_cancel(request, submitter):
-        raise HTTPException(HTTPStatus.FORBIDDEN, f"job {number} is of another token; one for admin may cancel it")
+        raise HTTPException(
+            HTTPStatus.FORBIDDEN, f"job {number} belongs to another token; one of scope admin may cancel it"
+        )
 
 
 def require_own_page(request: Request) -> None:
@@ -275,7 +277,7 @@ def _is_browser(asking: HTTPConnection) -> bool:
     return "text/html" in asking.headers.get("accept", "")
 
 
-# What the parts of a server share.
+# ── shared state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
@@ -287,16 +289,16 @@ class State:
     answers: Answers
     executors: Executors
     dispatches: Callable[[], bool]
-    """whether this server's dispatcher works"""
+    """whether this server's dispatcher runs"""
     reports: Reports
     quick: Threads
-    """of what everybody needs at once: health, tokens, the best kernel; they use connections of their own"""
+    """for requests that must never queue: health, tokens, the best kernel; they use connections of their own"""
     polls: Threads = field(default_factory=lambda: Threads(POLLS))
-    """of requests that wait for jobs"""
+    """for requests that wait for jobs"""
     lanes: Mapping[str, Lane] = field(default_factory=lambda: {name: Lane(*sizes) for name, sizes in LANES.items()})
     stopping: threading.Event = field(default_factory=threading.Event)
     streams: int = 0
-    """requests that wait for events now"""
+    """requests that are waiting for events"""
 
 
 def state_of(request: Request) -> State:

@@ -1,9 +1,8 @@
-"""The best kernel known and the reports, kept ready to be sent.
+"""Caches of the best kernels and of reports.
 
-Many ask the same. An answer is read once and kept; at most once a second the database is asked, by a query that takes
-no time, whether anything of it may have changed. A report is drawn once for what the ledger then held, by a process of
-its own: drawing takes a core for seconds, and plotly's half holds the interpreter for all of them, so that in this
-process everybody would wait. Few are drawn at once; who asks for another one meanwhile is told when to come again.
+An answer is read once and cached; at most once a second a cheap query tells whether the ledger has changed. A report is
+rendered once per state of the ledger, in a process of its own: rendering takes a core for seconds, half of them with
+the interpreter's lock held. Few are rendered at once; further requests are answered 503 with Retry-After.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sqlalchemy import func, select
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.tables import CandidateRow, MeasurementRow, RunRow, VerdictRow
-from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
+from evoengine.paths import environment_with_ledger
 from evoengine.sandbox.kept_process import Held, KeptProcess
 from evoengine.sandbox.machine import how_ended
 from evoengine.search.neighbours import nearest_first
@@ -38,11 +37,11 @@ from evoengine.views.results import AskedView, BestTrialsView, NearestTrialView,
 from evoengine.views.trials import OneTrialView, one_trial_json
 
 FRESH_SECONDS = 1.0
-"""an answer is at most so old, and what it takes to read it"""
+"""maximum age of an answer that is sent without asking the database"""
 READ_AGAIN_SECONDS = 60.0
-"""after which it is read again though nothing seems to have changed"""
+"""after which an answer is read again even if nothing seems to have changed"""
 MOST = 1000
-"""answers that are kept"""
+"""number of cached answers"""
 Answered = OneTrialView | BestTrialsView | NearestTrialView
 
 
@@ -50,7 +49,7 @@ Answered = OneTrialView | BestTrialsView | NearestTrialView
 class Question:
     gpu: str | None
     problem: str | None
-    """as the ledger has it"""
+    """in the ledger's form"""
     top: int | None = None
     nearest: bool = False
 
@@ -66,7 +65,7 @@ class Answer:
 
 
 class Answers:
-    """Any thread may use it."""
+    """Cached answers of /v1/best. Thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -99,10 +98,8 @@ class Answers:
             return self._read(question)
 
     def _read(self, question: Question) -> Answer:
-        version, now = (
-            ledger_state(self._ledger, question),
-            time.monotonic(),
-        )  # before the answer: it may be newer, never older
+        # before the answer, which may be newer, never older
+        version, now = ledger_state(self._ledger, question), time.monotonic()
         try:
             body = json.dumps(jsonable(self._answer(question)), indent=2).encode() + b"\n"
         except NothingFound:
@@ -125,7 +122,7 @@ class Answers:
         return one_trial_json(found.candidates[0])
 
     def _nearest(self, question: Question) -> NearestTrialView:
-        """Return the best of the nearest problem and GPU that have one, with the problem that was asked for."""
+        """Return the best kernel of the nearest problem and GPU that have one."""
         gpu, problem = question.gpu, question.problem
         if gpu is None or problem is None:
             gpu, problem = self._ledger.targets.last(gpu, problem)
@@ -138,7 +135,7 @@ class Answers:
 
 
 def ledger_state(ledger: Ledger, question: Question) -> object:
-    """Return a value that changes whenever something changes that the answer may depend on."""
+    """Return a value that changes whenever data changes on which the answer may depend."""
     finished = select(func.count(), func.max(CandidateRow.finished_at)).where(CandidateRow.outcome.is_not(None))
     if question.gpu and question.problem and not question.nearest:
         finished = finished.where(CandidateRow.gpu == question.gpu, CandidateRow.problem == question.problem)
@@ -149,17 +146,17 @@ def ledger_state(ledger: Ledger, question: Question) -> object:
 
 
 AT_ONCE, WAITING = 2, 4
-"""reports that are drawn, and that wait for that"""
+"""reports that are rendered at once, and that may wait"""
 LOOKING = 1
-"""reports of which it is asked whether the ledger has changed since they were drawn"""
+"""threads that check whether the ledger has changed since a report was rendered"""
 MOST_UNDER_WAY = 20
-"""reports that are looked after in any way"""
+"""reports that are being checked, rendered or waited for"""
 KEPT = 8
-"""of 1.4 MB each, most of it plotly"""
+"""number of cached reports, of 1.4 MB each (most of it plotly)"""
 DRAW_SECONDS = 120.0
 HELD = Held(processes=64, bytes=4 << 30)
 PAGE = "page"
-"""file that a drawing process leaves in its folder"""
+"""file that the rendering process writes into its folder"""
 SAID_BYTES = 1000
 ERRORS: dict[int, type[EvoengineError]] = {error.exit_code: error for error in (NothingFound, UsageError, MachineError)}
 Target = tuple[str | None, str | None]
@@ -169,14 +166,14 @@ Target = tuple[str | None, str | None]
 @dataclass(frozen=True, slots=True)
 class Report:
     packed: bytes
-    """the page, by gzip: sent so, for 45 readers of 5 MB each would be heard by nobody else"""
+    """the page, compressed with gzip"""
     etag: str
     state: object
-    """of the ledger when it was drawn, or before"""
+    """of the ledger, read before the report was rendered"""
 
 
 class Reports:
-    """Used in the server's event loop alone."""
+    """Cached reports. Used only in the server's event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -191,10 +188,10 @@ class Reports:
         finding = self._under_way.get(target)
         if finding is None:
             if len(self._under_way) >= MOST_UNDER_WAY:
-                raise busy("too many reports are asked for")
+                raise busy("too many reports are being rendered")
             finding = self._under_way[target] = asyncio.create_task(self._find(target))
             finding.add_done_callback(lambda done: self._under_way.pop(target, None))
-        return await asyncio.shield(finding)  # who asked first may be gone before it is drawn
+        return await asyncio.shield(finding)  # the client that asked first may disconnect
 
     async def _find(self, target: Target) -> Report:
         problem, gpu = target
@@ -212,22 +209,21 @@ class Reports:
 
 
 async def _drawn(starting: Threads, url: str, problem: str | None, gpu: str | None) -> bytes:
-    """Return the page, by gzip. The keeper starts the process: a fork of this one would hold up everybody."""
+    """Return the page, compressed with gzip. The keeper starts the process: a fork of this one would block requests."""
     named = [f"{name}={value}" for name, value in (("problem", problem), ("gpu", gpu)) if value is not None]
-    environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
-    environment |= {URL_VARIABLE: url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = environment_with_ledger(url) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         process = await starting.run(
             KeptProcess, HELD, [sys.executable, "-m", __name__, *named], environment=environment
         )
     except OSError as error:
-        raise MachineError(f"no process can be started to draw the report: {error.strerror}") from error
+        raise MachineError(f"the process that renders the report cannot be started: {error.strerror}") from error
     try:
         code = await _exit_code(process)
         if code == 0:
             return Path(process.folder, PAGE).read_bytes()
         said = process.output_tail(SAID_BYTES).strip().splitlines()
-        why = said[-1] if said else f"the report cannot be drawn: {process.why or how_ended(code)}"
+        why = said[-1] if said else f"the report cannot be rendered: {process.why or how_ended(code)}"
         raise ERRORS.get(code, MachineError)(why)
     finally:
         await starting.run(process.close)
@@ -238,12 +234,12 @@ async def _exit_code(process: KeptProcess) -> int:
     await asyncio.to_thread(process.wait, DRAW_SECONDS)  # a cancelled request leaves the thread, and closes the process
     code = process.exit_code(wait=False)
     if code is None:
-        raise MachineError(f"the report was not drawn in {DRAW_SECONDS:g} s")
+        raise MachineError(f"the report was not rendered within {DRAW_SECONDS:g} s")
     return code
 
 
 def main() -> int:
-    """Write one report, of the ledger that the environment names, to a file in the process's own folder."""
+    """Write one report of the ledger that the environment names to a file in the process's own folder."""
     from evoengine.tuning.report import draw_report
 
     os.nice(10)

@@ -1,7 +1,7 @@
-"""The routes under /v1: searches to ask for, what is known, and lines that other tuners keep here.
+"""The routes under /v1: jobs, results, and the caches of other tuners.
 
-What needs the database runs in a lane of its own kind (`limits`). Shapes of answers are those of `views`; they describe
-the answers in OpenAPI, and nothing is checked against them while the service runs.
+Routes that need the database take a turn in the lane of their kind (`limits`). Response models are the shapes of
+`views`; they document the answers in OpenAPI and are not validated at run time.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from evoengine.views.trials import TrialPageView, page_json
 from evoengine.workloads import stored_problem
 
 LONGEST_WAIT = 60.0
-"""seconds a request may wait for a job"""
+"""seconds for which a request may wait for a job"""
 POLL_SECONDS = 0.3
-"""how often the database is asked for news while somebody waits"""
+"""between two polls of the database while a request waits"""
 ALIVE_SECONDS = 15.0
 """between two comments in a stream without events, so that proxies keep it open"""
 LARGEST_NUMBER = 2**31 - 1
@@ -67,10 +67,13 @@ Submitter = Annotated[int, Depends(require("submit"))]
 Proposer = Annotated[int, Depends(require("propose"))]
 Writer = Annotated[int, Depends(require("work"))]
 Name = Annotated[str | None, Query(min_length=1, max_length=500)]
-Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Of a kernel's source, as source_sha256 has it.")]
-OfGpu = Annotated[str | None, Query(max_length=100, description="Where one source was compiled for several.")]
+Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a kernel's source: source_sha256.")]
+OfGpu = Annotated[str | None, Query(max_length=100, description="GPU, if one source was compiled for several.")]
 IdempotencyKey = Annotated[
-    str | None, Header(min_length=1, max_length=LONGEST_KEY, description="Repeats are answered alike.")
+    str | None,
+    Header(
+        min_length=1, max_length=LONGEST_KEY, description="A repeated request with the same key returns the same job."
+    ),
 ]
 CacheKey = Annotated[str, Path(pattern=f"^{CACHE_KEY}{{1,256}}$")]
 
@@ -122,8 +125,8 @@ def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> Respo
 def jobs(
     request: Request,
     _: Reader,
-    state: Annotated[views.JobState | None, Query(description="Only these.")] = None,
-    before: Annotated[int | None, Query(ge=1, le=LARGEST_NUMBER, description="Only of lower numbers.")] = None,
+    state: Annotated[views.JobState | None, Query(description="Only jobs in this state.")] = None,
+    before: Annotated[int | None, Query(ge=1, le=LARGEST_NUMBER, description="Only jobs with lower numbers.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """List jobs, newest first."""
@@ -139,9 +142,9 @@ async def job(
     request: Request,
     _: Reader,
     number: Number,
-    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for its end.")] = 0,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for the job to end.")] = 0,
 ) -> Response:
-    """Return the job; with `wait`, once it has ended or cannot continue, or after so many seconds."""
+    """Return the job; with `wait`, once it has ended or cannot continue, at the latest after `wait` seconds."""
     state, end = state_of(request), time.monotonic() + wait
     found = await state.polls.run(state.jobs.find, number)
     if wait and not _rests(found):
@@ -166,7 +169,7 @@ async def events(
     request: Request,
     _: Reader,
     number: Number,
-    last_event_id: Annotated[str | None, Header(description="The last one that was received.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Number of the last event received.")] = None,
 ) -> EventSourceResponse:
     """Stream the job's events as server-sent events numbered from 1 without a gap; the stream ends with the job."""
     state = state_of(request)
@@ -181,7 +184,7 @@ async def _stream(state: State, number: int, after: int) -> AsyncIterator[bytes]
         spoken = time.monotonic()
         yield format_sse_event(retry=1000)
         while not state.stopping.is_set():
-            found = await state.polls.run(state.jobs.find, number)  # before its events: none comes after its end
+            found = await state.polls.run(state.jobs.find, number)  # before its events: none is added after the end
             news = await state.polls.run(state.jobs.events, number, after)
             for each in news:
                 after, spoken = each.number, time.monotonic()
@@ -192,19 +195,19 @@ async def _stream(state: State, number: int, after: int) -> AsyncIterator[bytes]
                 return
             if time.monotonic() - spoken > ALIVE_SECONDS:
                 spoken = time.monotonic()
-                yield format_sse_event(comment="the job goes on")
+                yield format_sse_event(comment="keep-alive")
             await asyncio.sleep(POLL_SECONDS)
 
 
 def _require_room(state: State) -> None:
     """Raise HTTPException if too many requests wait."""
     if state.streams >= state.settings.max_streams:
-        raise busy("too many requests wait for jobs")
+        raise busy("too many requests are waiting for jobs")
 
 
 @contextmanager
 def _counted(state: State) -> Iterator[None]:
-    """Count a request that waits."""
+    """Count a waiting request."""
     state.streams += 1
     try:
         yield
@@ -228,15 +231,17 @@ def _event_number(last_event_id: str | None) -> int:
 
 
 @results_router.get(
-    "/best", response_model=Answered, responses={304: {"description": "It is still the one of If-None-Match."}}
+    "/best",
+    response_model=Answered,
+    responses={304: {"description": "Not modified: If-None-Match has the current ETag."}},
 )
 async def best(
     request: Request,
     _: Reader,
     gpu: Name = None,
     problem: Name = None,
-    top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="So many, as a list.")] = None,
-    nearest: Annotated[bool, Query(description="Where there is none, that of the nearest problem.")] = False,
+    top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="Number of kernels, returned as a list.")] = None,
+    nearest: Annotated[bool, Query(description="If there is none, return that of the nearest problem.")] = False,
 ) -> Response:
     """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it.
 
@@ -266,7 +271,7 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Re
     """Return the CUDA text of a correct kernel."""
     state = state_of(request)
     found = state.ledger.candidate(_trial(state, sha256, gpu)).source
-    assert found is not None  # it was found by it
+    assert found is not None  # _trial finds trials by their source
     return _file(found.text.encode(), "text/plain; charset=utf-8", f"{sha256[:12]}.cu")
 
 
@@ -313,12 +318,12 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> 
     dependencies=[Depends(turn("candidates"), scope="function")],
 )
 def propose(request: Request, body: CandidateRequest, _: Proposer) -> Response:
-    """Judge a text in the place of a trial's and enter it into the ledger; the answer comes when it is judged.
+    """Judge a text in place of a trial's and record it in the ledger; the answer is sent when it is judged.
 
     Only device code is taken from it. It is compiled and run in a jail.
     """
     if why := why_no_jail():
-        raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, f"this server takes no proposals: {why}")
+        raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, f"this server accepts no proposals: {why}")
     text = require_proposable(body.text)
     with open_ledger(state_of(request).ledger.url, create=False) as ledger:
         parent = descendant(ledger, body.parent)
@@ -385,14 +390,14 @@ def _known_gpu(name: str | None) -> str | None:
     return name.lower() if name is not None and name.lower() in known_gpus() else name
 
 
-# ── lines that other tuners keep by keys of their own, as Helion's RemoteCacheBackend does ─────────────────────────
+# ── caches of other tuners, such as Helion's RemoteCacheBackend ─────────────────────────────────────────────────────
 
 
 @cache_router.get("", response_model=views.CacheEntriesView)
 def entries(
     request: Request,
     _: Reader,
-    prefix: Annotated[str, Query(pattern=f"^{CACHE_KEY}{{0,256}}$", description="Only keys that begin so.")] = "",
+    prefix: Annotated[str, Query(pattern=f"^{CACHE_KEY}{{0,256}}$", description="Only keys with this prefix.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
 ) -> Response:
     """List entries, newest first, each as the text that was stored."""
@@ -430,7 +435,7 @@ async def _json_text(request: Request) -> str:
     try:
         text = (await request.body()).decode()
         if not isinstance(parse_json(text), dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (UnicodeDecodeError, json.JSONDecodeError, ValueError) as error:
         raise UsageError(f"the body cannot be stored: {error}; give a JSON object") from error
     return text
@@ -440,7 +445,7 @@ def _put(request: Request, key: str, text: str, only_new: bool) -> None:
     with state_of(request).ledger.database.writing() as session:
         known = session.get(CacheRow, key, with_for_update=True)
         if known is not None and only_new:
-            raise HTTPException(HTTPStatus.PRECONDITION_FAILED, f"something is stored under the key {key} already")
+            raise HTTPException(HTTPStatus.PRECONDITION_FAILED, f"an entry with the key {key} already exists")
         row = known or CacheRow(key=key)
         row.data, row.stored_at = text, database_time(session)
         session.add(row)

@@ -1,4 +1,4 @@
-"""The service as an application: routes, limits, headers and figures for Prometheus; and the server that runs it."""
+"""The service as an ASGI application with metrics for Prometheus, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_app(
 ) -> FastAPI:
     """Return an application that serves the ledger; it is ready while `dispatches` returns true.
 
-    Close the ledger when it has ended.
+    The caller closes the ledger after the application has ended.
     """
     apart, quick = Ledger(ledger.database.url, make_engine(ledger.database.url)), Threads(QUICK)
     state = State(
@@ -104,14 +104,14 @@ def make_app(
 
 
 class Metrics:
-    """For Prometheus, of this server; the states of jobs are those of the whole database."""
+    """Prometheus metrics of this server; job states are those of the whole database."""
 
     def __init__(self, state: State) -> None:
         self._state, self.registry = state, CollectorRegistry()
         labels = ("method", "route", "status")
         self._requests = Counter("evoengine_requests", "requests answered", labels, registry=self.registry)
         self._seconds = Histogram(
-            "evoengine_request_seconds", "until an answer began", ("route",), registry=self.registry
+            "evoengine_request_seconds", "seconds until the response started", ("route",), registry=self.registry
         )
         self._jobs = Gauge("evoengine_jobs", "jobs by state", ("state",), registry=self.registry)
         self._executors = Gauge("evoengine_executors", "servers that run jobs and are up", registry=self.registry)
@@ -145,7 +145,7 @@ def _add_health(app: FastAPI, collector: Metrics, jobs: Jobs) -> None:
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being shut down")
         try:
             await state.quick.run(jobs.counts)
-        except EvoengineError:  # whoever may ask this is told no more
+        except EvoengineError:  # anybody may ask this, so no detail is given
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used")
         if not state.dispatches():
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the dispatcher, which runs jobs, has stopped or is stuck")
@@ -158,7 +158,7 @@ def _add_health(app: FastAPI, collector: Metrics, jobs: Jobs) -> None:
 
 
 class MetricsMiddleware:
-    """Counts every request, and gives every answer the headers that browsers ask for, where it has none of its own."""
+    """Count every request, and add HEADERS to responses that do not set them."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -180,16 +180,16 @@ class MetricsMiddleware:
         await self._app(scope, receive, watched)
 
 
-# A server: the application on a port, with the dispatcher that runs jobs, and whether one could start here.
+# ── the server: the application on a port, and the dispatcher that runs jobs ─────────────────────────────────────────
 
 LAST_ANSWERS_SECONDS = 3
-"""for requests in progress when it is told to stop; streams end at once, and clients ask again"""
+"""for requests in progress at shutdown; event streams end at once, and clients reconnect"""
 
 Say = Callable[[str], None]
 
 
 class Server(uvicorn.Server):
-    """Calls `on_exit` when it is told to stop, before it waits for the requests in progress."""
+    """Calls `on_exit` on a signal, before it waits for the requests in progress."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -218,9 +218,8 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
         dispatcher.start()
         ending.callback(dispatcher.stop)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(
-                number, lambda *_: None
-            )  # uvicorn raises it again when it has ended, and jobs are given back then
+            # uvicorn raises the signal again when it has ended, while jobs are being returned
+            signal.signal(number, lambda *_: None)
         Server(config, stop).run([listening])
 
 
@@ -243,11 +242,11 @@ def listen(settings: Settings) -> socket.socket:
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
         number = error.errno if isinstance(error, OSError) else None
         why = os.strerror(number) if number and number > 0 else error
         raise UsageError(
-            f"{settings.host} port {settings.port} cannot be listened on: {why}; --host and --port name another"
+            f"cannot listen on {settings.host} port {settings.port}: {why}; choose another with --host and --port"
         ) from error
 
 
@@ -266,17 +265,17 @@ def prepare(settings: Settings, ledger: Ledger) -> None:
     _ = settings.recorded_files
     if settings.tokens_required and not Tokens(ledger).all():
         raise UsageError(
-            "requests need a token here, and there is none: evoengine token new NAME --scope submit makes one"
+            "this server requires tokens, and there is none: evoengine token new NAME --scope submit creates one"
         )
 
 
 def check(settings: Settings, db: str | None) -> Iterator[str]:
-    """Yield a line for each thing that is in order. Raises UsageError or MachineError at the first that is not."""
+    """Yield a line for each check that passes. Raises UsageError or MachineError at the first that fails."""
     with open_ledger(db, create=True) as ledger:
         yield f"ledger    {ledger.place}"
         prepare(settings, ledger)
-        asked = "every request" if settings.tokens_required else "requests that come through a proxy"
-        yield f"tokens    {len(Tokens(ledger).all())}, asked for of {asked}"
+        needed = "every request" if settings.tokens_required else "requests through a proxy"
+        yield f"tokens    {len(Tokens(ledger).all())}, required for {needed}"
     with listen(settings) as listening:
         yield f"address   {address(settings, listening)} is free"
     slots = slots_here(settings)

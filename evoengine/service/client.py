@@ -1,4 +1,4 @@
-"""A client of the service, for programs: typed, and raising the errors that the same call raises on this machine.
+"""A typed client of the service. It raises the errors that the same call raises locally.
 
 with Client("https://tuner.example") as client:  # with the token of EVOENGINE_TOKEN, or token="evo_…"
     job = client.submit(problems=["gemm:m4096,n4096,k4096,fp16"], gpu="h100")
@@ -26,11 +26,11 @@ from evoengine.sandbox.untrusted import parse_json
 from evoengine.text import printable
 
 TIMEOUT = 30.0
-"""seconds for an answer to begin"""
+"""seconds to wait for a response to start"""
 JUDGE = 600.0
-"""seconds for the verdict of a proposal"""
+"""seconds to wait for the verdict on a proposal"""
 LARGEST_ANSWER, LARGEST_BUNDLE = 64 << 20, 256 << 20
-"""bytes, a bundle's when it is unpacked"""
+"""in bytes; a bundle is counted unpacked"""
 MOST_FILES = 64
 RECONNECT_SECONDS = 1.0
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "EVOENGINE_TOKEN", "EVOENGINE_TOKEN_FILE"
@@ -38,7 +38,7 @@ _LONGEST_TOKEN = 4096
 
 
 def stated_token() -> str | None:
-    """Return the token that the environment names. Raises UsageError where it names two, or a file without one."""
+    """Return the token that the environment names. Raises UsageError if it names two, or a file without one."""
     token, file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
     if token and file:
         raise UsageError(f"both {TOKEN_VARIABLE} and {TOKEN_FILE_VARIABLE} are set; keep one")
@@ -46,16 +46,16 @@ def stated_token() -> str | None:
         try:
             token = Path(file).read_text("utf-8")[:_LONGEST_TOKEN].strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(f"{TOKEN_FILE_VARIABLE} names {file}, which cannot be read: {why}") from error
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise UsageError("the token holds characters that no token has; evoengine token new prints one line, evo_…")
+        raise UsageError("the token has invalid characters; evoengine token new prints one line, evo_…")
     return token or None
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """As /v1/jobs tells it; docs/service.md has the fields."""
+    """A job as /v1/jobs returns it; docs/service.md describes the fields."""
 
     id: int
     state: str
@@ -81,19 +81,21 @@ class JobEvent:
 class Client:
     """Connection to a service. Close it, or use it as a context manager.
 
-    Without `token` it is the one that the environment names, by EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty one
-    stands for none. Any method raises UsageError for what the server refuses, NothingFound where it has none,
-    MachineError where it cannot be reached or fails.
+    The default `token` is that of EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty string means none. Every method
+    raises UsageError if the server refuses the request, NothingFound if it has no result, and MachineError if it cannot
+    be reached or fails.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(
-                f"{printable(str(url))!r} is no address of a service; write http://HOST:PORT or https://HOST"
+                f"{printable(str(url))!r} is not the URL of a service; write http://HOST:PORT or https://HOST"
             )
         if parts.username or parts.password:
-            raise UsageError("the address of a service holds no login; a token goes into EVOENGINE_TOKEN")
+            raise UsageError(
+                "the URL of a service must not hold a user name or password; set EVOENGINE_TOKEN to a token"
+            )
         token = stated_token() if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
@@ -120,7 +122,7 @@ class Client:
         return [_job(job) for job in self._json("POST", "/v1/retune", json={"gpu": gpu, **request})["jobs"]]
 
     def job(self, number: int, wait: float = 0) -> JobInfo:
-        """Return a job; with `wait`, once it rests or after so many seconds."""
+        """Return a job; with `wait`, once it has ended or waits for a GPU, at the latest after `wait` seconds."""
         answer = self._json("GET", f"/v1/jobs/{number}", params={"wait": wait}, timeout=TIMEOUT + wait)
         return _job(answer)
 
@@ -166,7 +168,7 @@ class Client:
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def propose(self, parent: int, text: str) -> dict[str, Any]:
-        """Have a text judged in the place of a trial's; return the verdict as docs/service.md describes it."""
+        """Have a text judged in place of a trial's; return the verdict, which docs/service.md describes."""
         found: dict[str, Any] = self._json(
             "POST", "/v1/candidates", json={"parent": parent, "text": text}, timeout=JUDGE
         )
@@ -214,7 +216,7 @@ class Client:
                 for part in answer.iter_bytes():
                     content += part
                     if len(content) > LARGEST_ANSWER:
-                        raise MachineError(f"{self.url} sends more than {LARGEST_ANSWER >> 20} MiB for {path}")
+                        raise MachineError(f"{self.url} sent more than {LARGEST_ANSWER >> 20} MiB for {path}")
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
         if answer.status_code >= 300:
@@ -234,15 +236,15 @@ def unpacked(packed: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()
             if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
-                raise MachineError("the bundle holds more than an exported kernel does")
+                raise MachineError("the bundle is larger than any exported kernel")
             files = {entry.filename: archive.read(entry) for entry in entries}
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise MachineError(f"what the server sends is no bundle: {error}") from error
+        raise MachineError(f"the server did not send a bundle: {error}") from error
     if wrong := next((name for name in files if "/" in name or "\\" in name or name.startswith(".") or not name), None):
         raise MachineError(f"the bundle names a file {wrong!a}, which no exported kernel has")
     stated = files.pop(CHECKSUMS, b"").decode(errors="replace")
     if stated != checksums(files):
-        raise MachineError("the bundle was damaged on its way: its files are not what its checksums say")
+        raise MachineError("the bundle is damaged: its files do not match their checksums")
     return files
 
 
@@ -254,16 +256,16 @@ def _job(answer: Mapping[str, Any]) -> JobInfo:
     try:
         return JobInfo(**{field.name: answer[field.name] for field in fields(JobInfo)})
     except KeyError as error:
-        raise MachineError(f"the answer is none of an evoengine service: {error} is missing") from error
+        raise MachineError(f"the answer is not that of an evoengine service: {error} is missing") from error
 
 
 def _parsed(text: str | bytes) -> dict[str, Any]:
     try:
         found = parse_json(text if isinstance(text, str) else text.decode())
     except ValueError as error:
-        raise MachineError(f"the answer is none of an evoengine service: {error}") from error
+        raise MachineError(f"the answer is not that of an evoengine service: {error}") from error
     if not isinstance(found, dict):
-        raise MachineError("the answer is none of an evoengine service: it is no JSON object")
+        raise MachineError("the answer is not that of an evoengine service: it is not a JSON object")
     return found
 
 
@@ -271,9 +273,9 @@ def _error(status: int, content: bytes) -> EvoengineError:
     try:
         detail = str(_parsed(content)["detail"])
     except (MachineError, KeyError):
-        return MachineError(f"the server answers {status} without a reason")
+        return MachineError(f"the server answered {status} without a reason")
     if status == 404:
         return NothingFound(detail)
     if status in (401, 403):
-        return UsageError(f"{detail}; EVOENGINE_TOKEN, or a file that EVOENGINE_TOKEN_FILE names, holds one")
+        return UsageError(f"{detail}; set EVOENGINE_TOKEN, or EVOENGINE_TOKEN_FILE to a file that holds a token")
     return MachineError(detail) if status >= 500 or status == 429 else UsageError(detail)

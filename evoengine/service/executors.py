@@ -1,9 +1,9 @@
-"""Run jobs: the servers that beat, the GPUs they can time on, which job goes where, and the thread that runs them.
+"""Run jobs: heartbeats of servers, the GPUs on which they can time, the choice of a slot, and the dispatcher thread.
 
-A server has a slot per GPU and some without one, or some whose jobs run on a Ray cluster. It claims a job for a free
-slot; of a server whose beat is old, others take the jobs over. The dispatcher has a process per job. Whatever a step of
-it raises, the next one follows: a server whose dispatcher is dead takes jobs that nobody runs. A job that cannot be
-started here goes back, and its slot rests for a while.
+A server has a slot per GPU and some without one, or slots whose jobs run on a Ray cluster. It claims a job for a free
+slot; the jobs of a server whose heartbeat is old are taken over by others. The dispatcher runs a process per job. A
+step that raises does not end it, because a server without a dispatcher would claim jobs that nobody runs. A job that
+cannot be started is returned to the queue, and its slot is left empty for a while.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evoengine.gpu import known_gpus
 from evoengine.ledger.runs import database_time, mark_killed
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import HeartbeatRow
-from evoengine.paths import FILE_VARIABLE, URL_VARIABLE
+from evoengine.paths import environment_with_ledger
 from evoengine.sandbox.machine import how_ended
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Fenced, Job, change, end, held, locked, to_job
 from evoengine.service.settings import Settings
@@ -41,9 +41,9 @@ from evoengine.views.service import ServerGpuView, ServerView
 CPU = "cpu"
 """the device of a job without a GPU"""
 MOST_DEATHS = 3
-"""of a job's process, after which it is not tried again"""
+"""deaths of a job's process after which the job is not retried"""
 FORGOTTEN_AFTER = timedelta(days=1)
-"""an executor that does not beat is no longer listed"""
+"""after which a server without a heartbeat is no longer listed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Slot:
     device: GpuDevice | None = None
     """of this machine"""
     on_cluster: tuple[str, ...] = ()
-    """evoengine's names of the GPUs that its jobs are timed on by way of Ray"""
+    """kinds of GPU on which its jobs are timed through Ray"""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def server_json(executor: Executor) -> ServerView:
 
 
 def offered(device: GpuDevice) -> tuple[str, ...]:
-    """Return the known GPUs that this one can time for: its own, else those of its architecture."""
+    """Return the known GPUs for which this device can time: its own, else those of its architecture."""
     known = known_gpus().values()
     own = tuple(gpu.key for gpu in known if gpu.name == device.name)
     return own or tuple(gpu.key for gpu in known if gpu.capability == device.capability)
@@ -101,7 +101,7 @@ def slots_here(settings: Settings) -> list[Slot]:
 
 
 class Executors:
-    """`patience`: seconds after which a server that does not beat is taken for killed."""
+    """The servers that share a ledger; `patience`: seconds after which one without a heartbeat counts as dead."""
 
     def __init__(self, ledger: Ledger, owner: str, slots: Sequence[Slot], patience: float) -> None:
         self._db, self._owner, self._slots = ledger.database, owner, slots
@@ -139,7 +139,7 @@ class Executors:
                     continue
                 fence_job(session, row)
                 row.owner, row.beat_at, row.started_at = self._owner, now, row.started_at or now
-                if row.state == RUNNING:  # of a server that was killed
+                if row.state == RUNNING:  # its server was killed
                     change(session, row, QUEUED, "its server was lost")
                     row.owner, row.beat_at = self._owner, now
                 change(session, row, RUNNING, None)
@@ -147,7 +147,7 @@ class Executors:
         return None
 
     def _anything_to_do(self) -> bool:
-        """Return whether a job may be waiting. Asked often, so it does not take the writer's lock."""
+        """Return whether a job may be waiting. Called often, so it does not take the writer's lock."""
         with self._db.reading() as session:
             too_old = database_time(session) - self._patience
             open_to_all = or_(JobRow.state == QUEUED, and_(JobRow.state == RUNNING, JobRow.beat_at < too_old))
@@ -161,10 +161,7 @@ class Executors:
             change(session, row, QUEUED, why)
 
     def died(self, number: int, fence: int, how: str) -> None:
-        """Record that the machine failed the job, or that its process died as stated by `how`.
-
-        The job is retried a limited number of times.
-        """
+        """Record that the job's process or machine failed, for the reason `how`; the job is tried MOST_DEATHS times."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             fence_job(session, row)
@@ -273,21 +270,21 @@ def _fits(job: Job, available: AvailableGpus, slot: Slot) -> bool:
 
 def _waits_for(job: Job, need: str | None) -> str:
     if need is None:
-        return "no server that is up runs jobs on the CPU; one with EVOENGINE_CPU_JOBS above 0 takes it"
+        return "no running server takes jobs without a GPU; start one with EVOENGINE_CPU_JOBS above 0"
     if job.predicted:
         return f"searched and predicted; it is timed when a server has a GPU for {need}"
-    return f'no server that is up has a GPU for {need}; with "device": "auto" it is predicted meanwhile'
+    return f'no running server has a GPU for {need}; with "device": "auto" it is predicted meanwhile'
 
 
 TICK_SECONDS = 0.25
 BEATS_PER_PATIENCE = 5
-"""how often a server says that it lives, before it is taken for killed"""
+"""heartbeats in the time after which a server counts as dead"""
 GIVE_BACK_SECONDS = 6.0
-"""for a search to end in order; what is in flight then is lost, what ended is not"""
+"""for a search to stop; candidates still in flight are lost, finished ones are not"""
 REST_SECONDS, LONGEST_REST = 1.0, 60.0
-"""for which a slot takes no job after one could not be started in it; twice as long each time that happens again"""
+"""for which a slot takes no job after one could not be started in it; doubled on each repetition"""
 STILL_SECONDS = 60.0
-"""after which a dispatcher that came to no end of a step is taken for stuck: longer than a writer waits for another"""
+"""after which a dispatcher that does not finish a step counts as stuck: longer than a writer waits for the lock"""
 
 
 @dataclass(slots=True)
@@ -306,7 +303,7 @@ class Rest:
 
 
 class Dispatcher(threading.Thread):
-    """`stop` gives back what runs, and returns when that is done. `say` takes lines for people."""
+    """The thread that runs jobs. `stop` returns them to the queue and waits for that; `say` logs a line."""
 
     def __init__(self, ledger: Ledger, slots: list[Slot], patience: float, say: Callable[[str], None]) -> None:
         super().__init__(name="dispatcher", daemon=True)
@@ -316,12 +313,12 @@ class Dispatcher(threading.Thread):
         self._beat_seconds = patience / BEATS_PER_PATIENCE
         self._running: dict[int, Running] = {}
         self._owed: dict[int, Callable[[], None]] = {}
-        """job → what the database is to be told of it; it was away, or full"""
+        """job → update that could not be written because the database was unavailable"""
         self._rests: dict[int, Rest] = {}
-        """slot → how long it takes no job"""
+        """slot → for how long it takes no job"""
         self._ended = threading.Event()
         self._troubles: dict[str, str] = {}
-        """step → what it was last kept from by"""
+        """step → its last error"""
         self._beaten = float("-inf")
         self._stepped = time.monotonic()
 
@@ -346,12 +343,12 @@ class Dispatcher(threading.Thread):
         except Exception as error:
             why = str(error) if isinstance(error, EvoengineError) else f"{type(error).__name__}: {error}"
             if why not in self._troubles.values():
-                self._tell(f"no job can be taken: {why}")
+                self._tell(f"cannot take jobs: {why}")
             self._troubles[name] = why
         self._stepped = time.monotonic()
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # its standard error is on a full disk, or closed
+        with suppress(OSError, ValueError):  # standard error may be on a full disk, or closed
             self._say(line)
 
     def begin_stop(self) -> None:
@@ -375,17 +372,17 @@ class Dispatcher(threading.Thread):
 
     def _settle(self) -> None:
         """Write to the database what could not be written before."""
-        kept_from: Exception | None = None
+        failure: Exception | None = None
         for number, tell in list(self._owed.items()):
             try:
-                with suppress(Fenced):  # it is over, or another server's
+                with suppress(Fenced):  # it has ended, or another server has it
                     tell()
             except Exception as error:
-                kept_from = error
+                failure = error
             else:
                 del self._owed[number]
-        if kept_from:
-            raise kept_from
+        if failure:
+            raise failure
 
     def _fill(self) -> None:
         taken = {running.slot.number for running in self._running.values()}
@@ -402,10 +399,8 @@ class Dispatcher(threading.Thread):
             self._running[job.id] = Running(job, slot, self._start(job, slot))
         except Exception as error:
             self._rest(slot)
-            why = (
-                error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-            )
-            why = f"its process could not be started: {why}"
+            cause = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+            why = f"its process could not be started: {cause}"
             self._tell(f"job {job.id}: {why}")
             self._owed[job.id] = partial(self.executors.give_back, job.id, job.fence, why)
             self._settle()
@@ -420,8 +415,7 @@ class Dispatcher(threading.Thread):
         self._rests[slot.number] = Rest(seconds, time.monotonic() + seconds)
 
     def _start(self, job: Job, slot: Slot) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
-        environment[URL_VARIABLE] = self._url
+        environment = environment_with_ledger(self._url)
         if slot.device:
             environment["CUDA_VISIBLE_DEVICES"] = slot.device.uuid
         device = slot.device.uuid if slot.device else CPU
@@ -463,10 +457,9 @@ class Dispatcher(threading.Thread):
                 number, partial(self.executors.give_back, number, running.job.fence, "its server was shut down")
             )
         for number, tell in self._owed.items():
-            with suppress(
-                Fenced, EvoengineError, OSError
-            ):  # it is over, or others take it over when this one is silent
+            # Fenced: it has ended; others: another server takes it over when this one's heartbeat is old
+            with suppress(Fenced, EvoengineError, OSError):
                 tell()
-                self._tell(f"job {number}: given back")
+                self._tell(f"job {number}: returned to the queue")
         with suppress(EvoengineError, OSError):
             self.executors.leave()

@@ -1,7 +1,7 @@
-"""Helion's remote cache, kept by the service: HELION_REMOTE_CACHE_BACKEND=evoengine.service.helion_cache.EvoengineCache
+"""Helion's remote cache in the service: HELION_REMOTE_CACHE_BACKEND=evoengine.service.helion_cache.EvoengineCache
 
-EVOENGINE_SERVER names the service; EVOENGINE_TOKEN, or a file that EVOENGINE_TOKEN_FILE names, holds a token of scope
-work. Helion goes on with its local cache where a call fails.
+EVOENGINE_SERVER is the service's URL; EVOENGINE_TOKEN, or a file that EVOENGINE_TOKEN_FILE names, holds a token of
+scope work. Helion falls back to its local cache if a call fails.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from evoengine.errors import UsageError
 from evoengine.service.client import Client
 
 PREFIX = "helion."
-"""of the keys, so that other tuners' are not listed"""
+"""prefix of the keys, so that entries of other tuners are not listed"""
 LISTED = 100
 
 
 class EvoengineCache(RemoteCacheBackend):
-    """Made once per kernel that Helion tunes; a call is a request."""
+    """A remote cache; Helion creates one per kernel, and each call is a request."""
 
     def __init__(self) -> None:
         """Connect to the service. Raises UsageError if none is named."""

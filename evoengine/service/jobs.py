@@ -1,7 +1,7 @@
-"""Jobs: what was asked for, how far it came, and what happened, in the database.
+"""Jobs in the database: requests, progress and events.
 
-A server claims a job by raising its fence; only who holds the present fence writes to it, and then no run of an earlier
-holder does either. Times are by the database's clock.
+A server claims a job by raising its fence; only the holder of the current fence may write to the job and its runs.
+Times are those of the database's clock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LONGEST_KEY = 255
 
 
 class TooMany(EvoengineError):
-    """A submitter has as many unfinished jobs as it may."""
+    """The submitter has reached its limit of unfinished jobs."""
 
 
 class Fenced(MachineError):
-    """Another server has taken the job over, or somebody has cancelled it: this one may write no more."""
+    """The job was taken over by another server, or cancelled: this server may no longer write to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Jobs:
     def __init__(self, ledger: Ledger) -> None:
         self._db = ledger.database
 
-    # ── asked for ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── for clients ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Mapping[str, Any], submitter: int, key: str | None, most: int) -> Job:
         """Enter a job, or return the one that the submitter entered before with the same key and request.
@@ -97,12 +97,12 @@ class Jobs:
                 return _same(known, body, key)
             unfinished = select(func.count()).where(JobRow.submitter == submitter, JobRow.state.not_in(ENDED))
             if session.scalars(unfinished).one() >= most:
-                raise TooMany(f"{most} jobs of yours have not ended, which is the most; wait for one, or cancel one")
+                raise TooMany(f"you have {most} unfinished jobs, the most allowed; wait for one to end, or cancel one")
             row = _new(request, submitter, key, body, database_time(session))
             try:
                 with session.begin_nested():
                     session.add(row)
-            except IntegrityError:  # the same key came in twice at once
+            except IntegrityError:  # a concurrent request has the same key
                 known = _by_key(session, submitter, key)
                 if known is None:
                     raise
@@ -132,13 +132,13 @@ class Jobs:
             return [to_job(row) for row in session.scalars(wanted)]
 
     def counts(self) -> dict[str, int]:
-        """State → number of jobs."""
+        """Return the number of jobs in each state."""
         with self._db.reading() as session:
             found = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
         return dict.fromkeys(map(str, STATES), 0) | {state: count for state, count in found}
 
     def cancel(self, number: int) -> Job:
-        """End the job where it has not ended; what was found stays. Raises NothingFound."""
+        """Cancel the job unless it has ended; its results are kept. Raises NothingFound."""
         with self._db.writing() as session:
             row = _row(session, number, lock=True)
             if row.state not in ENDED:
@@ -146,7 +146,7 @@ class Jobs:
             return to_job(row)
 
     def events(self, number: int, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Return the events of a job with higher numbers, in their order."""
+        """Return the events of a job with numbers above `after`, in order."""
         of_job = select(JobEventRow).where(JobEventRow.job_id == number, JobEventRow.number > after)
         with self._db.reading() as session:
             rows = session.scalars(of_job.order_by(JobEventRow.number).limit(limit))
@@ -158,7 +158,7 @@ class Jobs:
         with self._db.reading() as session:
             return {data["trial"] for data in session.scalars(told)}
 
-    # ── written by who holds the fence ──────────────────────────────────────────────────────────────────────────────
+    # ── for the holder of the fence ─────────────────────────────────────────────────────────────────────────────────
 
     def tell(
         self,
@@ -169,7 +169,7 @@ class Jobs:
         parts: list[dict[str, Any]] | None = None,
         progress: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an event, and record how far the job came. Raises Fenced."""
+        """Add an event, and record the job's progress. Raises Fenced."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             _note(row, parts, progress)
@@ -178,7 +178,7 @@ class Jobs:
     def note(
         self, number: int, fence: int, parts: list[dict[str, Any]], progress: Mapping[str, Any] | None = None
     ) -> None:
-        """Record how far the job came. Raises Fenced."""
+        """Record the job's progress. Raises Fenced."""
         with self._db.writing() as session:
             _note(held(session, number, fence), parts, progress)
 
@@ -188,7 +188,7 @@ class Jobs:
             end(session, held(session, number, fence), state, why)
 
     def wait(self, number: int, fence: int, why: str) -> None:
-        """Return a job that can continue only when something becomes available. Raises Fenced."""
+        """Release the job until a server can continue it. Raises Fenced."""
         with self._db.writing() as session:
             change(session, held(session, number, fence), WAITING, why)
 
@@ -197,7 +197,7 @@ def held(session: Session, number: int, fence: int) -> JobRow:
     """Return the job, locked until the transaction ends. Raises Fenced."""
     row = _row(session, number, lock=True)
     if row.fence != fence or row.state != RUNNING:
-        raise Fenced(f"job {number} was cancelled, or another server took it over: nothing more is written to it")
+        raise Fenced(f"job {number} was cancelled or taken over by another server; this one no longer writes to it")
     return row
 
 
@@ -290,9 +290,7 @@ def _by_key(session: Session, submitter: int, key: str | None) -> JobRow | None:
 
 def _same(row: JobRow, body: str, key: str | None) -> Job:
     if row.body_sha256 != body:
-        raise UsageError(
-            f"the Idempotency-Key {key!a} was used for another request, job {row.id}; give this one a key of its own"
-        )
+        raise UsageError(f"the Idempotency-Key {key!a} was used for another request, job {row.id}; use a new key")
     return to_job(row)
 
 

@@ -1,13 +1,12 @@
-"""Limit what a client may take: turns by kind of request, connections and requests of an address, and time.
+"""Limits on clients: concurrency by kind of request, connections and requests per address, sizes and times.
 
-Requests of a kind run a few at a time, so that no kind takes all threads and connections to the database. Health and
-the best kernel, which everybody needs at once, are in none of these lanes: they have threads and a connection of their
-own (`State.quick`).
+Few requests of a kind run at once, so that no kind takes all threads and database connections. Health checks and the
+best kernel take no turn: they have threads and a database connection of their own (`State.quick`).
 
-uvicorn waits for headers and bodies as long as a client likes, and takes as many connections as there are files. Here
-headers have HEADER_SECONDS and HEADER_BYTES. An address that has as many connections as it may loses the oldest without
-a request in progress, so that a client that opens many and sends nothing keeps out nobody, not even itself. Behind a
-proxy that the operator trusts, the address that it forwards is counted: its requests in progress.
+uvicorn itself waits for headers and bodies without limit, and accepts connections until files run out. Here headers
+must arrive within HEADER_SECONDS and HEADER_BYTES. An address at its limit of connections loses the oldest idle one, so
+that a client that opens many and sends nothing locks out nobody. Behind a trusted proxy the requests in progress of the
+forwarded address are counted instead.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from evoengine.service.requests import RETRY_SECONDS, problem
 from evoengine.service.settings import Settings
 
 LANES = {"jobs": (4, 100), "results": (4, 60), "pages": (3, 40), "candidates": (1, 8)}
-"""kind → how many run at once, and how many may wait; with POLLS no more than SQLAlchemy opens connections"""
+"""kind → requests that run at once, and that may wait; with POLLS at most SQLAlchemy's pool of connections"""
 POLLS = 3
-"""of streams, at once"""
+"""polls of the database by waiting requests, at once"""
 QUICK = 8
 """requests on health and the best kernel, at once"""
 
@@ -52,7 +51,7 @@ class Lane:
     async def turn(self) -> AsyncIterator[None]:
         """Wait for a turn. Raises HTTPException, 503, if too many requests wait."""
         if self._waiting >= self._most:
-            raise busy("too many requests of this kind wait")
+            raise busy("too many requests of this kind are waiting")
         self._waiting += 1
         try:
             await self._room.acquire()
@@ -80,7 +79,7 @@ def turn(kind: str) -> Callable[[Request], AsyncIterator[None]]:
 
 
 class Threads:
-    """Runs functions in at most so many threads, which nothing else uses."""
+    """Run functions in at most `at_once` threads of their own."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -96,13 +95,13 @@ HEADER_SECONDS = 10.0
 """from the beginning of a connection, or of a later request on it, to the end of the request's headers"""
 HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_SECONDS = 15
-"""for which a connection without a request is kept"""
+"""for which an idle connection is kept"""
 FILES_BESIDE = 256
-"""that the process may have open beside connections"""
+"""files reserved for other uses than connections"""
 
 
 class Connections:
-    """Those that are open, by address. Used in the server's event loop alone."""
+    """The open connections by address. Used only in the server's event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -143,14 +142,14 @@ class Connections:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection of uvicorn's whose headers have to come in time."""
+    """A connection of uvicorn with limits on headers."""
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._open = connections
         self.address = ""
         self._late: asyncio.TimerHandle | None = None
-        """runs while headers are waited for"""
+        """set while headers are awaited"""
         self._header_bytes = 0
 
     @property
@@ -189,7 +188,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _await_headers(self) -> None:
         self._header_bytes = 0
-        why = f"the headers of the request did not come in {HEADER_SECONDS:g} s"
+        why = f"the headers of the request did not arrive within {HEADER_SECONDS:g} s"
         self._late = self.loop.call_later(HEADER_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, why)
 
     def _headers_are_there(self) -> None:
@@ -198,7 +197,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._late = None
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answer without the application, and close."""
+        """Send an error without calling the application, and close the connection."""
         self._headers_are_there()
         if self.transport.is_closing():
             return
@@ -209,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class ForwardedLimit:
-    """Refuses requests of an address with as many in progress through trusted proxies as it may have connections."""
+    """Refuse requests of a forwarded address that has `max_connections` requests in progress."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
@@ -235,7 +234,7 @@ class ForwardedLimit:
                 del self._under_way[address]
 
     def _forwarded(self, scope: Scope) -> str | None:
-        """Return the last address before those of trusted proxies; None for a request that did not come through one."""
+        """Return the last address before those of trusted proxies; None if the request did not come through one."""
         client = scope.get("client")
         if scope["type"] != "http" or client is None or not self._settings.trusts(client[0]):
             return None
@@ -248,7 +247,7 @@ BODY_SECONDS = 20.0
 
 
 class HeadAsGet:
-    """Answers HEAD as GET, without the body."""
+    """Answer HEAD as GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -263,21 +262,21 @@ class HeadAsGet:
                 await send(message)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             elif message.get("more_body"):
-                raise _Enough  # of a stream, which would go on for as long as its job does
+                raise _HeadersSent  # end a stream, which would last as long as its job
 
-        with suppress(_Enough):
+        with suppress(_HeadersSent):
             scope["method"] = "GET"
             await self._app(scope, receive, head)
 
 
-class _Enough(Exception):
-    """All is said that HEAD asks for."""
+class _HeadersSent(Exception):
+    """The answer to HEAD is complete."""
 
 
 class BodyLimit:
-    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS.
+    """Refuse a request whose body exceeds `most` bytes or does not arrive within BODY_SECONDS.
 
-    Others are read whole before they are answered.
+    Bodies are read completely before the application is called.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -291,11 +290,11 @@ class BodyLimit:
             async with asyncio.timeout(BODY_SECONDS):
                 body, is_whole = await self._read(scope, receive)
         except TimeoutError:
-            detail = f"the body of the request did not come in {BODY_SECONDS:g} s"
+            detail = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
             await problem(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"})(scope, receive, send)
             return
         if not is_whole:
-            detail = f"the body has more than {self._most} bytes, which is the most that this server takes"
+            detail = f"the body exceeds {self._most} bytes, the limit of this server"
             await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)(scope, receive, send)
             return
         given = False

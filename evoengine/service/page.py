@@ -1,7 +1,4 @@
-"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for.
-
-They are rendered here, without any script.
-"""
+"""HTML pages without scripts: status, jobs, forms to submit and cancel one, reports, and the API's documentation."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from evoengine.views.trials import TrialView, trial_json
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
 LONGEST_TEXT = 200
-"""characters of a text of others in a table"""
+"""characters of foreign text in a table"""
 
 router = APIRouter(include_in_schema=False)
 TURN = [Depends(turn("pages"), scope="function")]
@@ -68,7 +65,7 @@ def job(request: Request, _: Reader, number: Number) -> Response:
     state = state_of(request)
     found = state.jobs.find(number)
     last = state.jobs.events(number, max(0, found.events - SHOWN_EVENTS), SHOWN_EVENTS)
-    events = [event for event in last if event.event != "progress"]  # the bar says it
+    events = [event for event in last if event.event != "progress"]  # the progress bar shows it
     return _page(
         "job.html",
         title=f"job {number} · evoengine",
@@ -97,7 +94,7 @@ def new(request: Request, _: Submitter) -> Response:
 
 @router.post("/new", response_class=HTMLResponse, dependencies=TURN)
 def submit(request: Request, submitter: Submitter, sent: Sent) -> Response:
-    """Submit the job and show it; where it cannot be meant, the form again with the sentence."""
+    """Submit the job and show it; if the input is invalid, show the form again with the error."""
     state = state_of(request)
     try:
         body = JobRequest.model_validate({**sent, "problems": sent.get("problems", "").split()})
@@ -138,7 +135,7 @@ def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Respons
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
     """Return what `evoengine report --html` writes.
 
-    Its own policy permits its two scripts, and this one isolates them from everything else served here.
+    The page's own policy permits its two scripts; the sandbox isolates them from this origin.
     """
     state = state_of(request)
     found = await state.reports.find(problem, gpu)

@@ -1,6 +1,6 @@
-"""What may be asked of the service, checked: names of what the server has, and numbers within its limits.
+"""Requests of jobs and proposals: their models, validation against the server's limits, and error responses.
 
-Raises UsageError with the sentence that the command line has for the same mistake.
+Messages are those of the command line for the same mistake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import parse_objectives
-from evoengine.paths import asset
 from evoengine.search import samplers
 from evoengine.search.recorded import RECORDED
 from evoengine.search.targets import stored_gpu
@@ -29,7 +28,7 @@ from evoengine.service.settings import Settings
 from evoengine.space.reader import read_definition
 from evoengine.stages.render import MOST_BYTES
 from evoengine.text import one_line
-from evoengine.tuning.boards import find_stored_gpu
+from evoengine.tuning.boards import find_stored_gpu, space_file_of
 from evoengine.tuning.search import SearchOptions, require_several
 from evoengine.workloads import find_workload, parse_problem, workloads
 
@@ -40,7 +39,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 
 class JobRequest(BaseModel):
-    """A search to be done."""
+    """A search."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,21 +50,21 @@ class JobRequest(BaseModel):
         },
     )
 
-    workload: Name | None = Field(default=None, description="Of the problems that name none themselves.")
+    workload: Name | None = Field(default=None, description="Workload of problems that do not name one.")
     problems: list[Name] = Field(
         default_factory=list,
         max_length=MOST_PROBLEMS,
-        description="As evoengine search --problem takes them; each gets the whole budget.",
+        description="Problems as in evoengine search --problem; each gets the whole budget.",
     )
-    gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
+    gpu: Name | None = Field(default=None, description="A GPU that evoengine gpus lists.")
     trials: int = Field(60, description="Number of trials.")
     minutes: float | None = Field(default=None, description="Start no candidate after this long.")
     sampler: Name = samplers.DEFAULT
     device: Name = Field(
         "auto",
-        description="cuda times, and waits until a server has such a GPU; emulator gates on the CPU and ranks by "
-        "estimate; auto times where there is such a GPU, and else predicts now and times when there is one; "
-        "recorded:NAME replays a file that the server has.",
+        description="cuda waits for a server with such a GPU and times; emulator gates on the CPU and predicts; auto "
+        "times if there is such a GPU, else predicts now and times once there is one; recorded:NAME replays a file of "
+        "the server.",
     )
     objective: Name = "tflops"
     families: list[Name] = Field(default_factory=list, max_length=100)
@@ -74,7 +73,7 @@ class JobRequest(BaseModel):
 
 
 class RetuneRequest(BaseModel):
-    """Everything the ledger knows, for another GPU."""
+    """Searches of all problems in the ledger for another GPU."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"gpu": "h200"}]})
 
@@ -88,7 +87,7 @@ class RetuneRequest(BaseModel):
 
 
 class CandidateRequest(BaseModel):
-    """A text for a kernel."""
+    """A proposed text of a kernel."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,26 +98,26 @@ class CandidateRequest(BaseModel):
 def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str, Any]:
     """Return the request as a job stores it, with names and problems in canonical form."""
     _require_budget(request.trials, request.minutes, settings)
-    sampler = _word(request.sampler, samplers.NAMES)
+    require_word(request.sampler, samplers.NAMES)
     if request.device.startswith(RECORDED):
-        return _recorded(request, sampler, settings)
+        return _recorded(request, settings)
     if request.device not in DEVICES:
         near = did_you_mean(request.device, (*DEVICES, RECORDED))
-        raise UsageError(f"{request.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
+        raise UsageError(f"{request.device!r} is not one of auto, emulator, cuda and {RECORDED}FILE{near}")
     if request.gpu is None:
-        raise UsageError("a job names the GPU to tune for, such as h100; evoengine gpus lists them")
+        raise UsageError("a job must name its GPU, such as h100; evoengine gpus lists them")
     gpu = find_stored_gpu(db, request.gpu)
     objectives = parse_objectives(request.objective)
     if len(objectives) > 1:
-        require_several(request.objective, sampler)
+        require_several(request.objective, request.sampler)
     problems = dict.fromkeys(_problem(text, request.workload) for text in request.problems)
     if not problems:
         problems = {_example(request.workload): None}
     _require_families(request.families, problems, gpu)
     for workload, _ in map(parse_problem, problems):
         if workload.host and request.device == "cuda":
-            raise UsageError(f"{workload.name} is a Triton kernel, which is not timed; ask for the device emulator")
-    SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
+            raise UsageError(f"{workload.name} is a Triton kernel, which is not timed; use the device emulator")
+    SearchOptions(trials=request.trials, minutes=request.minutes, sampler=request.sampler)
     return request.model_dump(exclude={"workload"}) | {
         "problems": list(problems),
         "gpu": gpu.key,
@@ -128,16 +127,16 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
 
 def _require_families(families: Sequence[str], problems: Iterable[str], gpu: Gpu) -> None:
     for workload, problem in map(parse_problem, problems) if families else ():
-        file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
-        definition = read_definition(file, {**problem.variables(), **gpu.variables()}).restricted_to(families)
+        known = {**problem.variables(), **gpu.variables()}
+        definition = read_definition(space_file_of(workload), known).restricted_to(families)
         for name, why in definition.impossible_families(gpu.variables()).items():
             raise UsageError(f"the family {name} is not possible on {gpu.key}: {why}")
 
 
-def _recorded(request: JobRequest, sampler: str, settings: Settings) -> dict[str, Any]:
+def _recorded(request: JobRequest, settings: Settings) -> dict[str, Any]:
     name, files = request.device.removeprefix(RECORDED), settings.recorded_files
     if name not in files:
-        near = did_you_mean(name, files) or "; the operator puts them into the folder of EVOENGINE_RECORDED"
+        near = did_you_mean(name, files) or "; the operator adds them to the folder EVOENGINE_RECORDED"
         raise UsageError(f"the server has no recorded space {name!a}{near}")
     return request.model_dump(exclude={"workload"}) | {"problems": [request.device], "gpu": "recorded"}
 
@@ -149,30 +148,24 @@ def _problem(text: str, workload: str | None) -> str:
             text = f"{workload}:{text}"
     found, problem = parse_problem(text)
     if workload is not None and found.name != workload:
-        raise UsageError(f"the problem {text} is of {found.name}, and the workload asked for is {workload}")
+        raise UsageError(f"the problem {text} is of the workload {found.name}, not of {workload}")
     return str(problem)
 
 
 def _example(workload: str | None) -> str:
     if workload is None:
         known = ", ".join(workloads())
-        raise UsageError(f"a job names problems, such as gemm:m4096,n4096,k4096,fp16; the workloads are {known}")
+        raise UsageError(f"a job must name problems, such as gemm:m4096,n4096,k4096,fp16; workloads are {known}")
     found = find_workload(workload)
     return str(found.parse(found.example))
-
-
-def _word(value: str, known: tuple[str, ...]) -> str:
-    """Reject a word with the message of the command line."""
-    require_word(value, known)
-    return value
 
 
 def _require_budget(trials: int, minutes: float | None, settings: Settings) -> None:
     SearchOptions(trials=trials, minutes=minutes)
     if trials > settings.max_trials:
-        raise UsageError(f"trials is {trials}; this server takes at most {settings.max_trials} of a job")
+        raise UsageError(f"trials is {trials}; this server allows at most {settings.max_trials} per job")
     if minutes is not None and minutes > settings.max_minutes:
-        raise UsageError(f"minutes is {minutes:g}; this server takes at most {settings.max_minutes:g} of a job")
+        raise UsageError(f"minutes is {minutes:g}; this server allows at most {settings.max_minutes:g} per job")
 
 
 def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jobs: Jobs) -> list[dict[str, Any]]:
@@ -188,9 +181,9 @@ def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jo
     problems = dict.fromkeys(p for p, _ in targets if _can_be_searched(p, asked.workload))
     if not problems:
         of = f" of {asked.workload}" if asked.workload else ""
-        raise NothingFound(f"the ledger holds no correct candidate{of} of a workload that is known here")
-    about = jobs.unfinished_problems(gpu.key)
-    left = sorted((p for p in problems if p not in about), key=lambda p: _nearest_board(ledger, p, gpu, targets))
+        raise NothingFound(f"the ledger holds no correct candidate{of} of a workload that this server knows")
+    queued = jobs.unfinished_problems(gpu.key)
+    left = sorted((p for p in problems if p not in queued), key=lambda p: _nearest_board(ledger, p, gpu, targets))
     return [checked(_request_for(asked, problem), settings, ledger.url) for problem in left]
 
 
@@ -228,10 +221,10 @@ def _nearest_board(ledger: Ledger, problem: str, gpu: Gpu, targets: list[tuple[s
     return found
 
 
-# Errors as application/problem+json (RFC 9457); `detail` is the sentence that the command line has.
+# Errors as application/problem+json (RFC 9457); `detail` is the message of the command line.
 
 RETRY_SECONDS = 10
-"""asked of who meets a fault of the machine, or has too many jobs"""
+"""Retry-After of 429 and 503"""
 STATUS: tuple[tuple[type[EvoengineError], HTTPStatus], ...] = (
     (NothingFound, HTTPStatus.NOT_FOUND),
     (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
@@ -242,7 +235,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"description": HTTPStatus(code).phrase, "content": {"application/problem+json": {}}}
     for code in (400, 401, 403, 404, 406, 408, 412, 413, 415, 422, 429, 503)
 }
-"""what any request may be answered with, for the OpenAPI description"""
+"""errors with which any request may be answered, for the OpenAPI description"""
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -269,11 +262,11 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed at this; its log says more")
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the server's log")
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """Return an error of pydantic's in a line: the field, and what is wrong with it."""
+    """Return an error of pydantic as one line: the field, and what is wrong with it."""
     place = ".".join(str(part) for part in found["loc"] if part not in ("body", "query", "path"))
     if found["type"] == "extra_forbidden":
         return one_line(f"{place!r} is not a field of this request{did_you_mean(place, JobRequest.model_fields)}")

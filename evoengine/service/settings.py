@@ -31,35 +31,35 @@ class Settings(BaseSettings):
     """address to listen on"""
     port: int = Field(default=8765, ge=0, le=65535)
     cpu_jobs: int = Field(default=1, ge=0, le=1024)
-    """jobs without a GPU that run at once here; each has a process per core"""
+    """jobs without a GPU that run here at the same time; each uses a process per core"""
     cluster: str | None = None
-    """a Ray cluster on which all jobs run: auto, ray://HOST:10001 or HOST:6379; GPUs of this machine are left to it"""
+    """Ray cluster on which all jobs run: auto, ray://HOST:10001 or HOST:6379; this machine's GPUs are then not used"""
     cluster_gpus: Annotated[tuple[str, ...], NoDecode] = ()
-    """kinds of GPU that the cluster has or brings up when they are asked for, as in h100,a100"""
+    """kinds of GPU that the cluster has or can start, as in h100,a100"""
     kernels: Path | None = None
     """a folder of folders with kernels (evoengine new) that jobs may name; their code is run"""
     recorded: Path | None = None
     """a folder of recorded spaces that jobs may name"""
     require_tokens: bool | None = None
-    """on loopback too; on any other address they always are"""
+    """also on loopback; on other addresses tokens are always required"""
     takeover_seconds: float = Field(default=30.0, ge=2.0, le=3600.0)
-    """after which a server that says nothing is taken for killed; more where machines sleep or the network stalls"""
+    """after which a server without a heartbeat counts as dead; raise it where machines sleep or the network stalls"""
     max_body: int = Field(default=64 * 1024, ge=1024, le=1 << 30)
-    """bytes of a request"""
+    """bytes of a request's body"""
     max_trials: int = Field(default=10_000, ge=1)
     """of a job, per problem"""
     max_minutes: float = Field(default=24 * 60.0, gt=0)
     """of a job, per problem"""
     max_jobs: int = Field(default=1000, ge=1)
-    """unfinished ones of a token"""
+    """unfinished jobs per token"""
     max_streams: int = Field(default=200, ge=1)
-    """requests that wait for events at once"""
+    """requests that may wait for events at the same time"""
     max_connections: int = Field(default=200, ge=1)
-    """of an address at once; of one that a trusted proxy forwards, requests in progress"""
+    """per address; requests in progress for an address that a trusted proxy forwards"""
     trusted_proxy: Annotated[tuple[Network, ...], NoDecode] = ()
-    """addresses of proxies whose X-Forwarded-For says who asks, as in 127.0.0.1,10.0.0.0/8"""
+    """addresses of proxies whose X-Forwarded-For is trusted, as in 127.0.0.1,10.0.0.0/8"""
     dashboard_url: str | None = None
-    """where optuna-dashboard is to be found, for the status page's link"""
+    """URL of optuna-dashboard, linked from the status page"""
 
     @field_validator("cluster")
     @classmethod
@@ -109,13 +109,13 @@ class Settings(BaseSettings):
 
     @cached_property
     def kernel_folders(self) -> dict[str, Path]:
-        """Name of a kernel's folder → the folder. Raises UsageError where there is no such folder of folders."""
+        """Name of a kernel's folder → the folder. Raises UsageError if there is no such folder of folders."""
         folders = _within(self.kernels, "EVOENGINE_KERNELS")
         return {p.name: p for p in folders if any((p / name).is_file() for name in ("problem.json", TRITON_FILE))}
 
     @cached_property
     def recorded_files(self) -> dict[str, Path]:
-        """Name → file. Raises UsageError where there is no such folder."""
+        """Name → file. Raises UsageError if there is no such folder."""
         return {p.name: p for p in _within(self.recorded, "EVOENGINE_RECORDED") if p.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""The tables of the service: tokens, jobs with their events, servers, and what other tuners keep here."""
+"""The tables of the service: tokens, jobs, events, servers, and the caches of other tuners."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from evoengine.ledger.tables import Base
 
 
 class TokenRow(Base):
-    """Who may ask the service for what; the token itself is kept nowhere."""
+    """A token's name and scope; the token itself is not stored."""
 
     __tablename__ = "tokens"
     __table_args__ = ({"sqlite_autoincrement": True},)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    """never given twice: jobs remember who asked by it"""
+    """never reused, because jobs name their submitter by it"""
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     name: Mapped[str] = mapped_column(unique=True)
     scope: Mapped[str] = mapped_column(String(16))
@@ -28,10 +28,7 @@ class TokenRow(Base):
 
 
 class JobRow(Base):
-    """A search that somebody asked the service for.
-
-    Who claims it raises the fence, and only the holder of the present one may write.
-    """
+    """A submitted search. A server that claims it raises the fence; only the holder of the current one may write."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -43,33 +40,33 @@ class JobRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     state: Mapped[str] = mapped_column(String(16))
     why: Mapped[str | None]
-    """what a waiting or failed one waits for or failed of"""
+    """what a waiting job waits for, or why a job failed"""
     request: Mapped[dict[str, Any]]
     gpu: Mapped[str]
     priority: Mapped[int]
     submitter: Mapped[int]
-    """id of a token, 0 where none was asked for; the token may be revoked since"""
+    """id of a token, which may be revoked since; 0 if none was needed"""
     idempotency_key: Mapped[str | None]
     body_sha256: Mapped[str] = mapped_column(String(64))
     owner: Mapped[str | None]
     """the server that runs it"""
     fence: Mapped[int]
     beat_at: Mapped[datetime | None]
-    """when its owner last said that it lives"""
+    """last heartbeat of its owner"""
     parts: Mapped[list[Any]]
-    """of each problem: its runs, how many trials they ended, and how it ended"""
+    """for each problem its runs, the number of finished trials, and how it ended"""
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     events: Mapped[int]
-    """how many it has"""
+    """number of events"""
     deaths: Mapped[int]
-    """how often its process ended in the middle while its server went on"""
+    """how often its process died while its server went on"""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 
 
 class JobEventRow(Base):
-    """What happened in a job, numbered from 1 without a gap."""
+    """An event of a job, numbered from 1 without a gap."""
 
     __tablename__ = "job_events"
 
@@ -81,20 +78,20 @@ class JobEventRow(Base):
 
 
 class ExecutorRow(Base):
-    """A server that runs jobs, as long as it beats."""
+    """A server that runs jobs."""
 
     __tablename__ = "executors"
 
     owner: Mapped[str] = mapped_column(primary_key=True)
     gpus: Mapped[list[Any]]
-    """each with its name and the GPUs of evoengine that it can time for"""
+    """each with its name and the known GPUs for which it can time"""
     cpu_jobs: Mapped[int]
-    """jobs without a GPU that it runs at once"""
+    """jobs without a GPU that it runs at the same time"""
     beat_at: Mapped[datetime]
 
 
 class CacheRow(Base):
-    """A line that another tuner keeps here by its own key; evoengine does not read it."""
+    """A cache entry of another tuner; evoengine does not read it."""
 
     __tablename__ = "tuner_cache"
 

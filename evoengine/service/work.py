@@ -1,8 +1,7 @@
-"""One job in a process of its own: `python -m evoengine.service.work JOB FENCE DEVICE SERVER`, started by a server.
+"""Process of one job: `python -m evoengine.service.work JOB FENCE DEVICE SERVER`, started by a server.
 
-It ends with its server, however that ends. SIGTERM ends the search with what there is; the server then gives the job
-back. Who takes it over asks for the same search, which goes on with the run that was cut short. It tells the same
-events as `evoengine search --log-json`, into the database.
+It dies with its server. SIGTERM ends the search, and the server returns the job to the queue; the process that takes it
+over resumes the interrupted run. Events are those of `evoengine search --log-json`, written to the database.
 """
 
 from __future__ import annotations
@@ -36,12 +35,9 @@ from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder
 
 if TYPE_CHECKING:
     from evoengine.search.progress import Progress
-    from evoengine.tuning.fleet import FleetSearch
-    from evoengine.tuning.recorded import RecordedSearch
-    from evoengine.tuning.search import Search
 
 PROGRESS_SECONDS = 5.0
-"""between two events that tell how far a search is, where no trial ends"""
+"""between two progress events while no trial ends"""
 OF_THE_BEST = (
     "trial",
     "problem",
@@ -56,7 +52,7 @@ OF_THE_BEST = (
 
 
 class JobLog:
-    """Takes the place of the command line's display. Every write raises Fenced where the job is no longer ours."""
+    """Record a search's progress in the database. Every write raises Fenced once the job is no longer ours."""
 
     def __init__(self, jobs: Jobs, job: Job) -> None:
         self._jobs, self._job = jobs, job
@@ -155,14 +151,14 @@ class JobLog:
 
 
 STOPPED, OVER = 10, 0
-"""exit codes: it was told to stop and the job is not over; the job is over, or another server's"""
+"""exit codes: stopped before the job's end; the job has ended, or another server has it"""
 MEASURED_AT_MOST = 20
 """predicted candidates, best first, that are timed when a GPU appears"""
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Work:
-    """Raises Fenced where the job is no longer this process's."""
+    """Run a job. Raises Fenced once the job is no longer this process's."""
 
     def __init__(self, jobs: Jobs, job: Job, device: str, settings: Settings) -> None:
         self._jobs, self._job, self._settings = jobs, job, settings
@@ -243,12 +239,12 @@ class Work:
         )
 
     def _triton_of(self, problem: str) -> Host | None:
-        """Return the operator's Triton kernel that the problem names; None where it is of another kind."""
+        """Return the operator's Triton kernel that the problem names; None if it names another kind of kernel."""
         folder = self._settings.kernel_folders.get(problem.partition(":")[0])
         return read_folder(folder) if folder and (folder / TRITON_FILE).is_file() else None
 
     def _time(self, part: dict[str, Any]) -> None:
-        """Time what was predicted before there was a GPU."""
+        """Time candidates that were predicted before a GPU was available."""
         measure_run = MeasureRun(
             MEASURED_AT_MOST, self._job.gpu, part["problem"], echo=self._log.say, on_finish=self._log.timed
         )
@@ -269,9 +265,9 @@ def catch_up(ledger: Ledger, log: JobLog, part: dict[str, Any]) -> None:
 def main() -> int:
     number, fence, device, server = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it was killed while this process imported what it needs
+    if os.getppid() != server:  # the server was killed while this process imported modules
         return OVER
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server too, which says what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server too, which stops this process
     settings = load_settings()
     with open_ledger(None, create=False) as ledger:
         try:
@@ -279,7 +275,7 @@ def main() -> int:
         except Fenced as lost:
             print(f"evoengine: {lost}", file=sys.stderr)
             return OVER
-        except EvoengineError as error:  # the database itself is away
+        except EvoengineError as error:  # the database is unavailable
             print(f"evoengine: job {number}: {error}", file=sys.stderr)
             return error.exit_code
 

@@ -104,7 +104,7 @@ def _cell(value: Any, i: int) -> Any:
 def compute(node: ast.expr, columns: Columns) -> Any:
     """Return the value of a checked expression: an array [columns.length], or a scalar where no column takes part.
 
-    Raises NotVectorizable where the column must be computed row by row.
+    Raises NotVectorizable if the column must be computed row by row.
     """
     return _COMPUTE[type(node)](node, columns)
 

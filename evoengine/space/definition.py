@@ -1,4 +1,4 @@
-"""Contents of a space file: knobs, constraints, lets, launch and cost rules, starts. `reader` reads them."""
+"""The contents of a space file: knobs, constraints, lets, launch and cost rules, start points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Knob:
     values: tuple[Value, ...]
     when: Expression | None = None
     default: Value | None = None
-    """its value in start points that do not name it; None where each must name it"""
+    """its value in start points that do not name it; None if each must name it"""
 
     @cached_property
     def ordinal(self) -> bool:
@@ -83,7 +83,7 @@ class Definition:
     launch: Mapping[str, LaunchRule]
     cost: Mapping[str, Mapping[str, Expression]]
     starts: tuple[tuple[str, Mapping[str, Value]], ...]
-    """the place of each, and the knobs that it names; the others have their defaults"""
+    """file and line of each with the knobs that it names; the others have their defaults"""
 
     @property
     def sha256(self) -> str:
@@ -108,7 +108,7 @@ class Definition:
     def restricted_to(self, families: Sequence[str]) -> Definition:
         """Return the definition restricted to these families, in the file's order.
 
-        Raises UsageError where the file has no such family.
+        Raises UsageError if the file has no such family.
         """
         family, *others = self.knobs
         for name in families:

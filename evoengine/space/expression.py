@@ -99,9 +99,9 @@ class Expression:
         return expression
 
     def kind(self, kinds: Mapping[str, str | None]) -> str | None:
-        """Return `number` or `text`, given the kinds of names; None where a name of unknown kind decides it.
+        """Return `number` or `text`, given the kinds of names; None if a name of unknown kind decides it.
 
-        Raises UsageError where text is used in arithmetic, ordered, used as a truth value or compared with a number.
+        Raises UsageError if text is used in arithmetic, ordered, used as a truth value or compared with a number.
         """
         try:
             return _kind(self.tree, kinds)
@@ -111,7 +111,7 @@ class Expression:
     def evaluate(self, mapping: Mapping[str, Any]) -> Value:
         """Return the value for one configuration, a Symbol where it depends on one. `and` and `or` give a bool.
 
-        Raises Undefined where a name has no value, and UsageError on division by zero and where the result is not
+        Raises Undefined if a name has no value, and UsageError on division by zero and where the result is not
         finite or exceeds 64 bits; both name the configuration.
         """
         try:
@@ -176,7 +176,7 @@ _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 def _parsed(text: str) -> ast.expr:
     """Return the checked tree, shared by all callers and never modified.
 
-    Raises _Forbidden where the text is no expression of the language.
+    Raises _Forbidden if the text is no expression of the language.
     """
     try:
         tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
@@ -366,9 +366,9 @@ class Where:
         return self._expression.names
 
     def matches(self, config: Config) -> bool:
-        """Return whether the expression holds for a configuration; False where it names a knob that has no value.
+        """Return whether the expression holds for a configuration; False if it names a knob that has no value.
 
-        Raises UsageError where text is used in arithmetic or compared with a number, on division by zero, and where the
+        Raises UsageError if text is used in arithmetic or compared with a number, on division by zero, and where the
         value is neither true nor false.
         """
         # checked before evaluation: a text times a large number would exhaust memory
@@ -384,7 +384,7 @@ class Where:
         return value
 
     def require_known(self, missing: Sequence[str], known: Iterable[str]) -> None:
-        """Raise UsageError where the expression names any of `missing`, which are no knobs."""
+        """Raise UsageError if the expression names any of `missing`, which are no knobs."""
         names = sorted(known)
         for name in missing:
             near = difflib.get_close_matches(name, names, n=1)

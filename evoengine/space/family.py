@@ -15,7 +15,7 @@ from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.space.symbol import Symbol
 
 MAX_THREADS = 1024
-"""per block, of every compute capability so far, as are the next two (CUDA C++ Programming Guide, Compute
+"""threads per block, for every compute capability, as are the next two limits (CUDA C++ Programming Guide, Compute
 Capabilities)"""
 MAX_BLOCK_Z = 64
 """threads along z"""
@@ -26,7 +26,7 @@ MAX_GRID_YZ = 65535
 class Family:
     """The rules that hold where the knob `family` has this value.
 
-    Raises UsageError where an expression uses a name that this family does not have, or mixes text and numbers.
+    Raises UsageError if an expression uses a name that this family does not have, or mixes text and numbers.
     """
 
     def __init__(self, name: str, definition: Definition, variables: Mapping[str, Value]) -> None:
@@ -119,7 +119,7 @@ class Family:
         return knob.when is None or self.holds(knob.when, scope)
 
     def holds(self, when: Expression, scope: Scope) -> bool:
-        """Return whether a `when` is true; False where evaluating it from left to right needs an inactive knob."""
+        """Return whether a `when` is true; False if evaluating it from left to right needs an inactive knob."""
         try:
             return self.defines(when) and bool(when.evaluate(scope))
         except Undefined:
@@ -139,10 +139,10 @@ class Family:
         return next((k.name for k in self.knobs if k.name not in config and self.is_active(k, scope)), None)
 
     def why_invalid(self, config: Config) -> str | None:
-        """Return why the configuration is not a valid one of this family; None where it is."""
+        """Return why the configuration is not a valid one of this family; None if it is."""
         for name in config:
             if name not in self._knob_names:
-                return f"{name} is no knob of this space"
+                return f"{name} is not a knob of this space"
         scope = self.scope(config)
         for knob in self.knobs:
             if knob.when and not self.is_active(knob, scope):
@@ -162,7 +162,7 @@ class Family:
     def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
         """Return the launch geometry of a configuration.
 
-        Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer.
+        Raises UsageError if threads or grid are not positive integers, or shared is negative or no integer.
         """
         return _launch(self.launch_rule, self.scope(config, variables))
 

@@ -204,9 +204,7 @@ class _Reader:
 
     def _name(self, name: str, where: str, what: str) -> None:
         if not _NAME.match(name) or name in _RESERVED:
-            raise UsageError(
-                f"{where}: {name!r} cannot name a {what}; use letters, digits and _, and no word of the language"
-            )
+            raise UsageError(f"{where}: {name!r} cannot name a {what}; use letters, digits and _, and no keyword")
         if name in self.variables:
             raise UsageError(f"{where}: {what} {name} has the name of a problem variable; rename it")
 
@@ -237,7 +235,7 @@ class _Reader:
         for name in sorted(expression.names - self.names):
             what = "GPU variable" if name.startswith("gpu.") else "knob, let or problem variable"
             hint = did_you_mean(name, self.names)
-            raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is no {what}{hint}")
+            raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is not a {what}{hint}")
         return expression
 
     def _lets(self) -> dict[str, dict[str, Expression]]:
@@ -373,7 +371,7 @@ class _Reader:
             for name, value in entry.items():
                 where = self._at("start", name, i)
                 if name not in knobs:
-                    raise UsageError(f"{where}: the start names {name}, which is no knob{did_you_mean(name, knobs)}")
+                    raise UsageError(f"{where}: the start names {name}, which is not a knob{did_you_mean(name, knobs)}")
                 if knobs[name].index(value) is None:
                     raise UsageError(f"{where}: the start has {name} = {value!r}; {domain_error(knobs[name])}")
             if len(self.families) == 1:

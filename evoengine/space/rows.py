@@ -122,7 +122,7 @@ class Enumerator:
     def enumerate(self) -> Enumeration:
         """Return all valid configurations of the family.
 
-        Raises UsageError where the space is too large to hold.
+        Raises UsageError if the space is too large to hold.
         """
         index = self.knobs[0].index(self.family.name)
         parts: list[Rows] = []

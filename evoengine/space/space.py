@@ -172,7 +172,7 @@ class SearchSpace:
         return self._family_of(config).launch(config, self._variables_for(problem))
 
     def grids_by_sms(self, config: Config, sms: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """Return the grid on GPUs like this one with other numbers of SMs; empty where the launch ignores them.
+        """Return the grid on GPUs like this one with other numbers of SMs; empty if the launch ignores them.
 
         A number for which the rule gives no launch, or one that differs in more than the grid, is left out.
         """
@@ -202,7 +202,7 @@ class SearchSpace:
         return [*self._family_of(config).size_rules(config, self._variables_for(problem), seen)]
 
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
-        """Return the family's named cost figures, per block; empty where the file states none."""
+        """Return the family's named cost figures, per block; empty if the file states none."""
         return self._family_of(config).cost(config, self._variables_for(problem))
 
     def _variables_for(self, problem: HasVariables | None) -> Mapping[str, Value]:
@@ -265,7 +265,7 @@ class SearchSpace:
     def completed(self, config: Config) -> Config:
         """Return the configuration with the defaults of active knobs that it does not name.
 
-        Trials of before a knob was added lack it. Raises UsageError where the family is none of the space's.
+        Trials of before a knob was added lack it. Raises UsageError if the family is none of the space's.
         """
         return self._family_of(config).completed(config)
 

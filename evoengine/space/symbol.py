@@ -1,7 +1,7 @@
-"""Symbols in the place of sizes: what is computed from them is an expression of the space language, not a number.
+"""Symbols in place of sizes: computations with them give expressions of the space language instead of numbers.
 
-An exported kernel serves other sizes than those it was tuned for where its parameters and its launch are known as
-expressions of them. The same functions that compute both for one problem give these expressions for all.
+An exported kernel can serve other sizes than its own if its parameters and its launch are known as expressions of them.
+The functions that compute both for one problem give these expressions when they are called with symbols.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Undecided(Exception):
-    """A computation asks for the value of a symbol, as a comparison of Python does."""
+    """A computation needs the value of a symbol, as a comparison in Python does."""
 
 
 class Symbol:

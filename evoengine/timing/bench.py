@@ -1,4 +1,4 @@
-"""The full problem on the GPU: its tensors at fixed addresses, the check of whole outputs, the timed calls."""
+"""The full problem on the GPU: tensors at fixed addresses, the check of whole outputs, and the timed calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE_FACTOR = 2.0
 ROWS_ELEMENTS = 1 << 24
 """elements of an output that are compared at once"""
 FREED_SECONDS = 20.0
-"""longest wait for memory, which a runner that was killed before this one may still hold"""
+"""longest wait for memory, which a killed predecessor of this process may still hold"""
 OTHER_POISON = 0xA5
 """an integer that keeps both poisons was not written"""
 
@@ -58,10 +58,10 @@ class Checked:
 
 
 class Bench:
-    """The full problem's tensors on the GPU and the clock; raises MachineError where its memory does not hold them.
+    """The full problem's tensors on the GPU and the clock. Raises MachineError if its memory is too small.
 
-    There are INPUT_SETS sets of inputs. Of each there are as many copies as a repetition has launches, so that every
-    launch finds its inputs where the flush has left them: not in the L2.
+    There are INPUT_SETS sets of inputs, each with as many copies as a repetition has launches, so that no launch finds
+    its inputs in the L2.
     """
 
     def __init__(self, target: Target) -> None:
@@ -77,7 +77,7 @@ class Bench:
         stated = target.workload.parameters(target.problem, {})
         self._constants = [p for p in stated if isinstance(p, ConstantParameter)]
         self._theirs: dict[int, Outputs] = {}
-        """input set → the library's outputs, from when they are first asked for to the next refresh"""
+        """input set → the library's outputs; cache until the next refresh"""
         self.clock = Clock(self.seconds)
 
     def _require_memory(self) -> None:
@@ -87,8 +87,8 @@ class Bench:
         free, total = memory
         if needed > free:
             raise MachineError(
-                f"{self._problem} needs {needed:,} bytes of GPU memory to be timed and {free:,} of {total:,} are free: "
-                "name a smaller --problem or free the GPU"
+                f"timing {self._problem} needs {needed:,} bytes of GPU memory, and {free:,} of {total:,} are free: "
+                "choose a smaller --problem or free the GPU"
             )
 
     def _draw(self, seed: int) -> Inputs:
@@ -148,8 +148,7 @@ class Bench:
     def output_check(self, checked: Checked) -> Callable[[int], str | None]:
         """Return a function that reports what is wrong with the outputs of a repetition on an input set.
 
-        It is for a kernel that has passed `check`. What a kernel has updated in place many times has nothing to be
-        compared with.
+        It is for a kernel that has passed `check`. Outputs that are updated in place many times are not compared.
         """
 
         def look(number: int) -> str | None:
@@ -173,7 +172,7 @@ class Bench:
         return {name: written_part(self._written[name], output) for name, output in self._outputs.items()}
 
     def _unwritten_integers(self, kernel: CudaKernel, contender: CompiledCandidate, seed: int) -> str | None:
-        """Return a sentence where elements of integer outputs keep their poison, whichever poison it is."""
+        """Return a sentence if elements of integer outputs keep the poison, for two different poisons."""
         pure = [name for name, p in self._written.items() if not p.inout]
         kept = {name: mask for name in pure if (mask := self._poisoned(name, POISON)) is not None}
         if not any(bool(mask.any()) for mask in kept.values()):

@@ -21,8 +21,6 @@ from evoengine.devices.torch_gpu import Call, gpu
 from evoengine.records import Launch, LaunchMode, Policy
 from evoengine.timing.rounds import Dropped, Repetition, Sustained
 
-# Run a kernel back to back for seconds, at the clocks that the power limit permits, not those of an idle GPU.
-
 SETTLING_US = 5e5
 """warm-up, within which a power limit lowers the clocks (some hundred milliseconds)"""
 COUNTED_US = 1e6
@@ -36,7 +34,7 @@ def run_sustained(
     sense: Callable[[], Reading | None] = lambda: None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Sustained:
-    """Run for SETTLING_US and then for at least COUNTED_US, with a block always queued behind the running one.
+    """Run a kernel back to back for SETTLING_US and then for at least COUNTED_US, with a block always queued behind.
 
     `start` queues so many launches and returns a call that waits for the last one and returns the microseconds from the
     start of the first. `estimate_us` is the time of one launch; `now` is in seconds.
@@ -67,11 +65,11 @@ def run_sustained(
 WARM_UP = 3
 """repetitions on each set of inputs that do not count"""
 FLUSH_BYTES = 512 << 20
-"""zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
-130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be
-timed"""
+"""zeroed before each repetition, or twice the L2 if that is more. It also gives the CPU time to run ahead (130 µs on
+the fastest memory), because a library's call from Python takes several times as long as a launch and must not
+be timed"""
 MOST_FLUSHES = 64
-"""limit of how often it is zeroed for a CPU that does not get ahead in that time; with one flush the baselines of an
+"""maximum number of flushes for a CPU that does not get ahead during one; with a single flush the baselines of an
 attention problem lost all repetitions on an H100"""
 POISON = 0xFF
 """bytes of NaN, in every floating-point type"""
@@ -127,7 +125,7 @@ def flush_bytes() -> int:
 
 
 class Clock:
-    """Times work on the GPU that this process sees; `seconds` is the time limit of one launch."""
+    """Time work on the GPU that this process sees; `seconds` is the time limit of one launch."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""Decide finals among the best: which are retired early, when to stop, and which wins. Independent of a GPU.
+"""Decide finals among the best: who is retired early, when to stop, and who wins. Independent of a GPU.
 
 Samples are examined after fixed numbers of rounds (LOOKS). Every interval is so wide that all of them together, over
 all pairs and all looks, miss a true value in at most 5 % of finals (Bonferroni's inequality): repeated examination
@@ -18,9 +18,8 @@ from evoengine.timing.rounds import Rounds, Timed, run_rounds
 from evoengine.timing.statistics import ERROR_RATE, Comparison, Estimate, compare, paired_ratio
 
 LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
-"""rounds after which the samples are looked at. At the first, the sign test can show a difference among eight
-finalists; each is half again as many as the one before, so that at most that share of the time is spent on what was
-known"""
+"""rounds after which the samples are examined. At the first, the sign test can show a difference among eight finalists;
+each is half again as many as the one before, so that at most a third of the time comes after the decision"""
 BUDGET_US = 20e6
 """GPU time for all repetitions together; it ends finals of slow kernels, but not before the first look"""
 
@@ -37,7 +36,7 @@ class Ranking:
 
     `tied` are the fastest and those shown to be the same; of these the first of `order` has the fewest registers.
     `open` could not be distinguished from the fastest within the budget. `lead` is the time of the first over that of
-    the second; None where there is one finalist alone.
+    the second; None if there is one finalist alone.
     """
 
     order: tuple[str, ...]
@@ -47,7 +46,7 @@ class Ranking:
 
 
 class SuccessiveRejects:
-    """Retires a finalist once another is shown to be faster; ends when the fastest is distinguished from the rest.
+    """Retire a finalist once another is shown to be faster; end when the fastest is distinguished from the rest.
 
     Audibert, Bubeck and Munos, "Best arm identification in multi-armed bandits" (COLT 2010), reject the worst arm after
     each of several phases; here an arm is rejected when it is shown to be slower, so that equals stay.

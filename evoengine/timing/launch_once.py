@@ -1,7 +1,4 @@
-"""A process that launches one candidate once at full size, under a profiler or sanitizer.
-
-It takes a pickled job.
-"""
+"""Launch one candidate once at full size, under a profiler or sanitizer; its argument is a pickled job."""
 
 from __future__ import annotations
 

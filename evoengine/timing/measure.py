@@ -65,7 +65,7 @@ def measure(
     incumbent: CompiledCandidate | None,
     baseline: Baseline,
 ) -> tuple[Verdict, Measurement | None] | Rejection:
-    """Gate, time and gate again a candidate on the GPU. A measurement only where all of it was correct."""
+    """Gate, time and gate again a candidate on the GPU. There is a measurement only if all cases were correct."""
     torch_gpu()  # its context
     verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
     try:
@@ -129,7 +129,7 @@ def _race(bench: Bench, candidate: Timed, incumbent: CompiledCandidate | None, b
 def _beside(bench: Bench, baseline: Baseline) -> dict[str, Timed]:
     try:
         return {BASELINE: Timed(bench.baseline(baseline.name, baseline.policy).repeat)}
-    except BaselineRefused:  # for want of memory, since it was timed before
+    except BaselineRefused:  # out of memory, since it was timed before
         return {}
 
 
@@ -140,10 +140,10 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
 
 
 def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED) -> list[Baseline]:
-    """Time every baseline of the workload that supports the problem, other than those that `failed`, in turn.
+    """Time in turn every baseline of the workload that supports the problem, except those that `failed`.
 
-    Where no library supports the problem, that is the workload's own computation by torch's operators.
-    `failed` gives for each a sentence that names it. Chooses the policy under which all of the problem's kernels are
+    If no library supports the problem, the baseline is the workload's own computation by torch's operators.
+    `failed` gives the reason for each. Chooses the policy under which all of the problem's kernels are
     timed. Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all reasons if none can be timed,
     and MachineError if the GPU's memory does not hold the problem.
     """
@@ -170,7 +170,7 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     )
     if not any(rounds.samples.values()):
         raise NoBaseline(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
-    torch_gpu().release_memory()  # what the math backend held for its scores, which no candidate needs
+    torch_gpu().release_memory()  # the scores of the math backend, which no candidate needs
     return make_baselines(target, policy, rounds)
 
 
@@ -274,8 +274,8 @@ def _load(contender: CompiledCandidate) -> CudaKernel:
 def _out_of_memory(problem: Problem) -> MachineError:
     free, total = cuda_api.memory_info()
     return MachineError(
-        f"the GPU ran out of memory on {problem}: {free:,} of {total:,} bytes are free; end what else uses the GPU or "
-        "name a smaller --problem"
+        f"the GPU ran out of memory on {problem}: {free:,} of {total:,} bytes are free; end other programs on the GPU "
+        "or choose a smaller --problem"
     )
 
 

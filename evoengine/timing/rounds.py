@@ -54,7 +54,7 @@ class Timed:
     """The functions of a contender that rounds call.
 
     `repeat` takes the number of an input set, overwrites the output with NaN, flushes the L2 and runs once. `check`
-    takes the same number right after such a repetition and says what is wrong with the output, None where nothing is; a
+    takes the same number right after such a repetition and says what is wrong with the output, None if nothing is; a
     library's kernel needs none.
     """
 

@@ -99,7 +99,7 @@ class Offer:
 
 class Place(Protocol):
     def offers(self, request: Request) -> Iterator[Offer]:
-        """Yield the kernels of the request's workload and GPU. Raises EvoengineError where the place cannot be read."""
+        """Yield the kernels of the request's workload and GPU. Raises EvoengineError if the place cannot be read."""
         ...
 
 
@@ -292,7 +292,7 @@ class Kernels:
         self._places: Sequence[Place] | None = None
         self._key: Path | None = None
         self.chosen: dict[object, Kernel | None] = {}
-        """by a call's GPU, shapes and dtypes; None where torch computes it"""
+        """by a call's GPU, shapes and dtypes; None if torch computes it"""
         self.origins: dict[object, str] = {}
         """where each kernel comes from, or why there is none"""
 

@@ -39,7 +39,7 @@ def patch(model: nn.Module, *example: Any, **named: Any) -> Patched:
 
     `example` and `named` are inputs of the model: it is called with them before and after, and left as it was where
     the outputs differ by more than rounding. Calls of attention with a mask or dropout stay torch's.
-    Raises UsageError where outputs differ, and for a model that was patched before.
+    Raises UsageError if outputs differ, and for a model that was patched before.
     """
     if getattr(model, "forward_before_patch", None):
         raise UsageError("this model was patched before; unpatch(model) undoes it")

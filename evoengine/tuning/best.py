@@ -26,7 +26,7 @@ class Best:
     gpu: str
     candidates: tuple[Candidate, ...]
     apart: tuple[RankedApart, ...] = ()
-    """ranked candidates of the same problem and GPU that are of another kernel, or were judged by another gate"""
+    """other ranked candidates of the problem and GPU: of another kernel, or judged by another version of the gate"""
 
     def __repr__(self) -> str:
         return f"Best({self.problem} on {self.gpu}: {listed(self.candidates)})"
@@ -41,11 +41,11 @@ def best(
     pareto: bool = False,
     db: str | os.PathLike[str] | None = None,
 ) -> Best:
-    """Return the best kernels found; of the last run's problem and GPU where none are named.
+    """Return the best kernels found, by default for the problem and GPU of the last run.
 
-    With `kernel`, a folder, those of the kernel as that folder has it now. With `pareto` what nothing beats in all
-    objectives of the last run. Raises NothingFound where the ledger holds none, UsageError where it holds only those of
-    another text, definition or reference of the kernel.
+    With `kernel`, a folder, only results of the folder's current version count. With `pareto` the result is the Pareto
+    front over the objectives of the last run. Raises NothingFound if the ledger holds none, UsageError if it holds only
+    results of another text, definition or reference of the kernel.
     """
     given = checked(best, locals())
     with open_ledger(given.pop("db"), create=False) as ledger:
@@ -60,7 +60,7 @@ def find_best(
     pareto: bool = False,
     kernel: Path | str | None = None,
 ) -> Best:
-    """Return what `best` does, of a ledger that is open."""
+    """Return what `best` does, from an open ledger."""
     workload = register_kernel(Path(kernel)) if kernel is not None else None
     if workload is not None and problem is None:
         gpu, problem = ledger.targets.last_of(workload.name, gpu)
@@ -71,14 +71,14 @@ def find_best(
     found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10, kernel=identity)
     if not found and identity is not None and (others := ledger.best(problem, gpu, top=1)):
         raise UsageError(
-            f"the kernel in {kernel} is not the one that run {others[0].run} searched: its text, definition or "
-            f"reference is another; {hint('best', db=ledger.db, problem=problem, gpu=gpu)} shows that one's, "
-            f"{hint('search', kernel=kernel, db=ledger.db)} searches this one"
+            f"the kernel in {kernel} has changed since run {others[0].run} (text, definition or reference): "
+            f"{hint('best', db=ledger.db, problem=problem, gpu=gpu)} shows that run's results, "
+            f"{hint('search', kernel=kernel, db=ledger.db)} searches the new version"
         )
     if not found:
         raise NothingFound(
             f"the ledger holds no correct candidate for {problem} on {gpu}: "
-            f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
+            f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows the outcomes"
         )
     apart = tuple(ledger.ranked_apart(found[0]))
     if pareto:
@@ -87,9 +87,9 @@ def find_best(
 
 
 def ties(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
-    """Return trial → trials whose predicted times lie within its prediction's range, and so cannot be distinguished.
+    """Return trial → trials whose predicted times lie within its prediction's range, so that they are tied with it.
 
-    Measured figures and those by formula have no range, and tie with none.
+    Measured figures and those by formula have no range and are never tied.
     """
     predicted = {c.trial: c.ranked_by for c in candidates if range_us(c.ranked_by.terms)}
 
@@ -108,7 +108,9 @@ def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int |
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:
-        raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
+        raise UsageError(
+            f"the last run had the one objective {aimed}; a front needs several: search --objective tflops,registers"
+        )
     known = ledger.trials(problem=problem, gpu=gpu, ranked=True, resources=True)
     alike = (t for t in known if t.measurement and t.measurement.comparable(like))
     return [ledger.candidate(t.trial) for t in front(alike, objectives)[:top]]

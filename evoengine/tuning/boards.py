@@ -16,11 +16,12 @@ from evoengine.paths import asset
 from evoengine.search.targets import stored_gpu
 from evoengine.space.reader import read_definition
 from evoengine.workloads import workloads
+from evoengine.workloads.base import AnyWorkload
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The families of a workload that can run on a GPU, by those rules of its space that concern only the GPU."""
+    """The families of a workload that fit a GPU, by the constraints of its space that depend on the GPU alone."""
 
     workload: str
     families: tuple[str, ...]
@@ -28,14 +29,18 @@ class Fitting:
     """family → reason"""
 
 
+def space_file_of(workload: AnyWorkload) -> Path:
+    """Return the workload's own space file, else the one of search_spaces/ with its name."""
+    return workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+
+
 def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
     """Return, by the key of each GPU, the families that fit it, for every known workload with a built-in space."""
     gpus = list(gpus)
     found: dict[str, list[Fitting]] = {gpu.key: [] for gpu in gpus}
     for workload in workloads().values() if gpus else ():
-        file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
         example = workload.parse(workload.example)
-        definition = read_definition(file, {**example.variables(), **gpus[0].variables()})
+        definition = read_definition(space_file_of(workload), {**example.variables(), **gpus[0].variables()})
         for gpu in gpus:
             impossible = definition.impossible_families(gpu.variables())
             families = tuple(str(f) for f in definition.knobs[0].values if f not in impossible)
@@ -47,7 +52,7 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
 class Choice:
     gpu: Gpu
     why: str | None = None
-    """a line for the user where the GPU was not named"""
+    """a line for the user if the GPU was not named"""
 
 
 def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
@@ -59,12 +64,14 @@ def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = f
         return _detect() if requested == AUTO else Choice(find(requested))
     gpu = read_gpu_file(file)
     if requested not in (AUTO, gpu.key):
-        raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
+        raise UsageError(
+            f"--gpu {requested} contradicts --gpu-file {file}, which describes {gpu.key}; give one of them"
+        )
     return Choice(gpu, f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
 
 
 def find_stored_gpu(db: str | None, name: str) -> Gpu:
-    """Return the GPU of that name, or the board that the ledger stores under it. Raises UsageError."""
+    """Return the known GPU of that name, or the board that the ledger stores under it. Raises UsageError."""
     if name.lower() not in known_gpus():
         try:
             with open_ledger(db, create=False) as ledger:
@@ -90,8 +97,8 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
     for name in own:
         if own[name] != kept[name]:
             raise UsageError(
-                f"the ledger's {gpu.key} has {name} {kept[name]!a}, and the file gives {own[name]!a}; give the changed "
-                "board another name, or name another ledger with --db"
+                f"{gpu.key} has {name} {kept[name]!a} in the ledger and {own[name]!a} in the file; rename the changed "
+                "board, or choose another ledger with --db"
             )
 
 
@@ -99,22 +106,22 @@ def _detect() -> Choice:
     """Return the board of this machine's first GPU listed in gpus.toml, else a similar one, else the default."""
     found = find_driver()
     if isinstance(found, str):
-        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {found}; evoengine gpus lists the others")
     _, devices = found
     for device in devices:
         if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
-            return Choice(known, f"--gpu {known.key}: {device.name} is here")
+            return Choice(known, f"--gpu {known.key}: this machine has {device.name}")
     return _nearest_board(devices[0])
 
 
 def _nearest_board(device: GpuDevice) -> Choice:
     """Return the board of the same architecture with the nearest number of SMs; the default if there is none."""
-    here = f"{device.name} (sm_{device.capability}) is here and gpus.toml does not list it"
-    remedy = "--gpu-file describes it"
+    here = f"{device.name} (sm_{device.capability}) is not in gpus.toml"
+    remedy = "describe it with --gpu-file"
     alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]
     if not alike:
-        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor a GPU of its architecture; {remedy}")
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor is a GPU of its architecture; {remedy}")
     sms = device.limits.get("sms", 0)
     nearest = min(alike, key=lambda gpu: abs(gpu.sms - sms))
-    why = f"{here}; peaks are those of this one, of the same architecture; {remedy}"
+    why = f"{here}; using the peaks of {nearest.name}, of the same architecture; {remedy}"
     return Choice(nearest, f"--gpu {nearest.key}: {why}")

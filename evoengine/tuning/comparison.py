@@ -1,7 +1,6 @@
-"""Compare two runs: how their trials ended, their best figures, and the configurations that both tried.
+"""Compare two runs: outcomes of their trials, their best figures, and the configurations tried in both.
 
-Figures are compared where they are of one kind, model, device and policy, of one problem on one GPU. Of two runs on
-unlike problems or GPUs each is shown by itself.
+Figures are comparable if kind, model, device and policy are the same, and the runs' problems, GPUs and kernels are too.
 """
 
 from __future__ import annotations
@@ -12,41 +11,40 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy import select
 
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import UsageError
 from evoengine.ledger.ranking import ComparisonKey, read_times
 from evoengine.ledger.read import Trial, read_numbered, read_trials
-from evoengine.ledger.rows import Reading, to_run
+from evoengine.ledger.rows import Reading
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.tables import CandidateRow, RunRow
+from evoengine.ledger.tables import CandidateRow
 from evoengine.records import PENDING, Config, Run, config_key
 
 NEAR = 0.05
-"""a figure is near the best where it takes at most this much longer"""
+"""a time is near the best if it is at most this much longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
     trial: int
     place: int
-    """which trial of its run it is, counted from 1 in the order in which they were started"""
+    """position of the trial in its run, from 1, in the order of their start"""
     us: float
     tflops: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A run's figures of one sort."""
+    """A run's figures with one comparison key."""
 
     figures: int
     best: Time
     near_own: int
-    """after how many trials of the run one was within NEAR of `best`"""
+    """number of trials until one was within NEAR of `best`"""
     near_both: int | None
-    """after how many one was within NEAR of the better best of both runs; None where none was, or where the runs may
-    not be compared"""
+    """number of trials until one was within NEAR of the best of both runs; None if none was, or if the runs are not
+    comparable"""
 
 
 Pair = tuple[Standing | None, Standing | None]
@@ -60,8 +58,8 @@ class Shared:
     config: Config
     trials: tuple[int, int]
     outcomes: tuple[str, str]
-    sort: ComparisonKey | None
-    """of the figures that are compared: the most trusted that both have; None where they have none in common"""
+    key: ComparisonKey | None
+    """of the compared figures: the most trusted that both have; None if they have none in common"""
     us: tuple[float, float] | None
     ratio: float | None
 
@@ -70,15 +68,15 @@ class Shared:
 class Comparison:
     runs: tuple[Run, Run]
     comparable: bool
-    """whether both are of one kernel and problem on one GPU"""
+    """whether kernel, problem and GPU are the same"""
     differences: dict[str, tuple[str | None, str | None]]
-    """what of the settings differs, by name"""
+    """settings that differ, by name"""
     trials: tuple[int, int]
     outcomes: dict[str, tuple[int, int]]
     standings: dict[ComparisonKey, Pair]
     """most trusted first"""
     shared: list[Shared]
-    """those with the most unlike figures first"""
+    """those whose figures differ most first"""
 
     @property
     def median_ratio(self) -> float | None:
@@ -91,25 +89,23 @@ class _Tried:
     """The figures of a run's trials; a million of them must fit."""
 
     winner: int | None
-    """the trial that `best` would show of this run alone"""
+    """the trial that `best` would show if the ledger held this run only"""
     trials: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     configs: dict[bytes, tuple[int, str]] = field(default_factory=dict)
-    """of a configuration its last trial, and how that ended"""
+    """digest of a configuration → its last trial and that one's outcome"""
     times: dict[ComparisonKey, dict[int, Time]] = field(default_factory=dict)
-    """trial → its last figure of that sort"""
+    """key → trial → its last figure with that key"""
 
 
 def compare_runs(ledger: Ledger, first: int, second: int) -> Comparison:
-    """Return two runs beside each other.
+    """Return the comparison of two runs.
 
-    Raises UsageError where there is no such run, or where both are the same; NothingFound where there is no run.
+    Raises UsageError if a run does not exist or both are the same, NothingFound if the ledger holds no run.
     """
-    reading = ledger.database.reading
-    with reading() as session:
-        runs = _run(session, first), _run(session, second)
+    runs = ledger.find_run(first), ledger.find_run(second)
     if first == second:
-        raise UsageError(f"run {first} is compared with itself; name two runs")
+        raise UsageError(f"run {first} cannot be compared with itself; name two runs")
     tried = _tried(ledger, runs[0]), _tried(ledger, runs[1])
     comparable = _compared_by(runs[0]) == _compared_by(runs[1])
     names = sorted(tried[0].outcomes | tried[1].outcomes)
@@ -120,24 +116,12 @@ def compare_runs(ledger: Ledger, first: int, second: int) -> Comparison:
         (tried[0].trials, tried[1].trials),
         {name: (tried[0].outcomes[name], tried[1].outcomes[name]) for name in names},
         _standings(tried, comparable),
-        _shared(reading, tried, comparable),
+        _shared(ledger.database.reading, tried, comparable),
     )
 
 
 def _compared_by(run: Run) -> tuple[str, str, str | None]:
     return run.problem, run.gpu, run.kernel
-
-
-def _run(session: Session, number: int) -> Run:
-    row = session.scalar(select(RunRow).options(joinedload(RunRow.device)).where(RunRow.id == number))
-    if row is not None:
-        return to_run(row)
-    least, most = session.execute(select(func.min(RunRow.id), func.max(RunRow.id))).one()
-    if least is None:
-        raise NothingFound("the ledger holds no run yet")
-    raise UsageError(
-        f"there is no run {number}: the ledger's are numbered {least} to {most}; evoengine runs lists them"
-    )
 
 
 def _differences(first: Run, second: Run) -> dict[str, tuple[str | None, str | None]]:
@@ -148,7 +132,7 @@ def _differences(first: Run, second: Run) -> dict[str, tuple[str | None, str | N
 
 
 def _settings(run: Run) -> dict[str, str | None]:
-    device = run.device
+    device, gate = run.device, (run.conditions or {}).get("gate")
     return {
         "problem": run.problem,
         "GPU": run.gpu,
@@ -161,15 +145,11 @@ def _settings(run: Run) -> dict[str, str | None]:
         "space": run.space_name,
         "space SHA-256": run.space_sha256,
         "kernel SHA-256": run.kernel,
-        "gate version": _text((run.conditions or {}).get("gate")),
+        "gate version": None if gate is None else str(gate),
         "evoengine": run.version,
         "imported from": run.imported_from,
         **{name: str(version) for name, version in device.versions.items()},
     }
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 # ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +164,7 @@ def _tried(ledger: Ledger, run: Run) -> _Tried:
         found.trials += 1
         outcome = str(trial.outcome or PENDING)
         found.outcomes[outcome] += 1
-        found.configs[_key(trial)] = trial.trial, outcome
+        found.configs[_digest(trial)] = trial.trial, outcome
         if trial.outcome and trial.outcome.ranked:
             ranked[trial.trial] = found.trials
     for figure in read_times(reading, list(ranked)):
@@ -193,47 +173,43 @@ def _tried(ledger: Ledger, run: Run) -> _Tried:
     return found
 
 
-def _key(trial: Trial) -> bytes:
+def _digest(trial: Trial) -> bytes:
     return hashlib.blake2b(config_key(trial.config).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-# ── beside each other ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── comparison ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sorts(tried: Sequence[_Tried]) -> list[ComparisonKey]:
-    return sorted({sort for each in tried for sort in each.times}, key=lambda sort: sort.precedence)
+def _keys(tried: Sequence[_Tried]) -> list[ComparisonKey]:
+    return sorted({key for each in tried for key in each.times}, key=lambda key: key.precedence)
 
 
 def _standings(tried: tuple[_Tried, _Tried], comparable: bool) -> dict[ComparisonKey, Pair]:
     found = {}
-    for sort in _sorts(tried):
-        best = [_best(each, sort) for each in tried]
+    for key in _keys(tried):
+        best = [_best(each, key) for each in tried]
         times = [time.us for time in best if time]
         of_both = min(times) if comparable and len(times) == 2 else None
-        one, other = (_standing(each, sort, time, of_both) for each, time in zip(tried, best, strict=True))
-        found[sort] = one, other
+        one, other = (_standing(each, key, time, of_both) for each, time in zip(tried, best, strict=True))
+        found[key] = one, other
     return found
 
 
-def _best(tried: _Tried, sort: ComparisonKey) -> Time | None:
-    """Return the time by which the run's winner won, since finals may have chosen it; of other trials the shortest."""
-    times = tried.times.get(sort)
+def _best(tried: _Tried, key: ComparisonKey) -> Time | None:
+    """Return the winner's time if it was ranked by this key, since finals may have chosen it; else the shortest."""
+    times = tried.times.get(key)
     if not times:
         return None
-    won_by = min(
-        (s for s, of_sort in tried.times.items() if tried.winner in of_sort),
-        key=lambda sort: sort.precedence,
-        default=None,
-    )
-    if tried.winner is not None and sort == won_by:
+    of_winner = (own for own, by_trial in tried.times.items() if tried.winner in by_trial)
+    if tried.winner is not None and key == min(of_winner, key=lambda own: own.precedence, default=None):
         return times[tried.winner]
     return min(times.values(), key=lambda t: (t.us, t.trial))
 
 
-def _standing(tried: _Tried, sort: ComparisonKey, best: Time | None, of_both: float | None) -> Standing | None:
+def _standing(tried: _Tried, key: ComparisonKey, best: Time | None, of_both: float | None) -> Standing | None:
     if best is None:
         return None
-    times = tried.times[sort].values()
+    times = tried.times[key].values()
     near_own = _first_near(times, best.us)
     near_both = None if of_both is None else _first_near(times, of_both)
     return Standing(len(times), best, near_own or best.place, near_both)
@@ -245,18 +221,17 @@ def _first_near(times: Collection[Time], us: float) -> int | None:
 
 def _shared(reading: Reading, tried: tuple[_Tried, _Tried], comparable: bool) -> list[Shared]:
     first, second = tried
-    both = [key for key in first.configs if key in second.configs]
-    sorts = _sorts(tried) if comparable else []
-    tried_first = sorted(first.configs[key][0] for key in both)
-    configs = {t.trial: t.config for t in read_numbered(reading, tried_first)}
+    both = [digest for digest in first.configs if digest in second.configs]
+    keys = _keys(tried) if comparable else []
+    configs = {t.trial: t.config for t in read_numbered(reading, sorted(first.configs[digest][0] for digest in both))}
     found = []
-    for key in both:
-        (a, ended_a), (b, ended_b) = first.configs[key], second.configs[key]
-        sort = next((s for s in sorts if a in first.times.get(s, {}) and b in second.times.get(s, {})), None)
-        us = None if sort is None else (first.times[sort][a].us, second.times[sort][b].us)
-        found.append(Shared(configs[a], (a, b), (ended_a, ended_b), sort, us, us and us[0] / us[1]))
-    return sorted(found, key=lambda s: (-_unlikeness(s.ratio), s.trials))
+    for digest in both:
+        (a, ended_a), (b, ended_b) = first.configs[digest], second.configs[digest]
+        key = next((k for k in keys if a in first.times.get(k, {}) and b in second.times.get(k, {})), None)
+        us = None if key is None else (first.times[key][a].us, second.times[key][b].us)
+        found.append(Shared(configs[a], (a, b), (ended_a, ended_b), key, us, us and us[0] / us[1]))
+    return sorted(found, key=lambda s: (-_difference(s.ratio), s.trials))
 
 
-def _unlikeness(ratio: float | None) -> float:
+def _difference(ratio: float | None) -> float:
     return 0.0 if ratio is None else max(ratio, 1 / ratio)

@@ -1,4 +1,4 @@
-"""Searches whose coordinator is itself an actor of the Ray cluster, and so outlive the command that started them.
+"""Searches that outlive their command: their coordinator is an actor of the Ray cluster.
 
 Ray restarts a lost actor on any node; it then submits the same search, which resumes from the ledger. No database's URL
 is sent: every node has its own EVOENGINE_DB.
@@ -32,7 +32,7 @@ from evoengine.tuning.ray_cluster import (
     survey,
 )
 from evoengine.tuning.search import SearchOptions, SearchResult
-from evoengine.tuning.setup import Echo
+from evoengine.tuning.setup import Echo, drawn_seed
 
 SEARCH_ACTOR = "search"
 """prefix of the name of a coordinator"""
@@ -40,7 +40,7 @@ DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
 
 
 class DetachedSearch:
-    """The actor, which ends when its searches have ended."""
+    """The coordinator's actor. It ends with its searches."""
 
     def __init__(
         self, name: str, options: Sequence[SearchOptions], argv: Sequence[str], finder: GpuFinder | None
@@ -75,8 +75,8 @@ class DetachedSearch:
         try:
             if not any(os.environ.get(name) for name in DATABASES):
                 raise MachineError(
-                    f"the node {platform.node()} has no EVOENGINE_DB, which names the ledger of a detached search: set "
-                    "it where Ray is started"
+                    f"the node {platform.node()} has no EVOENGINE_DB, the ledger of a detached search: set it in the "
+                    "environment of ray start"
                 )
             self._search = FleetSearch(self._options, self._report_line, finder=self._finder)
             for result in self._search.run_all(self._change):
@@ -108,12 +108,13 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
     """
     first = options[0]
     if first.cluster in (None, LOCAL):
-        raise UsageError("--detach needs --cluster with a cluster that outlives this command")
+        raise UsageError("--detach requires --cluster with a cluster that outlives this command")
     assert first.cluster is not None
     if first.db is not None:
-        raise UsageError("--detach takes no --db: the ledger is the one that EVOENGINE_DB names on the nodes")
+        raise UsageError("--detach contradicts --db: the ledger is that of EVOENGINE_DB on the nodes")
     name = f"{SEARCH_ACTOR}:{secrets.token_hex(3)}"
-    own = [replace(each, cluster=AUTO, seed=_seed(each)) for each in options]
+    # the seed is drawn here, so that the search stays the same when its actor restarts
+    own = [replace(each, cluster=AUTO, seed=drawn_seed(each.seed)) for each in options]
     with connected(first.cluster):
         ray = import_ray()
         made = ray.remote(DetachedSearch).options(
@@ -133,11 +134,6 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
     return name
 
 
-def _seed(options: SearchOptions) -> int:
-    """Return the seed, drawn here so that the search stays the same when its actor restarts."""
-    return secrets.randbelow(2**31) if options.seed is None else options.seed
-
-
 def _begun(actor: Any) -> EvoengineError | None:
     ray = import_ray()
     try:
@@ -154,13 +150,11 @@ def stop(address: str, name: str) -> None:
         try:
             actor = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError as error:
-            raise UsageError(
-                f"the cluster has no search {name!r}; evoengine cluster status lists those in progress"
-            ) from error
+            raise UsageError(f"the cluster runs no search {name!r}; evoengine cluster status lists them") from error
         ray.get(actor.stop.remote())
 
 
-# The resources of a Ray cluster, and what runs on it.
+# ── status of a cluster ─────────────────────────────────────────────────────────────────────────────────────────────
 
 ANSWER_SECONDS = 10.0
 """time limit of an actor's answer"""

@@ -1,7 +1,7 @@
-"""A table of the kernels to use for several problems: at most so many, chosen by the times that a ledger has of them.
+"""Choose at most k kernels for several problems by their times in the ledger.
 
-A kernel is a configuration. Each problem is served by the fastest of the chosen ones; how much slower that is than the
-best known kernel of the problem is its regret.
+A kernel is a configuration. Each problem is served by the fastest chosen one; its regret is how much slower that is
+than the best known kernel of the problem.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from evoengine.publish.folder import VERSION
 from evoengine.records import PROPOSAL, Candidate, Config, config_key
 
 MOST_CHOICES = 50_000
-"""choices that are all compared; of more, one kernel after the other is taken, and then exchanged while that helps"""
+"""number of choices up to which all are compared; above it the search is greedy, then improved by exchanges"""
 RANKS = 10_000
-"""ranked candidates of a problem at most that are looked at"""
+"""maximum number of ranked candidates considered per problem"""
 
 
 class Timed(NamedTuple):
@@ -36,14 +36,14 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A problem with the kernel that the table has for it."""
+    """A problem with the kernel that serves it."""
 
     problem: str
     candidate: Candidate
     kernel: int
-    """its number in the table, from 1 on"""
+    """its number in the table, from 1"""
     best_us: float
-    """of the fastest kernel that is known of the problem, in microseconds"""
+    """time of the fastest known kernel of the problem, in microseconds"""
 
     @property
     def us(self) -> float:
@@ -77,12 +77,12 @@ class Table:
 
 
 def find_table(ledger: Ledger, problems: Sequence[str], gpu: str, kernels: int | None = None) -> Table:
-    """Return the table with the smallest mean regret, and of equal ones the smallest worst regret.
+    """Return the table with the smallest mean regret, and among equal ones the smallest worst regret.
 
-    Only candidates that are ranked count: those that have passed the whole gate. Raises NothingFound where a problem
-    has none, UsageError where so few kernels cannot serve all problems.
+    Only ranked candidates count: those that have passed the whole gate. Raises NothingFound if a problem has none,
+    UsageError if so few kernels cannot serve all problems.
     """
-    # the text of a proposal is not its configuration's, which other problems would use
+    # a proposal's text cannot be rendered from its configuration for other problems
     ranked = {p: [c for c in ledger.best(p, gpu, top=RANKS) if c.operator != PROPOSAL] for p in problems}
     missing = [problem for problem, found in ranked.items() if not found]
     if missing:
@@ -93,7 +93,7 @@ def find_table(ledger: Ledger, problems: Sequence[str], gpu: str, kernels: int |
     kinds = {problem: found[0].ranked_by.kind for problem, found in ranked.items()}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} of {problem}" for problem, kind in kinds.items())
-        raise UsageError(f"figures of unlike kinds make no table: {listed}")
+        raise UsageError(f"a table needs figures of one kind: {listed}")
     by_trial = {c.trial: c for found in ranked.values() for c in found}
     timed = {p: [Timed(c.trial, c.config, c.ranked_by.compared_us) for c in found] for p, found in ranked.items()}
     chosen = choose(timed, kernels)
@@ -118,7 +118,7 @@ def entry(served: Served, folder: str, sums: bytes) -> dict[str, Any]:
 
 
 def table_file(table: Table, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return table.json. Regrets are those at the problems themselves: of sizes in between none is known."""
+    """Return table.json. Regrets are known only at the problems themselves, not at sizes in between."""
     return {
         "evoengine_table": VERSION,
         "gpu": table.gpu,
@@ -132,7 +132,7 @@ def table_file(table: Table, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
 def choose(timed: Mapping[str, Sequence[Timed]], kernels: int | None = None) -> dict[str, Timed]:
     """Return for each problem the candidate that serves it, of at most `kernels` configurations in all.
 
-    Without `kernels`, the fastest of each. Raises UsageError where so few cannot serve all problems.
+    Without `kernels`, it is the fastest of each. Raises UsageError if so few cannot serve all problems.
     """
     fastest = {p: min(found, key=lambda t: t.us) for p, found in timed.items()}
     if kernels is None or kernels >= len({config_key(t.config) for t in fastest.values()}):
@@ -149,15 +149,15 @@ def choose(timed: Mapping[str, Sequence[Timed]], kernels: int | None = None) -> 
     rows = _best_rows(regrets, kernels)
     if rows is None:
         raise UsageError(
-            f"no {kernels} of the kernels that are known were evaluated on all {len(timed)} problems: search them "
-            "together, or ask for more kernels"
+            f"no {kernels} of the known kernels serve all {len(timed)} problems: search them together, or allow "
+            "more kernels"
         )
     own = regrets[rows].argmin(0)
     return {problem: of[rows[own[column]], column] for column, problem in enumerate(timed)}
 
 
 def _best_rows(regrets: np.ndarray, count: int) -> list[int] | None:
-    """Return the rows whose minimum per column has the least mean, then maximum; None where none has a finite one.
+    """Return the rows whose minimum per column has the least mean, then maximum; None if it is never finite.
 
     `regrets` is [kernels, problems].
     """

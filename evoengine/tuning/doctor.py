@@ -1,4 +1,4 @@
-"""Check what a search needs on this machine, and name the remedies for what is missing."""
+"""Check what a search needs on this machine, with remedies for what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one requirement."""
+    """The state of one requirement."""
 
     name: str
     here: bool
@@ -50,7 +50,7 @@ def _disassembler() -> Finding:
     tool = disassembler()
     without = "without it no machine code is read, and times are estimated by formula"
     remedy = None if tool else f"pip install nvidia-cuda-nvdisasm ({without})"
-    return Finding("disassembler", bool(tool), tool or "nvdisasm is not here", remedy, needed=False)
+    return Finding("disassembler", bool(tool), tool or "nvdisasm is missing", remedy, needed=False)
 
 
 def _host_compiler() -> Finding:
@@ -77,7 +77,7 @@ def _gpu() -> Finding:
 
     found = find_driver()
     if isinstance(found, str):
-        remedy = "none needed to search by estimate; on a GPU machine install its driver"
+        remedy = "not needed for predictions; to time, install the GPU's driver"
         return Finding("GPU", False, found, remedy, needed=False)
     cuda, devices = found
     listed = ", ".join(f"{d.name} ({', '.join(_described(d))})" for d in devices)
@@ -103,7 +103,7 @@ def _cuda_versions() -> Finding:
         parts = cuda_parts()
     except MachineError:
         parts = {}
-    listed = ", ".join(f"{part} {built}" for part, built in parts.items()) or "no CUDA part is here"
+    listed = ", ".join(f"{part} {built}" for part, built in parts.items()) or "no part of CUDA is installed"
     if isinstance(found, str):
         return Finding(name, True, f"{listed}; no driver to run them", needed=False)
     driver, _ = found

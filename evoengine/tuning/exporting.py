@@ -1,10 +1,9 @@
-"""Export the best kernel of a ledger, or one of its trials, as a folder, after its machine code was executed."""
+"""Export the best kernel of a ledger, or one of its trials, after both judges have passed it."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from evoengine.search.targets import spaces_of, target_of
 from evoengine.terms import range_us
 from evoengine.tuning.best import find_best
 from evoengine.tuning.dispatch_table import Table, entry, find_table, table_file
-from evoengine.tuning.setup import Echo, checked, silent
+from evoengine.tuning.setup import Echo, checked, drawn_seed, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import AutotuneEntry, is_triton
 
@@ -60,8 +59,8 @@ def export(
     """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
     `kernel` is that of `best`. `sign` is a private key in PEM, with which the verification record is signed. `on_stage`
-    receives the current stage. Raises NothingFound where there is no kernel, or where a judge refutes it, UsageError
-    where the key cannot be read.
+    receives the current stage. Raises NothingFound if there is no kernel or a judge refutes it, UsageError if the key
+    cannot be read.
     """
     given = {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db, "sign": sign}
     db = checked(export, given)["db"]
@@ -89,9 +88,9 @@ def export_table(
 
     Return the table, and the files with table.json first.
 
-    table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` found. With
-    `form` all of it is packed as a "wheel" or "hf-kernel" of that `name`. Raises what `find_table` and `export` raise,
-    UsageError for a form or name that is none.
+    table.json pins each export by the SHA-256 of its checksums, and states the regrets that `find_table` computed. With
+    `form` all of it is packed as a "wheel" or "hf-kernel" of that `name`. Raises as `find_table` and `export`, and
+    UsageError for an unknown form or an invalid name.
     """
     require_new(Path(folder))
     if form is not None:
@@ -124,8 +123,8 @@ def package(
 ) -> list[Path]:
     """Write the best kernel as a package into a new `folder`, after both judges passed it; return the files.
 
-    `form` is "wheel" or "hf-kernel", the layout of the Hugging Face Hub's `kernels` library. Raises NothingFound where
-    there is no kernel or a judge refutes it, UsageError for a form or name that is none.
+    `form` is "wheel" or "hf-kernel", the layout of the Hugging Face Hub's `kernels` library. Raises NothingFound if
+    there is no kernel or a judge refutes it, UsageError for an unknown form or an invalid name.
     """
     given = {"folder": folder, "form": form, "problem": problem, "gpu": gpu, "name": name, "kernel": kernel, "db": db}
     db = checked(package, given)["db"]
@@ -135,7 +134,7 @@ def package(
         first = find_best(ledger, problem, gpu, 1, False, kernel).candidates[0]
         if first.source is not None and is_triton(first.source.text):
             raise UsageError(
-                f"trial {first.trial} is a configuration of a Triton kernel, which no package holds: "
+                f"trial {first.trial} is of a Triton kernel, which packages do not support: "
                 f"{hint('best', export='out/', db=ledger.db)} writes it as code and for Triton's autotuner"
             )
         files = _exported(ledger, first.trial, echo, on_stage)
@@ -150,9 +149,13 @@ def export_trial(
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not (found.outcome.correct or found.outcome is Outcome.UNFINISHED):
-            ended = ": ".join(filter(None, [str(found.outcome or "pending"), found.reason]))
-            raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
+            raise _not_correct(found)
         return _export(ledger, trial, Path(folder), echo, on_stage)
+
+
+def _not_correct(found: Candidate) -> NothingFound:
+    ended = ": ".join(filter(None, [str(found.outcome or "pending"), found.reason]))
+    return NothingFound(f"trial {found.trial} is not exported: it is not known to be correct, its outcome is {ended}")
 
 
 def _export(
@@ -179,45 +182,42 @@ def _exported(ledger: Ledger, trial: int, echo: Echo, on_stage: Echo) -> dict[st
         raise NothingFound(f"trial {trial} is not exported: {why}")
     if ledger.is_pruned(trial):
         again = hint("search", problem=winner.problem, gpu=winner.gpu, db=ledger.db)
-        raise UsageError(f"trial {trial} has no source any more, as db prune took it out: {again} finds it again")
+        raise UsageError(f"trial {trial} has no source: db prune deleted it; {again} finds it again")
     if winner.source is None or winner.binary is None:
-        raise UsageError(
-            f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
-        )
+        raise UsageError(f"trial {trial} was recorded by another tuner, without its kernel")
     target = target_of(ledger, winner)
     on_stage("finishing the gate")
-    seed = secrets.randbelow(2**31)
+    seed = drawn_seed()
     judged = _judge(ledger, winner, seed)
     winner = _judged(winner, judged, echo)
     record = record_json(ledger.run(winner.run), winner, judged, seed)
     if target.workload.host is not None:
-        on_stage("asking Triton's autotuner for its cache")
+        on_stage("writing the cache of Triton's autotuner")
         return {**triton_files(winner, target, _autotune_entry(winner, echo)), RECORD_FILE: _json(record)}
     beside = {**trace_files(winner, target, echo), RECORD_FILE: _json(record)}
     return export_files(winner, target, **_launches(ledger, winner, target), beside=beside)
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
-    """Return the files that `export_trial` would write, from the ledger alone: nothing is executed or compiled.
+    """Return the files that `export_trial` would write from the ledger, without executing or compiling anything.
 
     Raises NothingFound if the trial is not known to be correct, if its machine code was refuted, or if it was imported
-    and nothing here verified it.
+    and not verified here.
     """
     require_proven(ledger, trial)
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
-        ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))
-        raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
+        raise _not_correct(winner)
     if winner.source is None or winner.binary is None:
-        raise NothingFound(f"trial {trial} was recorded by another tuner: the ledger has no kernel of it to export")
+        raise NothingFound(f"trial {trial} was recorded by another tuner, without its kernel")
     if winner.imported_from is not None or is_elsewhere(winner.binary):
         raise NothingFound(
-            f"trial {trial} was imported from {winner.imported_from}, so nothing here vouches for it: "
+            f"trial {trial} was imported from {winner.imported_from} and not verified here: "
             f"{hint('best', trial=trial, export='out/', db=ledger.db)} executes it first"
         )
     if not is_judged(ledger.verdicts(trial)):
         finish = hint("best", trial=trial, export="out/", db=ledger.db)
-        raise NothingFound(f"trial {trial} is not exported, as the gate was not finished for it: {finish} finishes it")
+        raise NothingFound(f"trial {trial} is not exported: its gate is not finished; {finish} finishes it")
     target = target_of(ledger, winner)
     if target.workload.host is not None:
         return with_checksums(triton_files(winner, target, None))
@@ -243,14 +243,14 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
 
 
 def _autotune_entry(winner: Candidate, echo: Echo) -> AutotuneEntry | None:
-    """Return the entry of Triton's autotuner's cache, with predicted times; None where there can be none."""
+    """Return the entry for the cache of Triton's autotuner with predicted times, or None if there can be none."""
     assert winner.source is not None and winner.measurement is not None  # it is ranked
     us = winner.measurement.median_us
     times = [us, *(range_us(winner.measurement.terms) or (us, us))]
     try:
         return autotune_entry(winner.source.text, [time / 1e3 for time in times])
     except UsageError as error:
-        echo(f"no entry for Triton's autotuner's cache: {error}")
+        echo(f"no entry for the cache of Triton's autotuner: {error}")
         return None
 
 
@@ -263,7 +263,7 @@ def _launches(ledger: Ledger, winner: Candidate, target: Target) -> dict[str, An
         return {}
     try:
         space = spaces_of(ledger, [winner], target)[winner.run]
-    except UsageError:  # the current rules refuse the space, which the check of the machine code has reported
+    except UsageError:  # the current rules reject the space; the judge has reported that
         return {}
     return {
         "grids": space.grids_by_sms(winner.config, range(1, MAX_SMS + 1)),

@@ -1,13 +1,16 @@
-"""The nodes of a Ray cluster as the place of a search: all CPUs compile and gate, all GPUs of a kind time."""
+"""Searches on a Ray cluster: all CPUs compile and gate, all GPUs of a kind time."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,38 +18,29 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
-from evoengine.records import Device
+from evoengine.records import Candidate, Device
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import Workers
 from evoengine.search.first_build import FirstBuild
+from evoengine.search.progress import Progress
 from evoengine.tuning.boards import Choice, choose_gpu
-from evoengine.tuning.ray_cluster import GPU, GPU_ACTOR, import_ray, living_nodes
+from evoengine.tuning.ray_cluster import GPU, GPU_ACTOR, connected, import_ray, living_nodes, require_fit, survey
+from evoengine.tuning.search import Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, choose_device, ledger_device, silent
 
 if TYPE_CHECKING:
     from evoengine.search.ray_workers import SentBinaries
-import threading
-from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
-
-from evoengine.records import Candidate
-from evoengine.search.progress import Progress
-from evoengine.tuning.ray_cluster import connected, require_fit, survey
-from evoengine.tuning.search import Search, SearchOptions, SearchResult
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 5.0
-"""wait for a GPU after which the user is told"""
+"""time after which the user is told that a search waits for a GPU"""
 
 
 def gpu_of_node(gpu: Gpu) -> GpuDevice:
     """Return, on a node, the GPU that Ray assigned to this process. Raises MachineError if it is of another kind."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by which Ray numbers GPUs
     device = choose_device("cuda", gpu, silent)
-    assert device is not None  # it raises where there is none
+    assert device is not None  # choose_device raises if there is none
     return device
 
 
@@ -61,7 +55,7 @@ def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | Ev
 
 @dataclass(frozen=True, slots=True)
 class GpuFinder:
-    """The functions that find and describe a node's GPU; tests replace them."""
+    """The functions that find and describe a node's GPU. Tests replace them."""
 
     find: Callable[[Gpu], GpuDevice] = gpu_of_node
     describe: Callable[[Callable[[], GpuDevice]], tuple[GpuDevice, Device] | EvoengineError] = describe_gpu
@@ -86,7 +80,7 @@ class Fleet:
         kinds = sorted({kind for node in living_nodes() for kind in node.gpus})
         if len(kinds) > 1:
             listed = " ".join(f"--gpu {kind}" for kind in kinds)
-            raise UsageError(f"the cluster has GPUs of several kinds; name those to tune for: {listed}")
+            raise UsageError(f"the cluster has GPUs of several kinds; choose among {listed}")
         if kinds:
             return Choice(find_gpu(kinds[0]), f"--gpu {kinds[0]}: the cluster has it")
         return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: no node of the cluster has a GPU")
@@ -112,16 +106,16 @@ class Fleet:
             waited = time.monotonic() - start
             if self._timeout is not None and waited > self._timeout:
                 ray.cancel(asked, force=True)
-                raise MachineError(f"{_why_no_gpu(gpu.key)} after {waited:.0f} s; --device emulator works without")
+                raise MachineError(f"{_why_no_gpu(gpu.key)} after {waited:.0f} s; --device emulator needs no GPU")
             if not said and waited > NOTICE_SECONDS:
-                limit = "Ctrl-C gives up" if self._timeout is None else f"--timeout {self._timeout:g}"
+                limit = "Ctrl-C stops" if self._timeout is None else f"--timeout {self._timeout:g}"
                 self._echo(f"{_why_no_gpu(gpu.key)}; waiting ({limit})")
                 said = True
         try:
             found = ray.get(asked)
         except ray.exceptions.RayError as error:
             raise MachineError(
-                f"a GPU of the cluster cannot be asked: {str(error).strip().splitlines()[-1]}"
+                f"a GPU of the cluster does not answer: {str(error).strip().splitlines()[-1]}"
             ) from error
         if isinstance(found, EvoengineError):
             raise found
@@ -187,13 +181,13 @@ def _why_no_gpu(kind: str) -> str:
     return f"no node of the cluster has a GPU of kind {kind} (Ray's resources GPU and {GPU}{kind}){listed}"
 
 
-# Searches on a Ray cluster, one for each named kind of GPU, with one ledger.
+# ── searches, one per kind of GPU, with one ledger ──────────────────────────────────────────────────────────────────
 
 
 class FleetSearch:
     """Searches ready to start on the cluster that the first of `options` names; they differ only in `gpu`.
 
-    Raises UsageError, and MachineError where the cluster or a GPU cannot be had.
+    Raises UsageError, and MachineError if the cluster or a GPU is unavailable.
     """
 
     def __init__(
@@ -276,7 +270,7 @@ class FleetSearch:
 
 
 class _CombinedProgress:
-    """The progress of several searches as one. It has no best: figures of different GPUs do not compare."""
+    """The progress of several searches as one. It has no best: figures of different GPUs are not comparable."""
 
     def __init__(self, count: int, on_change: Callable[[Progress], None]) -> None:
         self._each: list[Progress | None] = [None] * count

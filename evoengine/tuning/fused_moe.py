@@ -1,9 +1,8 @@
-"""Write a ledger's best configurations of vLLM's and SGLang's Triton kernels as the files that these read."""
+"""Write the best configurations of vLLM's and SGLang's Triton kernels as their tuning files."""
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from evoengine.paths import write_atomically
 from evoengine.records import Candidate, Rejection
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.finishing import is_judged, judge_export
+from evoengine.tuning.setup import drawn_seed
 from evoengine.workloads.triton_kernel import (
     Served,
     TritonWorkload,
@@ -27,20 +27,20 @@ from evoengine.workloads.triton_kernel import (
 Files = dict[str, dict[str, dict[str, int]]]
 """path below the folder → rows M → the configuration"""
 Prove = Callable[[Ledger, Candidate], str | None]
-"""returns why a configuration is not written, None where its gate is finished"""
+"""returns why a configuration is not written; None if its gate is finished"""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFiles:
     files: Files
     left_out: tuple[str, ...]
-    """a sentence for each problem that no file has"""
+    """a sentence for each problem that was left out"""
 
 
 def find_fused_moe(ledger: Ledger, gpu: Gpu, prove: Prove) -> ServedFiles:
-    """Return the files of the best configurations on one GPU. Raises NothingFound where the ledger has none.
+    """Return the files of the best configurations on one GPU. Raises NothingFound if the ledger holds none.
 
-    Of kernels of the same name and sizes, and of problems with one row in the same file, the last run's is taken.
+    If several runs have the same kernel and sizes, or the same row of a file, the last run's result is used.
     """
     files: Files = {}
     left_out = []
@@ -52,7 +52,7 @@ def find_fused_moe(ledger: Ledger, gpu: Gpu, prove: Prove) -> ServedFiles:
         assert found.binary is not None  # it is ranked
         name = served_file_name(served, sizes, gpu, found.binary.compiler.removeprefix("triton "))
         if str(sizes["M"]) in files.setdefault(name, {}):
-            left_out.append(f"{problem}: {name} has this M of a later run")
+            left_out.append(f"{problem}: a later run has this M of {name}")
         else:
             files[name][str(sizes["M"])] = served_entry(found.config)
     if not any(files.values()):
@@ -81,29 +81,29 @@ def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list
 
 
 def is_finished(ledger: Ledger, candidate: Candidate) -> str | None:
-    """Look in the ledger alone whether a configuration's gate is finished."""
+    """Return why a configuration's gate is not finished according to the ledger, None if it is."""
     if candidate.imported_from is None and is_judged(ledger.verdicts(candidate.trial)):
         return None
     finish = hint("best", gpu=candidate.gpu, **{"fused-moe": "configs/"}, db=ledger.db)
-    return f"the gate was not finished for trial {candidate.trial}: {finish} finishes it"
+    return f"the gate of trial {candidate.trial} is not finished: {finish} finishes it"
 
 
 def finish(ledger: Ledger, candidate: Candidate) -> str | None:
-    """Finish a configuration's gate where it was not."""
+    """Finish a configuration's gate; return why it did not pass, None if it did."""
     if is_finished(ledger, candidate) is None:
         return None
     winner = with_machine_code(ledger, candidate.trial)
     if isinstance(winner, Rejection):
         return f"trial {candidate.trial} does not compile here: {winner.reason}"
     try:
-        judged = judge_export(ledger, winner, secrets.randbelow(2**31))
+        judged = judge_export(ledger, winner, drawn_seed())
     except (UsageError, MachineError) as error:
         return str(error)
     return None if judged.correct else f"trial {candidate.trial}: {judged}"
 
 
 def _searched(ledger: Ledger, gpu: Gpu) -> Iterator[tuple[str, str | None, Served, dict[str, int]]]:
-    """Yield problem, kernel's identity, kernel and sizes of what was searched, the last run's first."""
+    """Yield problem, identity, kernel and sizes of each search of such a kernel, the last run first."""
     seen = set()
     for run in reversed(ledger.runs()):
         if run.gpu != gpu.key or run.kernel is None or run.problem in seen:
@@ -117,9 +117,9 @@ def _searched(ledger: Ledger, gpu: Gpu) -> Iterator[tuple[str, str | None, Serve
 
 
 def _best_proven(ledger: Ledger, problem: str, gpu: Gpu, kernel: str | None, prove: Prove) -> Candidate | str:
-    """Return the fastest configuration that is proven, or why there is none.
+    """Return the fastest configuration that passes `prove`, or why there is none.
 
-    One that the proof refutes is ranked no more, so that the next one is asked.
+    One that fails is no longer ranked, so that the next one is tried.
     """
     asked = set[int]()
     while best := ledger.best(problem, gpu.key, top=1, kernel=kernel):

@@ -1,8 +1,7 @@
-"""Time on a GPU the candidates that a search without one left in the ledger, and say how well estimates rank them."""
+"""Time candidates of searches without a GPU on a GPU, and compute how well estimates ranked them."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from evoengine.stages.toolchain import compiler_version
 from evoengine.terms import FORMULA, model_of
 from evoengine.text import command_line
 from evoengine.tuning.boards import custom_definition
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, recording_failure, require_gpus, silent
+from evoengine.tuning.setup import Echo, drawn_seed, ledger_device, lock_gpu, recording_failure, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
@@ -39,15 +38,15 @@ class MeasureResult:
     baselines: tuple[Baseline, ...]
     best: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
-    """estimates beside figures that are comparable with those of `best`"""
+    """estimates and measurements that are comparable with those of `best`"""
     agreement: Agreement
     notes: tuple[str, ...]
 
 
 class MeasureRun:
-    """Gates and times the ledger's candidates on a GPU, best estimate first: the first `top`, or all if it is None.
+    """Gate and time the ledger's candidates on a GPU, best estimate first: the first `top`, or all if it is None.
 
-    Raises MachineError where there is no GPU that can run them.
+    Raises MachineError if no GPU can run them.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class MeasureRun:
             left = unmeasured_candidates(ledger, problem, gpu)
             if not left:
                 raise NothingFound(
-                    f"the ledger holds no correct candidate of {target} that is still to be measured: "
-                    f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
+                    f"the ledger holds no correct candidate of {target} that is not measured yet: "
+                    f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows the outcomes"
                 )
             device = _device_for(target, left)
             with lock_gpu(device, self._echo):
@@ -93,7 +92,7 @@ class MeasureRun:
         chosen = left[: self._top]
         self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name} · ledger {ledger.place}")
         here = replace(target, gpu=resolve_gpu(device, named))
-        spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
+        spaces, seed = spaces_of(ledger, chosen, here), drawn_seed()
         searched = ledger.run(chosen[0].run)
         run = ledger.start_run(
             gpu=named.key,
@@ -136,13 +135,11 @@ def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
     return device
 
 
-# Time on a GPU the candidates that a search without one left in the ledger.
-
 POLL_SECONDS = 0.1
 
 
 def unmeasured_candidates(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
-    """Return the candidates of the last run's kernel that no GPU has timed and nothing refuted, each source once.
+    """Return the candidates of the last run's kernel that are neither measured nor refuted, each source once.
 
     The best prediction comes first, then estimates by formula, those without either last.
     """
@@ -166,7 +163,7 @@ def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
 
 
 class Remeasurer:
-    """Gates and times candidates in the given order; each is in the ledger when `on_finish` is called with it."""
+    """Gate and time candidates in the given order; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
         self,
@@ -245,7 +242,7 @@ class Remeasurer:
 
 
 SHORT_LIST = 10
-"""number of best estimates to time; the regret is what timing only these would have cost"""
+"""number of best estimates for which the regret of timing only these is computed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +255,9 @@ class Pair:
     trial: int
     problem: str
     gpu: str
-    """for which it was compiled and estimated"""
+    """GPU for which it was compiled and estimated"""
     device: str
-    """on which it was measured"""
+    """GPU on which it was measured"""
     family: str
     estimated: float
     measured: float
@@ -278,10 +275,10 @@ class Pair:
 class Agreement:
     candidates: int
     spearman: float | None
-    """rank correlation, 1 for the same order; None for fewer than three pairs, or where one side is constant"""
+    """rank correlation, 1 for the same order; None for fewer than three pairs, or if one side is constant"""
     regret: float | None
-    """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None where no
-    more than those were measured"""
+    """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None if no
+    others were measured"""
 
 
 def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None = None) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""Judge texts that somebody proposes for a kernel, and enter each into the ledger beside the one that it came from.
+"""Judge proposed texts of a kernel, and record each in the ledger with its parent.
 
 Only device code is taken from a proposal. Grid, block, shared memory, shapes, reference and the gate's cases are those
 of its parent; seeds are drawn here. Compiler and emulator handle the text in a jail (evoengine.sandbox.jail).
@@ -6,7 +6,6 @@ of its parent; seeds are drawn here. Compiler and emulator handle the text in a 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,23 +25,22 @@ from evoengine.records import (
     Device,
     Outcome,
     Profile,
-    Rejection,
     Source,
 )
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
+from evoengine.search.compilers import compile_in
 from evoengine.search.evaluators import CpuEvaluator, end_of
 from evoengine.search.pipeline import Pipeline, Rendered
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import SearchSpace
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.stages.render import MOST_BYTES, render
-from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 from evoengine.text import command_line
 from evoengine.tuning.boards import custom_definition
-from evoengine.tuning.setup import Echo, begin_build, require_compilers, silent
+from evoengine.tuning.setup import Echo, begin_build, drawn_seed, require_compilers, silent
 from evoengine.workloads.base import Target
 from evoengine.workloads.triton_kernel import is_triton
 
@@ -51,11 +49,11 @@ SAMPLER = "proposer"
 
 
 def require_proposable(text: object) -> str:
-    """Return the text of a proposal. Raises UsageError for one that no ledger could keep, or that is no text."""
+    """Return the text of a proposal. Raises UsageError if it is not text, or cannot be stored."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError("a proposal must hold the kernel's text under the name text")
     if len(text.encode(errors="replace")) > MOST_BYTES:
-        raise UsageError(f"the proposed text is larger than {MOST_BYTES >> 20} MiB; no kernel needs to be")
+        raise UsageError(f"the proposed text exceeds {MOST_BYTES >> 20} MiB, the limit of a kernel")
     try:
         require_text(text)
     except ValueError as error:
@@ -64,7 +62,7 @@ def require_proposable(text: object) -> str:
 
 
 class Kernel(NamedTuple):
-    """Target and space that proposals are judged by; `identity` is that of a kernel that somebody brought."""
+    """Target and space of proposals; `identity` is that of a user's own kernel."""
 
     target: Target
     space: SearchSpace
@@ -72,7 +70,7 @@ class Kernel(NamedTuple):
 
 
 def kernel_of(ledger: Ledger, trial: Candidate) -> Kernel:
-    """Return the kernel of a trial as its run has it. Raises UsageError where its workload is not known here."""
+    """Return the kernel of a trial's run. Raises UsageError if its workload is unknown."""
     target = target_of(ledger, trial)
     return Kernel(target, spaces_of(ledger, [trial], target)[trial.run], ledger.run(trial.run).kernel)
 
@@ -81,7 +79,7 @@ class Proposals:
     """A run in the ledger whose candidates are proposed one at a time. Close it, or use it as a context manager."""
 
     def __init__(self, ledger: Ledger, kernel: Kernel, echo: Echo = silent) -> None:
-        """Begin the run. Raises MachineError where this machine has no jail or no compiler."""
+        """Begin the run. Raises MachineError if this machine has no jail or no compiler."""
         target, space, identity = kernel
         require_jail()
         require_compilers(target.gpu, emulated=True)
@@ -109,7 +107,7 @@ class Proposals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """End the run, with the error that ended it if there was one."""
+        """End the run; its status names the error, if there was one."""
         self._workers.close()
         self._judge.close()
         if kind is None:
@@ -122,17 +120,17 @@ class Proposals:
         """Judge the kernel's own text for a configuration; proposals may descend from it."""
         source = render(self._target, self._pipeline.space, config, templates)
         if is_triton(source.text):
-            raise UsageError("proposals are for CUDA text, and this kernel is a Triton kernel")
+            raise UsageError("proposals are CUDA text, but this kernel is a Triton kernel")
         return self._evaluate(config, source, (), "start")
 
     def propose(self, parent: Candidate, text: str) -> Candidate:
-        """Judge a text in the place of its parent's. Raises UsageError as `require_proposable` does."""
+        """Judge a text in place of its parent's. Raises UsageError as `require_proposable` does."""
         assert parent.source is not None  # it was rendered
         text = MARK + require_proposable(text).removeprefix(MARK)
         return self._evaluate(parent.config, replace(parent.source, text=text), (parent.trial,), PROPOSAL)
 
     def profile(self, candidate: Candidate) -> Profile | None:
-        """Return the model's profile of a correct candidate; None where its process dies."""
+        """Return the model's profile of a correct candidate; None if its process dies."""
         found = self._workers.submit(
             profile_without_gpu, self._target, candidate.contender, on_crash=Outcome.CRASHED, returns=Profile
         ).result()
@@ -149,13 +147,14 @@ class Proposals:
         return self._ledger.candidate(trial, with_cubin=True)
 
     def _judge_source(self, rendered: Rendered) -> None:
-        found = self._pipeline.screen_launch(rendered) or self._compile(rendered)
+        rejection = self._pipeline.screen_launch(rendered)
+        found = rejection or compile_in(self._workers, rendered.source, self._target.gpu.arch)
         occupancy = None
         if isinstance(found, Binary):
             compiled = self._pipeline.compiled(rendered, found)
             occupancy = compiled.occupancy
             self._ledger.record_binary(rendered.trial, compiled.source, found)
-            seed = secrets.randbelow(2**31)
+            seed = drawn_seed()
             screened = self._pipeline.screen_binary(compiled)
             judged = screened or self._pipeline.evaluate(compiled.contender, seed, self._workers).result()
             end = end_of(judged)
@@ -165,26 +164,16 @@ class Proposals:
             rendered.trial, end.outcome, end.reason, occupancy, end.device, end.verdicts, end.figure, end.evidence
         )
 
-    def _compile(self, rendered: Rendered) -> Binary | Rejection:
-        return self._workers.submit(
-            compile_task,
-            rendered.source,
-            self._target.gpu.arch,
-            on_crash=Outcome.UNCOMPILABLE,
-            returns=Binary,
-            seconds=COMPILE_SECONDS,
-        ).result()
-
 
 def descendant(ledger: Ledger, trial: int) -> Candidate:
-    """Return the trial that proposals shall descend from. Raises UsageError for one without a CUDA text."""
+    """Return the trial as the parent of proposals. Raises UsageError if it has no CUDA text."""
     parent = ledger.candidate(trial)
     if parent.source is None or not parent.source.text or is_triton(parent.source.text):
         raise UsageError(f"trial {trial} has no CUDA text that a proposal could replace")
     return parent
 
 
-# What a proposer is told of a candidate. It holds nothing of the gate's seeds.
+# What a proposer is told of a candidate. It must not reveal the gate's seeds.
 
 
 class Counterexample(TypedDict):
@@ -206,7 +195,7 @@ class GivenLaunch(TypedDict):
 
 
 class JudgedText(TypedDict):
-    """A text and how it was judged; what it did not reach is null."""
+    """A text and its verdict. A field is null if the text did not reach that stage."""
 
     trial: int
     parents: Sequence[int]

@@ -1,6 +1,6 @@
-"""Let a program propose texts for a kernel: it reads a line of JSON for each, and answers with one.
+"""Run a program that proposes texts for a kernel, with one line of JSON per request and per answer.
 
-The program may be a language model's client, a rewriting tool or a script. It reaches the network, and writes only into
+The program may be a language model's client, a rewriting tool or a script. It has network access and may write only to
 a folder of its own. docs/proposing.md describes the lines.
 """
 
@@ -31,9 +31,9 @@ from evoengine.tuning.proposals import Kernel, Proposals, descendant, judged_jso
 from evoengine.tuning.setup import Echo, checked, first_of_each_family, make_target, prepare_space, silent
 
 LINE_BYTES = 8 * MOST_BYTES
-"""of an answer: a text of the largest size, each of whose characters JSON may write as six"""
+"""limit of an answer: JSON may write each character of the largest text as six"""
 BAD_ANSWERS = 3
-"""answers in a row that hold no proposal, after which the program is ended"""
+"""consecutive answers without a proposal after which the program is stopped"""
 _CHUNK = 1 << 16
 
 
@@ -66,18 +66,18 @@ def propose(
     The first parent is the trial `start` of the ledger, else the first start point of the kernel's space. A later
     parent is the fastest correct candidate of the run. `timeout` is in seconds, for each answer.
 
-    Raises UsageError where the command does not answer as docs/proposing.md says, MachineError where this machine has
-    no jail.
+    Raises UsageError if the command violates the protocol of docs/proposing.md, MachineError if this machine has no
+    jail.
     """
     given = checked(propose, {k: v for k, v in locals().items() if k not in ("echo", "on_stage", "on_trial")})
     if proposals < 1 or not timeout > 0:
         raise UsageError(f"proposals is {proposals} and timeout {timeout}; both must be above 0")
     if not command.strip():
-        raise UsageError("the command of the proposer is empty; --with takes a shell command")
+        raise UsageError("--with is empty; it takes a shell command")
     jail.require_jail()
     on_stage("reading the problem")
     if start is not None and (problem is not None or kernel is not None or gpu != AUTO):
-        raise UsageError("--from names a trial, which has problem, kernel and GPU: leave them out")
+        raise UsageError("--from determines problem, kernel and GPU; leave --problem, --kernel and --gpu out")
     if start is None:
         own = _own_kernel(problem, gpu, given["kernel"])
         with open_ledger(given["db"], create=True) as ledger, Proposals(ledger, own.kernel, echo) as run:
@@ -109,7 +109,7 @@ def _converse(
 
 
 class _Own(NamedTuple):
-    """A kernel that no trial has yet, with the configuration and the templates of its first text."""
+    """A kernel without a trial, with the configuration and the templates of its first text."""
 
     kernel: Kernel
     config: Config
@@ -127,7 +127,7 @@ def _own_kernel(problem: str | None, gpu: str, folder: Path | None) -> _Own:
 
 
 class Dialogue:
-    """Requests and answers, until the program has no more to propose or enough was judged."""
+    """Requests and answers, until the program has no more proposals or enough were judged."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Dialogue:
         self.judged = 0
 
     def run_to_end(self) -> str:
-        """Return how it ended. Raises UsageError where the program does not answer as it should."""
+        """Return how it ended. Raises UsageError if the program violates the protocol."""
         bad, error = 0, None
         while self.judged < self._wanted:
             self._on_stage(f"waiting for proposal {self.judged + 1}")
@@ -157,10 +157,12 @@ class Dialogue:
             except UsageError as wrong:
                 bad, error = bad + 1, str(wrong)
                 if bad == BAD_ANSWERS:
-                    raise UsageError(f"the program gave {bad} answers in a row without a proposal: {wrong}") from None
+                    raise UsageError(
+                        f"the program gave {bad} consecutive answers without a proposal: {wrong}"
+                    ) from None
                 continue
             if text is None:
-                return "the program has no more to propose"
+                return "the program has no more proposals"
             bad, error = 0, None
             self._on_stage(f"judging proposal {self.judged + 1}")
             self._judge(text)
@@ -196,13 +198,13 @@ def _rank_key(candidate: Candidate) -> tuple[bool, float]:
 
 
 def _proposed(answer: bytes) -> str | None:
-    """Return the text of an answer, None where it says that there is no more. Raises UsageError for any other."""
+    """Return the text of an answer, None for `done`. Raises UsageError for an invalid answer."""
     try:
         found = parse_json(answer.decode())
     except ValueError as error:
-        raise UsageError(f"an answer is no JSON: {str(error)[:200]}") from None
+        raise UsageError(f"the answer is not JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):
-        raise UsageError(f'an answer is an object such as {{"text": "…"}}, not {type(found).__name__}')
+        raise UsageError(f'an answer must be an object such as {{"text": "…"}}, not {type(found).__name__}')
     return None if found.get("done") is True else require_proposable(found.get("text"))
 
 
@@ -210,7 +212,7 @@ def _proposed(answer: bytes) -> str | None:
 
 
 class Proposer:
-    """A shell command that answers each line of JSON by one. Close it, or use it as a context manager."""
+    """A shell command that answers each line of JSON with one. A context manager."""
 
     def __init__(self, command: str, seconds: float) -> None:
         """Start the command. `seconds` is the time limit of an answer."""
@@ -236,10 +238,9 @@ class Proposer:
         self._folder.cleanup()
 
     def ask(self, request: Mapping[str, Any]) -> bytes | None:
-        """Return the line that the command answers with; None where it has ended.
+        """Return the command's answer, a line; None if the command has ended.
 
-        Raises UsageError for an answer that was not asked for, or that is too long or too late, and where the command
-        failed.
+        Raises UsageError for an unsolicited, too long or late answer, and if the command failed.
         """
         unsent, answer = json.dumps(request).encode() + b"\n", b""
         deadline = time.monotonic() + self._seconds
@@ -262,17 +263,17 @@ class Proposer:
                     raise UsageError(f"the program's answer is longer than {LINE_BYTES >> 20} MiB")
         line, _, more = answer.partition(b"\n")
         if more or unsent:
-            raise UsageError("the program answers before it is asked; it must read a line and then print one")
+            raise UsageError("the program wrote an answer without a request; it must read a line, then print one")
         return line
 
     def _write(self, data: bytes) -> int:
         try:
             return os.write(self._stdin, data[:_CHUNK])
-        except BrokenPipeError:  # it reads no more; what it printed before is its answer
+        except BrokenPipeError:  # it no longer reads; its answer may already be in the pipe
             return len(data)
 
     def _require_end(self, answer: bytes) -> None:
-        """Wait for the end of the command. Raises UsageError where it failed or stopped within an answer."""
+        """Wait for the end of the command. Raises UsageError if it failed or ended within an answer."""
         code = jail.end_of(self._process.wait())
         if code or answer:
             raise UsageError(f"the program ended with exit code {code} before its answer was complete")

@@ -34,7 +34,7 @@ from evoengine.stages.toolchain import compiler_version
 from evoengine.text import command_line
 
 LOCAL = "local"
-"""a cluster of only this machine, for the duration of the command"""
+"""a cluster of this machine alone, for the duration of the command"""
 AUTO = "auto"
 """the cluster of which `ray start` made this machine a node"""
 GPU = "gpu:"
@@ -47,7 +47,7 @@ REACH_SECONDS = 5.0
 SURVEY_SECONDS = 120.0
 """time limit of the survey, which starts a process on each node"""
 OBJECT_STORE_BYTES = 200 << 20
-"""of a cluster of only this machine; a binary takes about 1 MB"""
+"""for a local cluster; a binary takes about 1 MB"""
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d{1,5})\Z")
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
@@ -78,10 +78,10 @@ class Node:
     """kind → number, as the node states it"""
     python: str = ""
     evoengine: str | None = None
-    """its version; None where it is not installed"""
+    """its version; None if it is not installed"""
     compiler: str | None = None
     why_unfit: str | None = None
-    """why no task of a search can run there"""
+    """why no task of a search can run on it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class DetachedStatus:
 
 
 class ClusterStatus(TypedDict):
-    """Resources by Ray's count; `cpus_busy` and `gpus_busy` count what anybody holds."""
+    """Resources as Ray counts them; `cpus_busy` and `gpus_busy` are those in use by any program."""
 
     nodes: Sequence[Node]
     cpus: float
@@ -130,8 +130,8 @@ def check_address(address: str, given_by: str = "--cluster") -> str:
     if address in (LOCAL, AUTO) or (found and 0 < int(found["port"]) < 1 << 16):
         return address
     raise UsageError(
-        f"{given_by} {address!r} is no cluster: write {LOCAL} (this machine), {AUTO} (the cluster that this machine is "
-        "a node of), ray://HOST:10001, or on a node HOST:6379"
+        f"{given_by} {address!r} is not the address of a cluster: write {LOCAL} (this machine), {AUTO} (the cluster of "
+        "which this machine is a node), ray://HOST:10001, or on a node HOST:6379"
     )
 
 
@@ -159,8 +159,7 @@ def connected(address: str) -> Iterator[None]:
         return
     if command_line() != " ".join(sys.argv):
         raise UsageError(
-            "Ray keeps the command lines of the programs that use a cluster, so a database's password cannot stand in "
-            "it: set EVOENGINE_DB instead of --db"
+            "Ray stores the command lines of its clients, so --db must not hold a password: set EVOENGINE_DB instead"
         )
     if found := ADDRESS.match(address):
         _require_listener(address, found["host"].strip("[]"), int(found["port"]))
@@ -197,8 +196,8 @@ def connected(address: str) -> Iterator[None]:
 def _watched_raylet() -> Iterator[None]:
     """Raise MachineError in the main thread when this machine's raylet dies.
 
-    End the process with its exit code where that has no effect for UNWIND_SECONDS. Ray itself reports nothing, and
-    calls into it block.
+    If that has no effect within UNWIND_SECONDS, end the process with the exit code of MachineError. Ray itself reports
+    nothing, and calls into it block.
     """
     process = _raylet()
     if process is None:
@@ -223,7 +222,7 @@ def _watched_raylet() -> Iterator[None]:
 def _raylet() -> int | None:
     """Return a descriptor (pidfd_open(2)) of the raylet to which this process is connected.
 
-    None where Ray's client (ray://) reaches the cluster without one.
+    None for Ray's client (ray://), which connects without one.
     """
     node = import_module("ray._private.worker").global_worker.node
     if node is None:
@@ -279,7 +278,7 @@ def _why_not_connected(address: str, error: Exception) -> str:
             "copy ~/.ray/auth_token of its first node to the same place here, or set RAY_AUTH_TOKEN"
         )
     if address == AUTO:
-        return f"this machine is a node of no Ray cluster; ray start makes it one, or --cluster names another ({said})"
+        return f"this machine is not a node of a Ray cluster; run ray start, or name a cluster with --cluster ({said})"
     return f"the Ray cluster at {address} cannot be reached: {said}"
 
 
@@ -340,9 +339,9 @@ def survey() -> list[Node]:
     try:
         answers = ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
-        raise MachineError(f"the nodes of the cluster do not answer in {SURVEY_SECONDS:g} s") from error
+        raise MachineError(f"the nodes of the cluster did not answer within {SURVEY_SECONDS:g} s") from error
     except ray.exceptions.RayError as error:
-        raise MachineError(f"a node of the cluster cannot be asked: {str(error).strip().splitlines()[-1]}") from error
+        raise MachineError(f"a node of the cluster does not answer: {str(error).strip().splitlines()[-1]}") from error
     return [_described(node, found) for node, found in zip(nodes, answers, strict=True)]
 
 
@@ -371,13 +370,13 @@ def _described(node: Node, found: Mapping[str, str | None]) -> Node:
     python, own = str(found["python"]), sys.version.split()[0]
     why = None
     if python.split(".")[:2] != own.split(".")[:2]:
-        why = f"Python {python}, and here it is {own}"
+        why = f"Python {python} (here {own})"
     elif found["evoengine"] is None:
-        why = f"no evoengine ({found.get('why')}), and here it is {__version__}"
+        why = f"no evoengine: {found.get('why')} (here {__version__})"
     elif found["evoengine"] != __version__:
-        why = f"evoengine {found['evoengine']}, and here it is {__version__}"
+        why = f"evoengine {found['evoengine']} (here {__version__})"
     elif found["compiler"] != _own_compiler():
-        why = f"{found['compiler'] or 'no CUDA compiler'}, and here it is {_own_compiler()}"
+        why = f"{found['compiler'] or 'no CUDA compiler'} (here {_own_compiler()})"
     return Node(
         node.id, node.host, node.address, node.cpus, node.gpus, python, found["evoengine"], found["compiler"], why
     )
@@ -417,9 +416,9 @@ class Cluster:
     """kind of GPU, a key of gpus.toml"""
     nodes: int
     gpus: int
-    """of each node; with 0 it only compiles, gates and predicts"""
+    """per node; with 0 the cluster compiles, gates and predicts"""
     cpus: int
-    """of each node"""
+    """per node"""
     image: str | None = None
     """of Kubernetes' pods: one with evoengine and Ray (deploy/Containerfile, target ray-node)"""
 
@@ -427,15 +426,15 @@ class Cluster:
 def write_files(folder: Path, names: tuple[str, ...], cluster: Cluster) -> list[Path]:
     """Write the files of these names and return their paths.
 
-    Raises UsageError, with nothing written, where one exists already or cannot be written, or where the image is
+    Raises UsageError, with nothing written, if a file exists already or cannot be written, or if the image is
     malformed.
     """
     if cluster.image is not None and not IMAGE.match(cluster.image):
-        raise UsageError(f"--image {cluster.image!r} is no container image: write REGISTRY/evoengine:TAG")
+        raise UsageError(f"--image {cluster.image!r} is not a container image: write REGISTRY/evoengine:TAG")
     texts = {folder / name: text_of(name, cluster) for name in names}
     for path in texts:
         if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} is there already: name another folder, or move it away")
+            raise UsageError(f"{path} already exists: name another folder, or move it away")
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
-"""A search of a recorded space: times are looked up; ledger and dashboard see no difference."""
+"""A search of a recorded space, in which times are looked up."""
 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,15 +29,15 @@ from evoengine.search.recorded import (
 from evoengine.text import printable
 from evoengine.tuning.resume import SearchRequest, begin
 from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, complete_from_run, finisher
-from evoengine.tuning.setup import Echo, recording_failure, silent
+from evoengine.tuning.setup import Echo, drawn_seed, recording_failure, silent
 
 
 class RecordedSearch:
-    """A search of the file that `options.device` names. Raises UsageError where it cannot be read."""
+    """A search of the file that `options.device` names. Raises UsageError if it cannot be read."""
 
     def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
         if options.objective and len(parse_objectives(options.objective)) > 1:
-            why = "a recorded file is searched by its times alone; leave --objective out"
+            why = "a recorded file has only times; leave --objective out"
             raise UsageError(f"--objective {options.objective}: {why}")
         on_stage("reading the recorded file")
         if options.resume is not None:
@@ -46,7 +45,7 @@ class RecordedSearch:
         self._file = Path(options.device.removeprefix(RECORDED))
         self._space = read_recorded(self._file)
         self._options, self._echo = options, echo
-        self._seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+        self._seed = drawn_seed(options.seed)
         self._replay: Replay | None = None
         self._stopped = False
         self.number: int | None = None
@@ -111,4 +110,4 @@ class RecordedSearch:
 
 def echo_estimated_alone(space: RecordedSpace, echo: Echo) -> None:
     if space.estimated:
-        echo(f"{space.estimated:,} more have an estimated time alone, and were left out")
+        echo(f"{space.estimated:,} configurations that have only an estimated time were left out")

@@ -1,4 +1,4 @@
-"""Write what a ledger knows of a problem on a GPU as a self-contained HTML page."""
+"""Write the results for a problem on a GPU as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_report(
     db: str | None = None,
     on_stage: Echo = silent,
 ) -> Overview:
-    """Write the page to `file`, completely or not at all, for the last run's problem and GPU unless others are named.
+    """Write the page to `file` atomically, by default for the problem and GPU of the last run.
 
     Raises NothingFound if the ledger holds no such trial, and UsageError if `file` is not an earlier report or cannot
     be written.
@@ -48,7 +48,7 @@ def draw_report(ledger: Ledger, problem: str | None, gpu: str | None, on_stage: 
     overview = read_overview(ledger, problem, gpu)
     if not overview.total:
         raise NothingFound(
-            f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"
+            f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} adds some"
         )
     peaks, why_not = _peaks(ledger, overview)
     on_stage("drawing the charts")
@@ -69,9 +69,9 @@ def _peaks(ledger: Ledger, overview: Overview) -> tuple[Peaks | None, str]:
         target = stored_target(ledger, overview.problem, stored_gpu(ledger, overview.gpu))
         flops, least_bytes = target.flops, target.min_dram_bytes
     except UsageError as error:
-        return None, f"the peaks are not known, as {error}"
+        return None, f"the peaks are unknown: {error}"
     if not flops or not least_bytes:
-        return None, "the operations and bytes of this problem are not known"
+        return None, "the numbers of operations and bytes of this problem are unknown"
     gpu = target.gpu
     return Peaks(gpu.name, flops, least_bytes, gpu.tensor_tflops, gpu.fp32_tflops, gpu.memory_gbs), ""
 
@@ -93,7 +93,7 @@ def _sections(overview: Overview, peaks: Peaks | None, why_not: str) -> list[Sec
 
 def _facts(overview: Overview) -> Facts:
     best, runs = overview.best, overview.runs
-    facts = [("best", "no trial is correct and has a figure" if best is None else f"trial {best.trial}")]
+    facts = [("best", "no correct trial has a figure" if best is None else f"trial {best.trial}")]
     if best is not None:
         m = best.ranked_by
         shown = digits(m.compared_us, range_us(m.terms))
@@ -108,5 +108,5 @@ def _facts(overview: Overview) -> Facts:
     origins = dict.fromkeys(run.imported_from for run in runs if run.imported_from)
     if origins:
         facts.append(("imported from", ", ".join(origins)))
-    facts.append(("made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by evoengine {__version__}"))
+    facts.append(("created", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by evoengine {__version__}"))
     return facts

@@ -26,7 +26,7 @@ CONDITION_REASONS = {
     "code": "evoengine's gate or model has changed",
     "gate": "the gate has another version",
     "model": "the model of predicted times has another version",
-    "predicted": "times can be predicted from machine code in one of the two only",
+    "predicted": "only one of the two can predict times from machine code",
 }
 """sentences for conditions whose values mean nothing to the user"""
 
@@ -54,7 +54,7 @@ class SearchRequest:
     trials: int
     seconds: float | None
     seed: int | None
-    """None where any seed will do"""
+    """None for any seed"""
     conditions: Mapping[str, Any]
 
     def differences(self, run: Run) -> list[str]:
@@ -66,10 +66,10 @@ class SearchRequest:
             "objective": (run.objectives, self.objectives),
             "seed": (run.seed, run.seed if self.seed is None else self.seed),
         }
-        found = [f"the {name} is {now}, and was {was}" for name, (was, now) in pairs.items() if was != now]
+        found = [f"the {name} is {now} and was {was}" for name, (was, now) in pairs.items() if was != now]
         if run.space_sha256 != self.space_sha256:
             named = self.space_name if self.space_name == run.space_name else f"{self.space_name}, not {run.space_name}"
-            found.append(f"the space is another one ({named} is not as it was)")
+            found.append(f"the space has changed ({named})")
         return found + changes(run.conditions or {}, self.conditions)
 
 
@@ -92,7 +92,7 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _change(name: str, was: object, now: object) -> str:
-    return f"{name}: {_shown(now)}, and was {_shown(was)}"
+    return f"{name} is {_shown(now)} and was {_shown(was)}"
 
 
 def _shown(value: object) -> str:
@@ -113,17 +113,17 @@ def named_run(ledger: Ledger, number: int) -> Run:
     if found is None:
         raise UsageError(f"the ledger holds no search that can be resumed: {listed}")
     if found.imported_from is not None:
-        raise UsageError(f"run {found.id} was imported, and nothing can be added to it: {listed}")
+        raise UsageError(f"run {found.id} was imported and cannot be resumed: {listed}")
     if found.conditions is None:
-        why = "it is of an older evoengine, or no search"
-        raise UsageError(f"run {found.id} cannot be resumed ({why}); search without --resume begins a new one")
+        why = "it is not a search, or was made by an older evoengine"
+        raise UsageError(f"run {found.id} cannot be resumed ({why}); search without --resume starts a new one")
     return found
 
 
 def require_same(run: Run, asked: SearchRequest) -> None:
     """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
-        begins = "search without --resume begins a new run, which takes over what is known"
+        begins = "search without --resume starts a new run, which reuses known results"
         raise UsageError(f"run {run.id} cannot be resumed: {'; '.join(found)}. {begins}")
 
 
@@ -135,7 +135,7 @@ def require_budget(ledger: Ledger, run: Run, asked: SearchRequest) -> None:
     if done >= asked.trials:
         raise UsageError(f"run {run.id} has completed its {done} trials: --trials {2 * done} runs {done} more")
     if asked.seconds is not None and spent >= asked.seconds:
-        more = f"--minutes {2 * spent / 60:.3g} gives it as long again"
+        more = f"--minutes {2 * spent / 60:.3g} doubles its time"
         raise UsageError(f"run {run.id} has used its {spent / 60:.3g} minutes: {more}")
 
 
@@ -168,8 +168,8 @@ def begin(
         echo(f"resuming run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
         return ActiveRun(found.id, found.seed, spent)
     if found is not None and resume is not None:
-        wait = "wait until it has ended, or, where it was killed on another machine, for a minute"
-        raise UsageError(f"run {found.id} is still going on: {wait}")
+        wait = "wait until it has ended, or for a minute if it was killed on another machine"
+        raise UsageError(f"run {found.id} is in progress: {wait}")
     if changed := _changes_since_last(ledger, asked):
         echo(changed)
     run = ledger.start_run(

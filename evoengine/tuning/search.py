@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +37,7 @@ from evoengine.tuning.setup import (
     Echo,
     Place,
     ThisMachine,
+    drawn_seed,
     first_of_each_family,
     make_target,
     prepare_space,
@@ -59,11 +59,11 @@ class SearchOptions:
     """The options of a search; each field is the option of `evoengine search` of that name."""
 
     problem: str | None = None
-    """the workload's example where it is None"""
+    """None: the workload's example"""
     gpu: str = AUTO
-    """a name of gpus.toml; auto is the GPU of this machine, h100 where it has none"""
+    """a name of gpus.toml; auto is the GPU of this machine, h100 if it has none"""
     gpu_file: Path | None = None
-    """a TOML file with a GPU that gpus.toml does not have"""
+    """a TOML file that describes another GPU"""
     kernel: Path | None = None
     """a folder with the user's own kernel"""
     triton: str | None = None
@@ -74,13 +74,13 @@ class SearchOptions:
     """with `triton`: the function of the file that returns what the kernel should write"""
     families: tuple[str, ...] = ()
     trials: int | None = None
-    """60 where it is None, or as many as the resumed run was to do"""
+    """None: 60, or the number of the resumed run"""
     minutes: float | None = None
     sampler: str | None = None
-    """evolution where it is None"""
+    """None: evolution"""
     device: str = "auto"
     objective: str | None = None
-    """tflops where it is None"""
+    """None: tflops"""
     space: Path | None = None
     templates: Path | None = None
     db: str | None = None
@@ -89,32 +89,30 @@ class SearchOptions:
     resume: int | None = None
     """the run to resume, 0 for the last one"""
     clock: str | None = None
-    """clock for which times are predicted: boost, sustained or locked:MHZ; boost where it is None"""
+    """clock for which times are predicted: boost, sustained or locked:MHZ; None: boost"""
     remeasure: bool = False
-    """whether to evaluate kernels again whose result the ledger has"""
+    """whether to evaluate kernels again whose results the ledger holds"""
     cluster: str | None = None
     """the Ray cluster on which to run: local, auto, ray://HOST:PORT or HOST:PORT"""
     timeout: float | None = None
-    """seconds to wait for a GPU that the cluster does not have yet; no limit where it is None"""
+    """seconds to wait for a GPU that the cluster does not have yet; None: no limit"""
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values. The command line rejects most of them earlier."""
         if self.sampler is not None and self.sampler not in samplers.NAMES:
             near = did_you_mean(self.sampler, samplers.NAMES)
-            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
+            raise UsageError(f"unknown sampler {self.sampler!r}; samplers are {', '.join(samplers.NAMES)}{near}")
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
             near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
-            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
+            raise UsageError(f"device {self.device!r} is not one of auto, emulator, cuda and {RECORDED}FILE{near}")
         if self.clock is not None:
             Clock.parse(self.clock)
         if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise UsageError(
-                f"--minutes is {self.minutes}; it must be a number above 0, and without it there is no limit"
-            )
+            raise UsageError(f"--minutes is {self.minutes}; it must be above 0, or left out for no limit")
         if self.timeout is not None and (self.cluster is None or self.timeout < 0):
-            raise UsageError(f"--timeout is {self.timeout}; it takes seconds, and --cluster with it")
+            raise UsageError(f"--timeout is {self.timeout}; it takes seconds, and requires --cluster")
         if self.cluster is not None and self.device.startswith(RECORDED):
-            raise UsageError("--cluster and --device recorded:FILE are two places for a search; give one")
+            raise UsageError("--cluster contradicts --device recorded:FILE; give one of them")
         self._require_triton_alone()
         require_seed(self.seed)
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
@@ -125,22 +123,22 @@ class SearchOptions:
         if self.triton is None:
             for name in ("call", "reference"):
                 if getattr(self, name) is not None:
-                    raise UsageError(f"--{name} is for --triton FILE::KERNEL, which is not given")
+                    raise UsageError(f"--{name} requires --triton FILE::KERNEL")
             return
         for name in ("kernel", "templates", "families"):
             if getattr(self, name):
                 raise UsageError(
-                    f"--{'family' if name == 'families' else name} is not for --triton; leave one of them out"
+                    f"--{'family' if name == 'families' else name} contradicts --triton; leave one of them out"
                 )
         if self.device == "cuda" or self.device.startswith(RECORDED):
             raise UsageError(
-                f"--device {self.device} is not for --triton: a Triton kernel is gated on the virtual GPU, and ranked "
-                "by its predicted time"
+                f"--device {self.device} contradicts --triton: a Triton kernel is gated on the virtual GPU and ranked "
+                "by predicted time"
             )
 
     @property
     def host(self) -> Host | None:
-        """Return the user's Triton kernel with its functions. Raises UsageError where there is no such file."""
+        """Return the user's Triton kernel with its functions. Raises UsageError if there is no such file."""
         return read_host(self.triton, self.call, self.reference) if self.triton else None
 
 
@@ -164,10 +162,10 @@ class SearchResult:
 def write_space(options: SearchOptions, file: Path) -> int:
     """Write the space that a search with these options would use, and return the number of its configurations.
 
-    Raises UsageError as a search does, and where the file is there already.
+    Raises UsageError as a search does, and if the file exists already.
     """
     if file.exists():
-        raise UsageError(f"{file} is there already; --write-space takes the name of a new file")
+        raise UsageError(f"{file} already exists; --write-space takes the name of a new file")
     gpu = choose_gpu(options.gpu, options.gpu_file, partial(find_stored_gpu, options.db)).gpu
     space = read_space(options.space, make_target(options.problem, gpu, options.kernel, options.host), options.families)
     write_atomically(file, (space.text,))
@@ -218,7 +216,7 @@ class Search:
         place: Place | None = None,
         first: Sequence[Config] = (),
     ) -> None:
-        """Check the options. Those configurations of `first` that the problem's space has are evaluated first."""
+        """Check the options. Configurations of `first` that are in the problem's space are evaluated first."""
         self._place = place = place or ThisMachine()
         on_stage("reading the problem")
         if options.resume is not None:
@@ -276,7 +274,7 @@ class Search:
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
                 ledger.database.patience = Patience(self._echo)
-                # a search on a GPU needs no judge, and waits for the build only to know whether it can predict
+                # a search on a GPU waits for the build only because predictions need it
                 unpredictable = why_no_predictions(self._setting.target.gpu, self._build if self._timing else None)
                 run = self.number = self._begin(ledger, unpredictable is None)
                 with recording_failure(ledger, run):
@@ -285,7 +283,7 @@ class Search:
             self.close()
 
     def close(self) -> None:
-        """Release what a search holds that is not run."""
+        """Release the resources of a search that does not run."""
         if self._build:
             self._build.close()
         self._renderer.close()
@@ -401,7 +399,7 @@ def _setting(
         space,
         templates,
         options.sampler or samplers.DEFAULT,
-        seed=secrets.randbelow(2**31) if options.seed is None else options.seed,
+        seed=drawn_seed(options.seed),
         trials=options.trials or DEFAULT_TRIALS,
         seconds=options.minutes * 60 if options.minutes else None,
         jobs=jobs,
@@ -416,7 +414,7 @@ def require_several(objective: str, sampler: str) -> None:
     """Raise UsageError if the sampler supports only one objective."""
     if samplers.SAMPLERS[sampler].single_objective:
         able = ", ".join(name for name, declared in samplers.SAMPLERS.items() if not declared.single_objective)
-        raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+        raise UsageError(f"the sampler {sampler} supports only one objective; for several use {able}")
 
 
 def concurrent_searches(ledger: Ledger, run: int) -> str | None:
@@ -427,7 +425,7 @@ def concurrent_searches(ledger: Ledger, run: int) -> str | None:
     if not others:
         return None
     named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
-    return f"{named} searching the same problem: each kernel is evaluated by one of them, and the others wait for it"
+    return f"{named} searching the same problem: each kernel is evaluated by one search, and the others wait for it"
 
 
 def _same_target(one: Run, other: Run) -> bool:
@@ -450,7 +448,7 @@ def _announce(
     work = f" · {target.flops / 1e9:,.4g} GFLOP" if target.flops else ""
     echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem}{work}")
     if timing:
-        other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
+        other = f", by its limits; --gpu names {named.name}, of the same {named.arch}"
         echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:
         at = f"by times predicted from the machine code at the {target.clock} clock"
@@ -468,6 +466,4 @@ def _announce(
         echo(f"left out: family {family}: {why}")
     points = space.starts or first_of_each_family(space)
     for knob in inert_knobs(target, space, points, s.templates, s.fill):
-        echo(
-            f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
-        )
+        echo(f"inert: {knob} changes no kernel around the start points; use it in a template or remove it")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -41,7 +42,7 @@ from evoengine.stages.toolchain import (
     include_folders,
     torch_cuda,
 )
-from evoengine.tuning.boards import Choice, choose_gpu
+from evoengine.tuning.boards import Choice, choose_gpu, space_file_of
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import AnyWorkload, Host, Target
 from evoengine.workloads.triton_kernel import TRITON_FILE, read_folder
@@ -54,7 +55,7 @@ Echo = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Ignore a message, for callers without an audience."""
+    """Ignore a message."""
 
 
 def register_kernel(folder: Path) -> AnyWorkload:
@@ -71,10 +72,10 @@ def register_kernel(folder: Path) -> AnyWorkload:
 
 
 def require_name(workload: AnyWorkload, problem: str) -> None:
-    """Raise UsageError where the problem names another workload; one without a name fits any."""
+    """Raise UsageError if the problem names another workload. One without a name fits any."""
     name, colon, _ = problem.partition(":")
     if colon and name != workload.name:
-        raise UsageError(f"the problem {problem} is of {name}, and the kernel is {workload.name}")
+        raise UsageError(f"the problem {problem} is of the workload {name}, and the kernel is {workload.name}")
 
 
 def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None, host: Host | None = None) -> Target:
@@ -84,7 +85,7 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None, host:
     `host`, or of the default workload. A user's own is registered under its name. Raises UsageError.
     """
     if problem == "":
-        raise UsageError("the problem is an empty text; evoengine problems lists those that can be named")
+        raise UsageError("the problem is empty; evoengine problems describes the syntax")
     workload: AnyWorkload
     if host is not None:
         workload = examine_triton(host, gpu)
@@ -105,8 +106,7 @@ def read_space(space_file: Path | None, target: Target, families: Sequence[str] 
     text = None if space_file else workload.space_text()
     if text is not None:
         return space_from_text(text, f"{workload.name}.toml", target.problem, target.gpu)
-    own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
-    space = load_space(space_file or own, target.problem, target.gpu, families)
+    space = load_space(space_file or space_file_of(workload), target.problem, target.gpu, families)
     if space.kernel != workload.name:
         raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
     return space
@@ -125,7 +125,7 @@ def prepare_space(
     folder = templates or asset("templates")
     if not folder.is_dir():
         raise UsageError(
-            f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
+            f"there is no templates folder {folder}; --templates takes a folder with {space.kernel}/*.cu.j2"
         )
     for config in first_of_each_family(space):
         source = render(target, space, config, folder, fill)
@@ -154,8 +154,8 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
     if gpu.capability not in (known := compiled_capabilities()):
         able = ", ".join(f"sm_{each}" for each in known)
         raise MachineError(
-            f"{compiler_version()} cannot compile for {gpu.arch}, which {gpu.key} needs; it can for {able}: "
-            "evoengine gpus marks the others"
+            f"{compiler_version()} cannot compile for {gpu.arch}, which {gpu.key} needs, only for {able}: evoengine "
+            "gpus lists the GPUs"
         )
     include_folders()
     if emulated:
@@ -183,8 +183,13 @@ def require_seed(seed: int | None) -> None:
         raise UsageError(f"--seed is {seed}; it must be from 0 to {(1 << 32) - 1}")
 
 
+def drawn_seed(given: int | None = None) -> int:
+    """Return the seed that was given, or a random one."""
+    return secrets.randbelow(2**31) if given is None else given
+
+
 def begin_build(emulated: bool, echo: Echo, begun: FirstBuild | None = None) -> FirstBuild:
-    """Start building the judges that this machine lacks, or go on with a build that has `begun`."""
+    """Start building the judges that this machine lacks, or continue a build that has `begun`."""
     build = begun or FirstBuild()
     if emulated:
         build.add_emulator()
@@ -224,8 +229,8 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
         device = devices[0]
         if requested == "cuda":
             raise MachineError(
-                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named "
-                "by --gpu; name the one that is here, or --device emulator"
+                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) of "
+                "--gpu; name this machine's, or use --device emulator"
             )
         return None
     if torch_cuda() is None:
@@ -244,7 +249,7 @@ def require_driver(driver: str, parts: Mapping[str, str]) -> None:
     Each is given with the CUDA version for which it was built.
     """
     if why := cuda_mismatch(driver, parts):
-        raise MachineError(f"{why}; --device emulator works without")
+        raise MachineError(f"{why}; --device emulator needs no driver")
 
 
 @contextmanager
@@ -256,20 +261,18 @@ def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
     with lock_device(device, echo):
         if others := other_processes(device.uuid):
             named = ", ".join(map(str, others))
-            echo(
-                f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone"
-            )
+            echo(f"other processes use {device.name} ({named}): times will be longer and less stable than alone")
         yield
 
 
 def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
-    """Return this machine's GPUs that torch and the code of these compilers (nvrtc 13.0) run on.
+    """Return this machine's GPUs, on which torch and binaries of these compilers (such as nvrtc 13.0) can run.
 
-    Raises MachineError if there is no GPU, or one that cannot run it.
+    Raises MachineError if there is no GPU, or if its driver cannot run them.
     """
     found = find_driver()
     if isinstance(found, str):
-        raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
+        raise MachineError(f"no GPU to time on: {found}; evoengine doctor describes this machine")
     driver, devices = found
     torch = torch_cuda()
     if torch is None:
@@ -346,8 +349,8 @@ class ThisMachine:
 
 
 _NAMES = {
-    str: "a text", int: "a whole number", float: "a number", bool: "True or False", Path: "a path",
-    os.PathLike: "a path", tuple: "a sequence of texts", Mapping: "a mapping of knobs and values",
+    str: "a string", int: "a whole number", float: "a number", bool: "True or False", Path: "a path",
+    os.PathLike: "a path", tuple: "a sequence of strings", Mapping: "a mapping of knobs and values",
     dict: "a mapping of knobs and values", type(None): "None",
 }  # fmt: skip # a table
 
@@ -355,7 +358,7 @@ _NAMES = {
 def checked(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a function's or a class's parameters with paths as Path and sequences as tuples.
 
-    Raises UsageError for a value that its parameter's annotation does not allow; a sentence names both.
+    Raises UsageError for a value that its parameter's annotation does not allow.
     """
     kinds = _kinds(function)
     return {name: _checked(name, value, kinds[name]) if name in kinds else value for name, value in values.items()}

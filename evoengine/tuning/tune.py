@@ -1,8 +1,7 @@
-"""A search as one function call, for programs, and one search of several problems.
+"""A search as one function call, and a search of several problems.
 
-The latter finds the kernels that serve them, each problem by its own run of the ledger:
-
-each problem's own search ──▶ the best of the others on each problem ──▶ a table, whose kernels' gates are finished
+The latter has a run for each problem: first each problem's own search, then the best kernels of the others on it. Then
+the kernels that serve all problems are chosen, and their gates finished.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def tune(
 ) -> SearchResult:
     """Search for the fastest correct kernel of a problem on a GPU; SearchOptions describes the options.
 
-    A program that calls this must be importable: candidates run in processes of their own, which import its main module
-    (`if __name__ == "__main__":`); one on standard input is not imported. Raises UsageError, MachineError.
+    The calling program needs `if __name__ == "__main__":`, because worker processes import its main module (unless it
+    is read from standard input). Raises UsageError, MachineError.
     """
     options = {name: value for name, value in locals().items() if name not in ("echo", "unknown")}
     if unknown:
@@ -92,7 +91,7 @@ def prepare_all(options: Sequence[SearchOptions], echo: Echo, on_stage: Echo = s
     """Return searches that are ready to run at once, each on GPUs of its own. Raises UsageError, MachineError."""
     if options[0].cluster is None:
         listed = " and ".join(each.gpu for each in options)
-        raise UsageError(f"--gpu is given {len(options)} times, {listed}; without --cluster it takes one value")
+        raise UsageError(f"--gpu is given {len(options)} times ({listed}); without --cluster it takes one value")
     return FleetSearch(options, echo, on_stage)
 
 
@@ -102,9 +101,9 @@ RANKED = (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.UNFINISHED)
 @dataclass(frozen=True, slots=True)
 class SetResult:
     runs: Mapping[str, SearchResult]
-    """by problem; of each the last part of its run"""
+    """problem → result of the last search in its run"""
     table: Table | None
-    """None where the search was interrupted"""
+    """None if the search was interrupted"""
 
 
 class SetSearch:
@@ -119,7 +118,7 @@ class SetSearch:
         on_stage: Echo = silent,
     ) -> None:
         if options.resume is not None:
-            raise UsageError("--resume continues one run; the same command with all problems continues those")
+            raise UsageError("--resume continues one run; repeat the command without it to continue several problems")
         if kernels is not None and kernels < 1:
             raise UsageError(f"--kernels is {kernels}; it must be at least 1")
         self._options, self._kernels = options, kernels
@@ -194,7 +193,7 @@ class SetSearch:
         return list(found.values())[: max(len(self._problems), len(own) // 2)]
 
     def _finish_gates(self, ledger: Ledger, gpu: str) -> None:
-        """Judge to the end what the table has of kernels that passed the short cases alone, until all of it has."""
+        """Finish the gate of chosen kernels that passed only the short cases, until all have passed it."""
         while not self._stopped:
             chosen = choose({problem: _timed(ledger, problem, gpu) for problem in self._problems}, self._kernels)
             candidates = [ledger.candidate(one.trial) for one in chosen.values()]
@@ -213,7 +212,7 @@ class SetSearch:
 
 
 def _timed(ledger: Ledger, problem: str, gpu: str) -> list[Timed]:
-    """Return the problem's trials that no judge has refuted, fastest first, with one kind of figure."""
+    """Return the problem's trials that no judge refuted, with the most trusted kind of figure, fastest first."""
     trials = ledger.trials(problem=problem, gpu=gpu, outcomes=RANKED)
     known = [t for t in trials if t.measurement is not None and t.operator != PROPOSAL]
     ordered = sorted(((t.measurement, t) for t in known if t.measurement), key=lambda pair: pair[0].rank_key)

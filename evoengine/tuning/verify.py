@@ -7,7 +7,6 @@ is judged again by its verification record, without a ledger, a GPU or a network
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -25,7 +24,6 @@ from evoengine.records import (
     EMULATOR,
     EXECUTOR,
     PROPOSAL,
-    Binary,
     Candidate,
     CaseResult,
     Config,
@@ -36,7 +34,7 @@ from evoengine.records import (
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass.launch import require_arch_of
-from evoengine.search.compilers import Renderer, with_machine_code
+from evoengine.search.compilers import Renderer, compile_in, with_machine_code
 from evoengine.search.evaluators import Evaluator, end_of, make_evaluator
 from evoengine.search.finishing import judge_once
 from evoengine.search.first_build import build_judges
@@ -45,7 +43,7 @@ from evoengine.search.reference import require_reference, with_functions
 from evoengine.search.targets import restored_workload
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.stages.render import Fill
-from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
+from evoengine.stages.tasks import Evaluation
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import kernel_of
 from evoengine.tuning.setup import (
@@ -53,6 +51,7 @@ from evoengine.tuning.setup import (
     begin_build,
     checked,
     choose_device,
+    drawn_seed,
     lock_gpu,
     make_target,
     prepare_space,
@@ -73,9 +72,9 @@ if TYPE_CHECKING:
 class Verified:
     candidate: Candidate
     seed: int
-    """with which the verdict can be repeated"""
+    """repeats the verdict"""
     on_cpu: Judged | None = None
-    """the result of the judges without a GPU, where they were asked for and there is a binary"""
+    """verdicts of the CPU judges, if they were requested and there is a binary"""
 
     def __repr__(self) -> str:
         c, ended = self.candidate, "correct" if self.correct else self.why_not
@@ -88,7 +87,7 @@ class Verified:
 
     @property
     def why_not(self) -> str:
-        """Return how a candidate that is not correct ended, and why."""
+        """Return the outcome of a candidate that is not correct, with the reason."""
         c = self.candidate
         if c.outcome is None and self.on_cpu and (wrong := self.on_cpu.wrong):
             return f"{wrong.outcome}: {self.on_cpu.why_wrong}"
@@ -111,10 +110,11 @@ def verify(
     echo: Echo = silent,
     on_stage: Echo = silent,
 ) -> Verified:
-    """Render, compile and gate a configuration: on a GPU, or by both judges on the CPU; with `binary` by all three.
+    """Render, compile and gate a configuration on a GPU, or by both judges on the CPU; with `binary` by all three.
 
-    `config` may be the number of a trial in the ledger `db`: its configuration, and its problem and GPU where none are
-    given. `on_stage` receives the current stage. Raises UsageError where the configuration is not in the space.
+    `config` may be the number of a trial in the ledger `db`, which stands for its configuration and supplies problem
+    and GPU unless they are given. `on_stage` receives the current stage. Raises UsageError if the configuration is not
+    in the space.
     """
     given = checked(verify, {name: value for name, value in locals().items() if name not in ("echo", "on_stage")})
     place = given.pop("db")
@@ -129,17 +129,17 @@ def verify(
 
 
 def is_judged_as_stored(found: Candidate) -> bool:
-    """Return whether a trial's text is not rendered again: that of a proposal, or of a file with a Triton kernel."""
+    """Return whether a trial's stored text is judged: a proposal or a Triton kernel cannot be rendered again."""
     return found.operator == PROPOSAL or (found.source is not None and is_triton(found.source.text))
 
 
 def _as_stored(ledger: Ledger, found: Candidate, seed: int | None, on_stage: Echo) -> Verified:
-    """Judge the text and the binary that the ledger has."""
+    """Judge the stored text and binary."""
     require_seed(seed)
     known = with_machine_code(ledger, found.trial)
     if isinstance(known, Rejection):
         raise MachineError(f"trial {found.trial} cannot be judged here: {known.reason}")
-    kernel, seed = kernel_of(ledger, found), secrets.randbelow(2**31) if seed is None else seed
+    kernel, seed = kernel_of(ledger, found), drawn_seed(seed)
     require_compilers(kernel.target.gpu, emulated=True)
     on_stage("executing it")
     judged = judge_once(kernel.target, kernel.space, known.contender, seed)
@@ -202,7 +202,7 @@ def _verify(
     require_reference(target, echo)
     if chosen:
         echo(chosen)
-    seed = secrets.randbelow(2**31) if seed is None else seed
+    seed = drawn_seed(seed)
     on_stage("compiling and gating")
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed, build=None if timing else begin_build(True, echo))
@@ -225,9 +225,6 @@ def _verify(
     return Verified(replace(candidate, binary_verdict=by_binary), seed, found)
 
 
-# Evaluate one configuration outside any search and ledger, as `evoengine verify` does.
-
-
 def evaluate_config(
     target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
@@ -242,14 +239,7 @@ def evaluate_config(
         return _ended(target, rendered, rejection)
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        made = workers.submit(
-            compile_task,
-            rendered.source,
-            target.gpu.arch,
-            on_crash=Outcome.UNCOMPILABLE,
-            returns=Binary,
-            seconds=COMPILE_SECONDS,
-        ).result()
+        made = compile_in(workers, rendered.source, target.gpu.arch)
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
         compiled = pipeline.compiled(rendered, made)
@@ -263,7 +253,7 @@ def evaluate_config(
 
 
 def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) -> Candidate:
-    """Return the candidate as far as it came, with its result."""
+    """Return a candidate with the stages it reached and its result."""
     candidate = Candidate(0, 0, str(target.problem), target.gpu.key, reached.config)
     if isinstance(reached, Rendered):
         candidate = replace(candidate, source=reached.source)
@@ -297,8 +287,8 @@ def verify_triton(
 ) -> list[ConfigVerdict]:
     """Return a verdict for each configuration of the autotuner's list, in its order.
 
-    One whose process dies or takes too long is wrong for that, and the others are gated all the same. Raises UsageError
-    as `Session` does, and for a GPU whose machine code cannot be executed.
+    A configuration whose process dies or exceeds its time is wrong; the others are still gated. Raises UsageError as
+    `Session` does, and for a GPU whose machine code cannot be executed.
     """
     from evoengine.virtual.gate import Attempt, ConfigVerdict
 
@@ -314,8 +304,7 @@ def verify_triton(
         configs = pool.submit(_configs, host, gpu, seed, on_crash=Outcome.CRASHED, returns=tuple).result()
         if isinstance(configs, Rejection):
             raise UsageError(f"{host.file} cannot be executed: {configs.reason}")
-        first = 0
-        """that the others are compared with"""
+        first = 0  # with which the others are compared
         for number, config in enumerate(configs):
             on_stage(f"gating configuration {number + 1} of {len(configs)}")
             found = pool.submit(
@@ -335,7 +324,7 @@ def _load() -> None:
 
 
 _sessions: dict[tuple[Host, Gpu, int], Session] = {}
-"""of a worker process, by what it is made from"""
+"""cache of a worker process"""
 
 
 def _configs(host: Host, gpu: Gpu, seed: int) -> tuple[str, ...]:
@@ -343,7 +332,7 @@ def _configs(host: Host, gpu: Gpu, seed: int) -> tuple[str, ...]:
 
 
 def _gate(host: Host, gpu: Gpu, seed: int, number: int, first: int, exact: bool) -> ConfigVerdict:
-    """Gate one configuration, after the `first`, with which it is compared, where this process is a new one."""
+    """Gate one configuration; a new process gates the `first` before, with which it is compared."""
     if (host, gpu, seed) not in _sessions and number != first:
         _session(host, gpu, seed).gate(first, exact)
     return _session(host, gpu, seed).gate(number, exact)
@@ -359,10 +348,10 @@ def _session(host: Host, gpu: Gpu, seed: int) -> Session:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Attested(Verified):
-    """The verdicts of this machine, with their differences from those of the record."""
+    """The verdicts of this machine, and how they differ from the record's."""
 
     differences: tuple[str, ...] = ()
-    """cases that ended otherwise here than in the record"""
+    """cases with another result than in the record"""
 
 
 def verify_record(
@@ -374,8 +363,8 @@ def verify_record(
 ) -> Attested:
     """Judge the kernel of a verification record by both judges, on the record's cases with the record's seed.
 
-    With `key`, a public key in PEM, the record must be signed by it. Raises UsageError for what is no record or not
-    signed by the key, MachineError where neither judge can judge here.
+    With `key`, a public key in PEM, the record must be signed by it. Raises UsageError if it is not a record
+    or not signed by the key, MachineError if no judge can run here.
     """
     checked(verify_record, {"record": record, "key": key})
     on_stage("reading the record")
@@ -393,7 +382,7 @@ def verify_record(
 
 
 def _target(record: Record) -> Target:
-    """Return the problem, workload and GPU of a record. Raises UsageError where they are not known here."""
+    """Return the problem, workload and GPU of a record. Raises UsageError if they are unknown."""
     run = record.run
     workload = restored_workload(run.problem, run.definition)
     described = run.gpu_definition if run.gpu not in known_gpus() else None

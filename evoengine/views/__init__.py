@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 SCHEMA = 1
 """raised when a field is removed or changes its meaning; new fields may be added at any time"""
 EVENT_SCHEMA = 1
-"""of the events of --log-json; raised when a field is removed or changes its meaning"""
+"""version of the events of --log-json, raised by the same rule"""
 OF_A_TRIAL = (
     "trial", "run", "outcome", "reason", "config", "tflops", "tflops_kind", "median_us", "vs_baseline", "registers",
     "spill_bytes", "shared_bytes",

@@ -1,4 +1,4 @@
-"""What there is to search for and on: workloads, GPUs, and what a machine or a Ray cluster has, as JSON and tables."""
+"""Workloads, GPUs, and what a machine or a Ray cluster has, as JSON and tables."""
 
 from __future__ import annotations
 
@@ -232,9 +232,9 @@ def _gpus_text(node: Node) -> str:
 
 def cluster_remarks(found: ClusterStatus) -> list[str]:
     """Return lines on the resources in use, the task of each GPU, and the nodes that no search can use."""
-    lines = ["{cpus_busy:g} of {cpus:g} CPUs and {gpus_busy:g} of {gpus:g} GPUs are held".format_map(found)]
+    lines = ["{cpus_busy:g} of {cpus:g} CPUs and {gpus_busy:g} of {gpus:g} GPUs are in use".format_map(found)]
     for gpu in found["at_work"]:
-        doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"waits for the next, {gpu.seconds:.0f} s"
+        doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"idle for {gpu.seconds:.0f} s"
         lines.append(f"{gpu.kind} on {gpu.host} ({gpu.device}, {gpu.uuid}): {gpu.label}: {doing}")
     for search in found["searches"]:
         gpus = ", ".join(search.gpus)

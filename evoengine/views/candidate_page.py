@@ -1,4 +1,4 @@
-"""All that is known of one trial, as a page; and the gate's cases and a profile, which others show too."""
+"""The page of one trial, the table of the gate's cases, and the page of a profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.views.trials import memory_gbs
 
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
-"""how a person writes the pipes and memories of a prediction; the others are words"""
+"""display names of the pipes and memories that are abbreviations"""
 
 
 def candidate_page(candidate: Candidate) -> Group:
@@ -26,11 +26,11 @@ def candidate_page(candidate: Candidate) -> Group:
     ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), *_evidence(c), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
-        rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
+        rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are those of that file"))
     if c.taken_from:
-        rows.append(("taken over", f"from trial {c.taken_from}, which was the same kernel: nothing was evaluated here"))
+        rows.append(("reused", f"result of trial {c.taken_from}, the same kernel; it was not evaluated again"))
     if c.retry_of:
-        rows.append(("tried again", f"after trial {c.retry_of}, which was in flight when its search was cut short"))
+        rows.append(("retried", f"trial {c.retry_of}, which was in flight when its search was interrupted"))
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
@@ -45,7 +45,7 @@ def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
-    """Yield a row such as `SIGKILL after 3.1 s, SIGKILL with nothing beside it after 3 s` for processes that died.
+    """Yield a row such as `SIGKILL after 3.1 s, SIGKILL alone after 3 s` for processes that died.
 
     A limit that was exceeded is in the reason.
     """
@@ -55,10 +55,10 @@ def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
 
 
 def _death(death: Mapping[str, Any]) -> str:
-    alone = " with nothing beside it" if death["alone"] else ""
+    alone = " alone" if death["alone"] else ""
     after = f" after {death['seconds']:g} s" if "seconds" in death else ""
     kills = death.get("oom_kills")
-    return f"{death['how']}{alone}{after}" + (f" ({kills} kills for want of memory)" if kills else "")
+    return f"{death['how']}{alone}{after}" + (f" ({kills} out-of-memory kills)" if kills else "")
 
 
 def _origin(c: Candidate) -> str:
@@ -137,9 +137,7 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
     if shares:
         yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in shares.items())
     named = kernel_class(m.terms)
-    error = (
-        str(error_of(named)) if named else "its error was not kept by class; --repredict of accuracy predicts it again"
-    )
+    error = error_of(named) if named else "no kernel class is stored; evoengine accuracy --repredict adds it"
     yield "model", f"version {model_version(m.terms)}; {error}"
 
 
@@ -171,7 +169,7 @@ def _tflops(m: Measurement) -> str:
 
 
 def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield rows for the cells of the configuration that the gate's cases visited on a device, and for the others."""
+    """Yield rows for the coverage cells of the configuration that the gate's cases visited, and those they missed."""
     if verdict.coverage is None:
         return
     found = verdict.coverage
@@ -210,7 +208,7 @@ def cases(verdict: Verdict) -> Table:
         of = f": {c.part}" if c.part else ""
         mark = Styled(f"ok{of}", "green") if c.correct else Styled(f"{c.reason or 'wrong'}{of}", "red")
         rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
-    part = "" if verdict.whole else ", the short cases alone"
+    part = "" if verdict.whole else ", short cases only"
     title = f"gate on {verdict.device}{part}, {verdict.wall_ms:.0f} ms"
     if verdict.abstained:
         title = f"gate on {verdict.device}: {verdict.reason}"

@@ -1,4 +1,4 @@
-"""Candidates in a line and as rows: rankings, histories, lineages, and which changes of knobs paid."""
+"""Candidates as tables and lines: rankings, histories, lineages, and the effects of knob changes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from evoengine.ledger.read import RunSummary, Trial
 
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
-BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
-TIED = "= is tied with the first: the model's error is larger than what lies between them"
-SIMPLEST = "#{} is not the fastest predicted: of what lies within {:.0%} of that it takes the fewest registers"
-FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
+BY_FORMULA = (
+    "est.* by formula, ranked behind predictions: the model could not read the binary (evoengine show says why)"
+)
+TIED = "= tied with the first: they differ by less than the model's error"
+SIMPLEST = "#{} is not the fastest predicted: of those within {:.0%} of the fastest it uses the fewest registers"
+FROM_FILES = "imp. imported with evoengine import: verdict and figure are those of its file"
 NOTHING = "–"
 FAMILY = "family"
 KNOB_LEAVES = (2, 2, 5, 10)
-"""as Column.leaves has it, of the first knob, the second, the third and all others: a space declares its tiles first"""
+"""Column.leaves of the first, second, third and all other knobs: a space declares its tiles first"""
 FIGURES = (
     Column("µs", right=True, leaves=2),
     Column("TFLOPS", right=True),
@@ -200,7 +202,7 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
 
 
 def _marks(candidates: Iterable[Bred]) -> list[str]:
-    """Return explanations of the marks beside figures, other than est. and rec., which summaries explain."""
+    """Return explanations of the marks beside figures, except for est. and rec., which summaries explain."""
     kinds = {(c.measurement is not None and c.measurement.by_formula, c.imported_from is not None) for c in candidates}
     by_formula, imported = (any(each) for each in zip(*kinds, strict=True))
     return [*([BY_FORMULA] if by_formula else []), *([FROM_FILES] if imported else [])]
@@ -280,7 +282,7 @@ def effects_table(effects: Iterable[Effect]) -> Table:
 
 
 class Knobs:
-    """Configurations beside each other: a column for every knob in which they differ; the others are said once.
+    """Configurations as table cells: a column for every knob in which they differ; the others are stated once.
 
     Families have knobs of their own, so a knob is compared among those that have it.
     """
@@ -289,7 +291,7 @@ class Knobs:
         families: dict[str, dict[str, set[str]]] = {}
         counts: Counter[str] = Counter()
         self._short: dict[tuple[type, Value], str] = {}
-        """a long list has few values, each in many rows"""
+        """cache: a long list has few values, each in many rows"""
         different: dict[Value, set[tuple[str, Value, type]]] = {}
         for config in configs:
             counts.update(config.keys())

@@ -15,11 +15,11 @@ from evoengine.views.candidate_tables import Knobs
 from evoengine.views.tables import Column, Table
 
 SHOWN = 20
-"""configurations that both tried, in a table"""
+"""configurations tried in both runs, in a table"""
 
 
 class ComparedView(TypedDict):
-    """What figures share that may be compared; null if there are none."""
+    """What comparable figures have in common; null if there are none."""
 
     kind: Kind | None
     model: str | None
@@ -28,7 +28,7 @@ class ComparedView(TypedDict):
 
 
 class ComparedFiguresView(ComparedView):
-    """The figures of one sort that each run has."""
+    """The figures of each run with one comparison key."""
 
     runs: Sequence[Standing | None]
 
@@ -72,7 +72,7 @@ def comparison_json(found: Comparison) -> RunComparisonView:
                 "outcomes": s.outcomes,
                 "us": s.us,
                 "ratio": s.ratio,
-                **_compared(s.sort),
+                **_compared(s.key),
             }
             for s in found.shared
         ],
@@ -88,27 +88,27 @@ def _compared(key: ComparisonKey | None) -> ComparedView:
 
 def comparison_page(found: Comparison) -> Iterator[str | Table]:
     """Yield tables, or a sentence in place of a table that would be empty."""
-    yield _differences(found) if found.differences else "their settings are alike"
+    yield _differences(found) if found.differences else "the runs have the same settings"
     yield _outcomes(found)
-    yield _figures(found) if found.standings else "neither has a figure"
+    yield _figures(found) if found.standings else "neither run has a figure"
     if not found.comparable:
-        yield "they are of unlike problems, GPUs or kernels: the figures of one say nothing of the other's"
+        yield "the runs differ in problem, GPU or kernel: their figures are not comparable"
     if not found.shared:
-        yield "no configuration was tried by both"
+        yield "no configuration was tried in both runs"
         return
     compared = sum(s.ratio is not None for s in found.shared)
     tried = "1 configuration was" if len(found.shared) == 1 else f"{len(found.shared):,} configurations were"
-    yield f"{tried} tried by both; {_ratios(found, compared)}"
+    yield f"{tried} tried in both runs; {_ratios(found, compared)}"
     yield _shared(found)
     if len(found.shared) > SHOWN:
-        yield f"the {SHOWN} with the most unlike figures; --json has all"
+        yield f"the {SHOWN} with the largest differences; --json lists all"
 
 
 def _ratios(found: Comparison, compared: int) -> str:
     if found.median_ratio is None:
-        return "no two figures of them may be compared"
+        return "none has comparable figures"
     have = "1 has" if compared == 1 else f"{compared:,} have"
-    return f"{have} figures that may be compared, median ratio {found.median_ratio:.3f}"
+    return f"{have} comparable figures, median ratio {found.median_ratio:.3f}"
 
 
 def _names(found: Comparison) -> list[str]:
@@ -141,17 +141,17 @@ def _figures(found: Comparison) -> Table:
         Column("of the better best", right=True),
     ]
     rows = [
-        [str(run.id), *_sort_cells(sort), *_standing_cells(standing)]
-        for sort, standings in found.standings.items()
+        [str(run.id), *_key_cells(key), *_standing_cells(standing)]
+        for key, standings in found.standings.items()
         for run, standing in zip(found.runs, standings, strict=True)
         if standing
     ]
     return Table(columns, rows)
 
 
-def _sort_cells(sort: ComparisonKey) -> list[str]:
-    kind = str(sort.kind) + (f" by {sort.model}" if sort.model else "")
-    return [kind, sort.device, str(sort.policy) if sort.policy else ""]
+def _key_cells(key: ComparisonKey) -> list[str]:
+    kind = str(key.kind) + (f" by {key.model}" if key.model else "")
+    return [kind, key.device, str(key.policy) if key.policy else ""]
 
 
 def _standing_cells(standing: Standing) -> list[str]:
@@ -183,6 +183,6 @@ def _shared(found: Comparison) -> Table:
 
 
 def _times(shared: Shared) -> list[str]:
-    if shared.sort is None or shared.us is None or shared.ratio is None:
+    if shared.key is None or shared.us is None or shared.ratio is None:
         return ["", "", "", ""]
-    return [_sort_cells(shared.sort)[0], *map(number, shared.us), f"{shared.ratio:.3f}"]
+    return [_key_cells(shared.key)[0], *map(number, shared.us), f"{shared.ratio:.3f}"]

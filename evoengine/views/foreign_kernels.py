@@ -1,4 +1,4 @@
-"""Kernels of binaries and of Triton, and verdicts on them: a table, and the JSON of `cubins` and `verify`."""
+"""Kernels of cubins and of Triton files, and verdicts on them: the JSON of `cubins` and `verify`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from evoengine.sass.cubin import Kernel
 from evoengine.sass.predict import MODEL_VERSION, Prediction
-from evoengine.views import SCHEMA
+from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -31,17 +31,14 @@ class CubinKernelAnswer(TypedDict):
     cluster: list[int]
 
 
-class CubinsAnswer(TypedDict):
-    """The answer of `evoengine cubins --json`."""
+class CubinsAnswer(AnswerView):
+    """What `evoengine cubins --json` prints."""
 
-    schema: int
     file: str
     kernels: list[CubinKernelAnswer]
 
 
 def cubins_json(file: Path, kernels: Sequence[Kernel]) -> CubinsAnswer:
-    """Return what `evoengine verify --cubin --json` prints."""
-
     return {"schema": SCHEMA, "file": str(file), "kernels": [_kernel_json(kernel) for kernel in kernels]}
 
 
@@ -59,7 +56,6 @@ def _kernel_json(kernel: Kernel) -> CubinKernelAnswer:
 
 
 def cubins_table(kernels: Sequence[Kernel]) -> Table:
-    """Return a row for each kernel."""
     columns = [
         Column("kernel", least=20, folds=True), Column("arch"), Column("registers", right=True),
         Column("shared", right=True), Column("local", right=True), Column("threads at most", right=True, leaves=1),
@@ -80,17 +76,29 @@ def _row(kernel: Kernel) -> tuple[str, ...]:
     )
 
 
-class LaunchAnswer(TypedDict):
-    """One launch; times are in µs."""
+class PredictionAnswer(TypedDict):
+    """A prediction in µs, or in `unpredictable` why there is none."""
+
+    time_us: float | None
+    range_us: list[float] | None
+    bound: str | None
+    unpredictable: str | None
+
+
+def _prediction_json(found: Prediction | str | None) -> PredictionAnswer:
+    if not isinstance(found, Prediction):
+        return {"time_us": None, "range_us": None, "bound": None, "unpredictable": found}
+    ends = [found.low_us, found.high_us]
+    return {"time_us": found.time_us, "range_us": ends, "bound": found.bound, "unpredictable": None}
+
+
+class LaunchAnswer(PredictionAnswer):
+    """One launch."""
 
     entry: str
     arch: int
     registers: int
     shared_bytes: int
-    time_us: float | None
-    range_us: list[float] | None
-    bound: str | None
-    unpredictable: str | None
     blocks_sampled: int
     profile: dict[str, float]
 
@@ -104,10 +112,9 @@ class DrawAnswer(TypedDict):
     share_of_allowed: float | None
 
 
-class CubinAnswer(TypedDict):
-    """The answer of `evoengine verify --cubin --json`."""
+class CubinAnswer(AnswerView):
+    """What `evoengine verify --cubin --json` prints."""
 
-    schema: int
     file: str
     gpu: str
     seed: int
@@ -120,8 +127,6 @@ class CubinAnswer(TypedDict):
 
 
 def cubin_answer(file: Path, gpu: str, seed: int, verdict: CubinVerdict) -> CubinAnswer:
-    """Return what `evoengine verify --cubin --json` prints."""
-    from evoengine.sass.predict import MODEL_VERSION
     from evoengine.stages.profile import REMARKS
 
     return {
@@ -142,16 +147,12 @@ def cubin_answer(file: Path, gpu: str, seed: int, verdict: CubinVerdict) -> Cubi
 
 
 def _launch_answer(one: LaunchVerdict) -> LaunchAnswer:
-    found = None if isinstance(one.prediction, str) else one.prediction
     return {
         "entry": one.kernel.entry,
         "arch": one.kernel.arch,
         "registers": one.kernel.registers,
         "shared_bytes": one.kernel.shared_bytes,
-        "time_us": found.time_us if found else None,
-        "range_us": [found.low_us, found.high_us] if found else None,
-        "bound": found.bound if found else None,
-        "unpredictable": one.prediction if isinstance(one.prediction, str) else None,
+        **_prediction_json(one.prediction),
         "blocks_sampled": one.sampled,
         "profile": dict(one.figures),
     }
@@ -168,8 +169,8 @@ class AttemptAnswer(TypedDict):
     difference: float | None
 
 
-class ConfigAnswer(TypedDict):
-    """One configuration; times are in µs."""
+class ConfigAnswer(PredictionAnswer):
+    """One configuration."""
 
     config: str
     outcome: str
@@ -177,16 +178,11 @@ class ConfigAnswer(TypedDict):
     refused: dict[str, str]
     inexact: list[str]
     unbuilt: dict[str, str]
-    time_us: float | None
-    range_us: list[float] | None
-    bound: str | None
-    unpredictable: str | None
 
 
-class TritonAnswer(TypedDict):
-    """The answer of `evoengine verify --triton --json`."""
+class TritonAnswer(AnswerView):
+    """What `evoengine verify --triton --json` prints."""
 
-    schema: int
     kernel: str
     gpu: str
     seed: int
@@ -196,7 +192,6 @@ class TritonAnswer(TypedDict):
 
 
 def triton_answer(target: str, gpu: str, seed: int, verdicts: Sequence[ConfigVerdict]) -> TritonAnswer:
-    """Return what --json prints."""
     return {
         "schema": SCHEMA,
         "kernel": target,
@@ -209,7 +204,6 @@ def triton_answer(target: str, gpu: str, seed: int, verdicts: Sequence[ConfigVer
 
 
 def _config_answer(verdict: ConfigVerdict) -> ConfigAnswer:
-    found = verdict.prediction if isinstance(verdict.prediction, Prediction) else None
     return {
         "config": verdict.config,
         "outcome": verdict.outcome,
@@ -227,8 +221,5 @@ def _config_answer(verdict: ConfigVerdict) -> ConfigAnswer:
         "refused": dict(verdict.refused),
         "inexact": verdict.inexact,
         "unbuilt": verdict.unbuilt,
-        "time_us": found.time_us if found else None,
-        "range_us": [found.low_us, found.high_us] if found else None,
-        "bound": found.bound if found else None,
-        "unpredictable": verdict.prediction if isinstance(verdict.prediction, str) else None,
+        **_prediction_json(verdict.prediction),
     }

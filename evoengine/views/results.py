@@ -1,7 +1,4 @@
-"""The JSON of what searches found: rankings, runs, summaries, reports, estimates beside measurements.
-
-The kernels for several problems are tables too.
-"""
+"""The JSON of search results: rankings, runs, summaries, reports, measurements; and the tables of dispatch tables."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ SHOWN = 10
 
 
 class RankedTrialView(TrialView):
-    """A trial with the numbers of those from which the model's error does not tell it."""
+    """A trial with the numbers of those that the model's error cannot distinguish from it."""
 
     tied_with: Sequence[int]
 
@@ -103,7 +100,7 @@ class RunsView(AnswerView):
 
 
 class GpuTimeView(TypedDict):
-    """Where the GPUs' time went, in seconds; of a search that timed on some."""
+    """Seconds of GPU time by use; only of searches that timed on GPUs."""
 
     gpu_seconds: NotRequired[Mapping[str, float]]
 
@@ -295,7 +292,7 @@ def proposal_json(candidate: Candidate) -> ProposalView:
 
 
 class ServedView(TypedDict):
-    """A problem with the number of the kernel that serves it, from 1 on, and the trial that evaluated that there."""
+    """A problem, the number of the kernel that serves it (from 1), and the trial that evaluated that kernel on it."""
 
     problem: str
     kernel: int
@@ -375,5 +372,5 @@ def verdict(found: dispatch_table.Table) -> str:
     kernels = "1 kernel" if len(found.kernels) == 1 else f"{len(found.kernels)} kernels"
     return (
         f"{kernels} for {len(found.served)} problems on {found.gpu}: {found.mean_regret:.1%} slower than the best "
-        f"known ones in the geometric mean, at worst {found.worst.regret:.1%} ({found.worst.problem})"
+        f"known kernels (geometric mean), at worst {found.worst.regret:.1%} ({found.worst.problem})"
     )

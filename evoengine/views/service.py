@@ -1,4 +1,4 @@
-"""The JSON of the service's own affairs: jobs, servers, tokens, and what it keeps for other tuners."""
+"""The JSON of jobs, servers, tokens, and the caches of other tuners."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JobProgressView(TypedDict):
 
 
 class JobView(AnswerView):
-    """A search that somebody asked the service for."""
+    """A search that was submitted to the service."""
 
     id: int
     state: JobState
@@ -105,7 +105,7 @@ class BoardsAndServersView(BoardsView):
 
 
 class TokenView(TypedDict):
-    """A token, which itself is kept nowhere."""
+    """A token without its secret, which is not stored."""
 
     name: str
     scope: str
@@ -122,7 +122,7 @@ class TokenListView(AnswerView):
 
 
 class CacheEntryView(TypedDict):
-    """A line that another tuner keeps here, as it was stored."""
+    """A cache entry of another tuner, as it was stored."""
 
     key: str
     data: str
@@ -135,7 +135,7 @@ class CacheEntriesView(AnswerView):
 
 
 class FusedMoeFilesView(AnswerView):
-    """Files of the fused MoE kernel of vLLM and SGLang by name, and a sentence for each gemm that was left out."""
+    """Tuning files of vLLM's and SGLang's fused MoE kernel by name, and the reason for each gemm without one."""
 
     files: Mapping[str, Any]
     left_out: Sequence[str]

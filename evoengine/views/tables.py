@@ -1,7 +1,7 @@
-"""Tables for people: text is shown as text, and a terminal too narrow for all columns is shown the ones that matter.
+"""Tables that drop and shorten columns to fit the terminal.
 
-A cell is a string, or a `Styled` one. Whatever it holds goes through `plain`, so that no table can print markup, an
-escape sequence or a row of its own making.
+A cell is a string, or a `Styled` one. Its text goes through `plain`, so that no cell can print markup, an escape
+sequence or a line break.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Column:
     name: str
     right: bool = False
     leaves: int = 0
-    """where a terminal is narrow the column with the highest goes first, of several the last; 0 stays"""
+    """priority for removal in a narrow terminal: the highest first, of equal ones the rightmost; 0 is never removed"""
     least: int = 0
-    """how narrow a column of free text may become; 0 for one that stays whole"""
+    """minimum width to which free text may be shortened; 0: never shortened"""
     folds: bool = False
-    """whether free text that is too long goes on below, in its own column; else it ends with …"""
+    """whether free text that is too long is wrapped; else it is truncated and ends with …"""
 
 
 class Table:
-    """Rows under the names of their columns. A column in which no row has anything is left out.
+    """Rows with a heading. A column that is empty in every row is omitted.
 
-    Where the width is too small, first free text becomes narrower, then names go over several lines at their
-    underscores, and then columns leave; a last line names those.
+    If the width is too small, free text is shortened first, then headings are broken at underscores, and then columns
+    are removed; a last line names those.
     """
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
         """Create a table. Each row has a cell for every column. If no column has a name, there is no heading."""
         self._title = plain(title)
-        # by columns, and each distinct cell once: of thousands of rows most cells are alike
+        # each distinct cell of a column is measured once: most of thousands of rows are alike
         found: list[Sequence[Cell]] = [*zip(*rows, strict=True)] or [()] * len(columns)
         texts = [{cell: _plain(cell) for cell in set(cells)} for cells in found]
         widths = [max((_width(_text(cell)) for cell in of_column.values()), default=0) for of_column in texts]
@@ -67,7 +67,7 @@ class Table:
         yield from layout.rows([[Styled(name, HEADING) for name in heading] for heading in layout.headings()])
         yield from layout.rows([self._cells[i] for i in layout.kept])
         if layout.left_out:
-            remark = f"left out, as the terminal is narrow: {', '.join(layout.left_out)}"
+            remark = f"columns hidden in this narrow terminal: {', '.join(layout.left_out)}"
             for line in _folded(console, remark, options.max_width):
                 yield Segment(f"{line}\n", _style(console, DIM))
 
@@ -78,7 +78,7 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str = "") -> Table:
 
 
 class _Layout:
-    """Which columns are kept at a width, their widths and headings. `widths` are those of the widest cells."""
+    """The columns kept at a width, with their widths and headings. `widths` are those of the widest cells."""
 
     def __init__(self, console: Console, columns: Sequence[Column], widths: Sequence[int], most: int) -> None:
         self._console, self._columns = console, columns

@@ -1,7 +1,4 @@
-"""The JSON of trials: one of a list, one with all that is known of it, and the steps that led to one.
-
-A shape holds records as they are; `jsonable` writes them. Field names are an interface (docs/compatibility.md).
-"""
+"""The JSON and CSV of trials and lineages. Field names are an interface (docs/compatibility.md)."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class SustainedView(TypedDict):
 
 
 class JudgedConfigView(TypedDict):
-    """A configuration and what is known of it. A field is null if it did not reach that stage."""
+    """A configuration and its results. A field is null if the configuration did not reach that stage."""
 
     problem: str
     gpu: str
@@ -148,7 +145,7 @@ class JudgementView(TypedDict):
 
 
 class FigureView(TypedDict):
-    """A figure with its samples in µs and, by name, the terms that it was made of."""
+    """A figure with its samples in µs and the terms of its prediction by name."""
 
     kind: Kind
     device: str
@@ -173,7 +170,7 @@ class ProfileView(TypedDict):
 
 
 class TrialPageView(OneTrialView):
-    """What `evoengine show --json` prints: all that is known of one trial."""
+    """What `evoengine show --json` prints."""
 
     launch: LaunchGeometryView | None
     source_lines: int | None
@@ -184,13 +181,13 @@ class TrialPageView(OneTrialView):
     binary_cases: Sequence[CaseResult]
     figure: FigureView | None
     memory_gbs: float | None
-    """the rate at which the problem's tensors, each read or written once, pass the memory; None where unknown"""
+    """rate at which the problem's tensors, each read or written once, pass the memory; null if unknown"""
     profile: ProfileView | None
     evidence: Mapping[str, Any] | None
 
 
 class VerifiedView(JudgedConfigView, AnswerView):
-    """What `evoengine verify --json` prints: no ledger is involved, so there is no trial to name."""
+    """What `evoengine verify --json` prints; `trial` and `run` are null because no ledger is involved."""
 
     trial: None
     run: None
@@ -408,10 +405,10 @@ def _profile(p: Profile) -> ProfileView:
     return {"tool": p.tool, "device": p.device, "figures": p.figures, "remarks": p.remarks}
 
 
-# Trials as CSV: the fields of their JSON, flat, so that a spreadsheet shows them and runs nothing of them.
+# Trials as CSV: the fields of their JSON, flattened, and escaped so that a spreadsheet runs no formula.
 
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-"""what a spreadsheet may take for the beginning of a formula"""
+"""characters that start a formula in a spreadsheet"""
 _POLICY = tuple(f.name for f in fields(Policy))
 _SUSTAINED = ("tflops", "median_us", *(f"policy.{name}" for name in _POLICY), "sm_mhz", "watts")
 NESTED: Mapping[str, Sequence[str]] = {

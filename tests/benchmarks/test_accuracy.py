@@ -176,7 +176,7 @@ def test_a_hilbert_curve_deals_every_tile_out_once_and_goes_from_neighbour_to_ne
 def test_a_folder_of_kernels_gives_the_page_and_a_row_for_each_configuration(make, tmp_path):
     folder = make()
     done = call("--kernels", folder, "--jobs", 1, "--out", tmp_path / "page.md")
-    assert "no clock is stated: taken as not locked" in done.stderr
+    assert "no clock is stated, so it is assumed not to be locked" in done.stderr
     text = (tmp_path / "page.md").read_text()
     assert "| scale | rtx3090 | sustained | 6 |" in text
     found = json.loads(call("--kernels", folder, "--jobs", 1, "--json").stdout)
@@ -187,7 +187,7 @@ def test_a_folder_of_kernels_gives_the_page_and_a_row_for_each_configuration(mak
 def test_rows_that_contradict_each_other_are_shown_and_the_first_counts(make):
     rows = [{"config": CONFIGS[0], "time_us": us} for us in (10.0, 10.1, 14.0)]
     done = call("--kernels", make(of_gpu={"rows": rows, "clock": "locked:1500"}), "--jobs", 1, "--json")
-    assert "row 2: 10.1 µs, as 10 µs of a row before" in done.stderr.replace("\n", " ")
+    assert "row 2: 10.1 µs, as 10 µs of an earlier row" in done.stderr.replace("\n", " ")
     assert "row 3: 14 µs, which contradicts 10 µs" in done.stderr.replace("\n", " ")
     [row] = json.loads(done.stdout)["rows"]
     assert (row["measured_us"], row["clock"]) == (10.0, "locked:1500")
@@ -242,8 +242,8 @@ extern "C" __global__ void scale(float *out, const float2 *in, Scale s) {
 
 
 def test_options_that_do_not_go_together_and_a_folder_that_is_not_there_are_refused(tmp_path):
-    assert "go with --kernels" in refused("--samples", 3)
-    assert "--repredict goes with" in refused("--repredict", "--kernels", tmp_path)
+    assert "require --kernels" in refused("--samples", 3)
+    assert "--repredict takes only" in refused("--repredict", "--kernels", tmp_path)
     assert "there is no folder" in refused("--kernels", tmp_path / "none")
     assert "there is no folder" in refused("--out", tmp_path / "none" / "page.md")
 

@@ -123,7 +123,7 @@ def test_rows_and_files_that_cannot_be_read_are_told_and_the_rest_is_used(make, 
     said = capsys.readouterr().err
     assert "scale on rtx3090: 1 left out, unreadable: row 7: it has no value of block, repeat" in said
     assert "1 left out, unreadable: row 8: it is no" in said
-    assert "a4000.json.gz" in said and "broken/kernel.json is not whole JSON" in said
+    assert "a4000.json.gz" in said and "broken/kernel.json is not valid JSON" in said
 
 
 def test_no_row_that_compiles_is_no_success(make, tmp_path, capsys):
@@ -138,7 +138,7 @@ def test_no_row_that_compiles_is_no_success(make, tmp_path, capsys):
         (["--kernels", "/nowhere"], "there is no folder /nowhere"),
         (["--kernels", "/tmp", "--nvrtc", "11.8"], "--nvrtc takes VERSION=LIBRARY"),
         (["--kernels", "/tmp", "--nvrtc", "11.8=/nowhere"], "there is no /nowhere"),
-        (["--kernels", "/tmp", "--nvrtc", f"11.8={__file__}"], "no NVRTC that can be loaded"),
+        (["--kernels", "/tmp", "--nvrtc", f"11.8={__file__}"], "not an NVRTC that can be loaded"),
         (["--kernels", "/tmp", "--samples", "0"], "--samples and --jobs must be at least 1"),
         (["--kernels", "/tmp", "--json", "/nowhere/out.json"], "there is no folder /nowhere"),
     ],

@@ -47,7 +47,11 @@ def test_block_and_grid_follow_the_knobs_and_are_filled_up_to_three(read):
 
 @pytest.mark.parametrize(
     ("block", "said"),
-    [("block / 3", "must be an integer"), ("block - 64", "from 1 on"), ("block * 64", "more than a GPU takes")],
+    [
+        ("block / 3", "must be an integer"),
+        ("block - 64", "an integer of at least 1"),
+        ("block * 64", "more than a GPU takes"),
+    ],
 )
 def test_a_launch_that_no_gpu_takes_is_told(read, block, said):
     with pytest.raises(UsageError, match=said):
@@ -116,15 +120,15 @@ def test_a_fill_that_is_none_is_told(read, fill, said):
         ({"entry": "sca le"}, "`entry` is 'sca le'; it must be a name"),
         ({"entry": None}, "`entry` is None"),
         ({"knobs": "block"}, "`knobs` is 'block'; it must be a list"),
-        ({"knobs": ["block", "re peat"]}, "the knob 're peat' is no name"),
-        ({"knobs": ["block\n#include"]}, "is no name that a #define can have"),
+        ({"knobs": ["block", "re peat"]}, "the knob 're peat' is not a valid name"),
+        ({"knobs": ["block\n#include"]}, "is not a valid name of a macro"),
         ({"block": []}, "block has 0 dimensions"),
         ({"block": ["block"] * 4}, "block has 4 dimensions"),
-        ({"grid": ["tile"]}, "`tile` uses tile, which is no knob"),
+        ({"grid": ["tile"]}, "`tile` uses tile, which is not one of the knobs"),
         ({"grid": ["open('x')"]}, "calls open"),
         ({"grid": [[1]]}, "must be a number or an expression"),
         ({"shared": None}, "shared is None"),
-        ({"arguments": [7]}, "7 is no argument"),
+        ({"arguments": [7]}, "7 is not an argument"),
         ({"arguments": [{"name": "x"}]}, "x has no `dtype`"),
         ({"arguments": [{"name": "x", "dtype": "float8"}]}, "dtype 'float8'; known are"),
         ({"arguments": [{"name": "x", "dtype": "float32"}]}, "x has no `elements`"),
@@ -182,15 +186,15 @@ def test_a_time_that_is_none_leaves_its_row_out(make, time):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "not whole JSON"),
+        (b"", "not valid JSON"),
         (b"{}", "Not a gzipped file"),
-        (gzip.compress(b"{", mtime=0), "is not whole JSON"),
+        (gzip.compress(b"{", mtime=0), "is not valid JSON"),
         (gzip.compress(b"[1]", mtime=0), "holds no JSON object"),
         (gzip.compress(b"{}", mtime=0), "has no `rows`"),
         (gzip.compress(b'{"rows": [], "unit": "ms"}', mtime=0), "the unit is 'ms'; times must be in us"),
-        (gzip.compress(b'{"rows": []}', mtime=0)[:-6], "is not whole JSON"),
-        (gzip.compress(b'{"a": "\xff"}', mtime=0), "is not whole JSON"),
-        (gzip.compress(b"[" * 100_000, mtime=0), "is not whole JSON"),
+        (gzip.compress(b'{"rows": []}', mtime=0)[:-6], "is not valid JSON"),
+        (gzip.compress(b'{"a": "\xff"}', mtime=0), "is not valid JSON"),
+        (gzip.compress(b"[" * 100_000, mtime=0), "is not valid JSON"),
     ],
 )
 def test_a_file_of_times_at_fault_is_named(make, data, said):

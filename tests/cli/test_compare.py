@@ -130,19 +130,19 @@ def test_a_person_sees_tables(db):
         "pending",
         "#4",
         "#7",
-        "4 configurations were tried by both; 2 have figures",
+        "4 configurations were tried in both runs; 2 have comparable figures",
         "0.800",
     ):
         assert text in done.output
     done = CliRunner().invoke(evoengine, ["compare", "1", "3", "--db", str(db)], catch_exceptions=False)
-    assert "unlike problems, GPUs or kernels" in done.stderr
+    assert "the runs differ in problem, GPU or kernel" in done.stderr
     done = CliRunner().invoke(evoengine, ["compare", "4", "2", "--db", str(db)], catch_exceptions=False)
-    assert "no configuration was tried by both" in done.stderr
+    assert "no configuration was tried in both runs" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("runs", "said"),
-    [((1, 9), "there is no run 9: the ledger's are numbered 1 to 4"), ((2, 2), "run 2 is compared with itself")],
+    [((1, 9), "there is no run 9; the ledger holds runs 1 to 4"), ((2, 2), "run 2 cannot be compared with itself")],
 )
 def test_runs_that_cannot_be_compared_are_refused(db, runs, said):
     with pytest.raises(UsageError, match=said):

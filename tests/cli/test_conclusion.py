@@ -26,5 +26,5 @@ def test_correct_candidates_without_figures_are_counted_and_the_search_is_no_fai
     result = SearchResult(1, progress, (), invalid_proposals=0, repeated_proposals=0, missed={})
     assert print_summary(result, False, None, []) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 correct candidates and no figure to rank them by: the model cannot read their binaries" in said
+    assert "2 correct candidates cannot be ranked: the model cannot read their binaries" in said
     assert "evoengine measure on a machine with the GPU" in said

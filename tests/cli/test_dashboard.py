@@ -84,4 +84,4 @@ def test_a_browser_shows_the_study_what_paid_and_each_trial(served, tmp_path, pa
 def test_a_port_that_is_taken_is_refused(evoengine, served, ledger, port):
     done = evoengine("dashboard", "--db", ledger, "--port", port)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert f"--port {port} cannot be listened on: Address already in use; give one that is free" in done.stderr
+    assert f"cannot listen on port {port}: Address already in use; choose another with --port" in done.stderr

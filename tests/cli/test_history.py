@@ -152,7 +152,7 @@ def table(db: Path, *arguments: str) -> tuple[list[int], str]:
 def test_a_table_has_the_last_trials_and_says_how_many_it_leaves_out(many):
     shown, said = table(many)
     assert shown == list(range(71, 121))
-    assert said == "the last 50; 70 earlier ones are not shown: --all lists all, --limit N the last N\n"
+    assert said == "the last 50 trials; 70 earlier ones are not shown: --all shows all, --limit N the last N\n"
     assert table(many, "--limit", "3") == ([118, 119, 120], "")
     assert table(many, "--limit", "200") == (list(range(1, 121)), "")
 
@@ -164,7 +164,7 @@ def test_all_are_shown_a_page_at_a_time(many, monkeypatch):
 
 def test_what_is_earlier_and_matches_is_not_counted_but_said(many):
     shown, said = table(many, "--where", "n >= 2")
-    assert shown == list(range(71, 121)) and "the last 50; earlier ones that match are not shown" in said
+    assert shown == list(range(71, 121)) and "the last 50 trials; earlier matches are not shown" in said
     assert table(many, "--where", "n >= 100") == (list(range(100, 121)), "")
     assert table(many, "--family", "mma") == ([40, 80, 120], "")
 
@@ -274,7 +274,7 @@ def test_a_csv_file_is_written_whole_or_not_at_all(db, tmp_path, monkeypatch):
         (["--all", "--limit", "3"], "--all and --limit contradict each other"),
         (["--csv", "-", "--json"], "--csv and --json contradict each other"),
         (["--csv", "."], "cannot write .: it is a folder"),
-        (["--csv", "/dev/null"], "it is no regular file"),
+        (["--csv", "/dev/null"], "it is not a regular file"),
         (["--csv", "/proc/none/trials.csv"], "cannot write /proc/none/trials.csv: No such file"),
     ],
 )

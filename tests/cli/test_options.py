@@ -54,13 +54,13 @@ def test_an_option_that_may_stand_alone_is_refused_with_the_values_it_has():
 def test_an_option_whose_value_is_left_out_does_not_take_the_next_option_for_it(command, option, behind):
     other = behind.format(other=option)
     assert re.fullmatch(
-        f"Error: {option} has no [A-Za-z0-9:]+: what follows it is the option {other}",
+        f"Error: {option} has no [A-Za-z0-9:]+: the option {other} follows it",
         refused(*command.split(), option, other),
     )
 
 
 def test_history_says_that_the_csv_file_is_missing_and_not_that_an_argument_is_too_many():
-    assert refused("history", "--csv", "--db", "X") == "Error: --csv has no FILE: what follows it is the option --db"
+    assert refused("history", "--csv", "--db", "X") == "Error: --csv has no FILE: the option --db follows it"
     assert "has no FILE" not in refused("history", "--csv", "-", "--db", "/nowhere/x", "--outcome", "x")
 
 
@@ -122,13 +122,13 @@ def given(param: click.Parameter, value: str) -> list[str]:
 
 @pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if isinstance(p.type, click.Path)])
 def test_a_name_too_long_for_a_file_is_refused(command, param):
-    assert refused(*command.split(), *given(param, "9" * 5000)).endswith("is too long for the name of a file")
+    assert refused(*command.split(), *given(param, "9" * 5000)).endswith("is too long for a file name")
 
 
 @pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if not isinstance(p.type, click.Path)])
 def test_bytes_that_are_no_text_are_refused_where_no_file_is_named(command, param):
     assert refused(*command.split(), *given(param, "a\udcff")).endswith(
-        "'a\\udcff' holds bytes that are no text in this locale"
+        "'a\\udcff' holds bytes that are not text in this locale"
     )
 
 

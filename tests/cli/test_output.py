@@ -99,7 +99,7 @@ def test_a_write_into_a_broken_pipe_raises_nothing_and_is_known(monkeypatch):
     broken = break_stdout(monkeypatch)
     print("a line", flush=True)
     print("another", flush=True)
-    assert list(streams.unwritten()) == ["stdout"] and streams.read_by_nobody(broken.failure)
+    assert list(streams.unwritten()) == ["stdout"] and streams.reader_exited(broken.failure)
 
 
 def test_a_search_whose_summary_nobody_reads_says_where_it_is_and_is_no_success(monkeypatch):
@@ -108,7 +108,7 @@ def test_a_search_whose_summary_nobody_reads_says_where_it_is_and_is_no_success(
     result = SearchResult(1, Progress(1), (), invalid_proposals=0, repeated_proposals=0, missed={})
     assert print_summary(result, True, "my evo.db", [], said.append) == 1  # nothing was found, which is worse
     assert result_code(0, "evoengine best", said.append) == 3
-    assert said[-1] == "nobody read the result, which is in the ledger: evoengine best shows it"
+    assert said[-1] == "the reader of stdout has exited; the result is in the ledger: evoengine best shows it"
 
 
 def test_a_search_whose_summary_is_read_is_a_success(monkeypatch):

@@ -67,7 +67,7 @@ def test_the_default_sampler_names_parents_and_the_report_tells_what_paid(evoeng
     evoengine("search", "--device", f"recorded:{file}", "--trials", 20, "--seed", 1, "--db", db)
     told = json.loads(evoengine("report", "--json", "--db", db).stdout)
     assert told["lineage"][0]["parent"] is None
-    assert told["effects"], "no trial was made from another"
+    assert told["effects"], "no trial was derived from another"
     best = json.loads(evoengine("best", "--json", "--db", db).stdout)["trial"]
     path = json.loads(evoengine("show", best, "--lineage", "--json", "--db", db).stdout)
     assert path["lineage"] == told["lineage"]
@@ -83,7 +83,7 @@ def test_a_recorded_search_ends_when_its_time_is_up_and_names_no_kernel_to_expor
 def test_a_recorded_search_says_that_it_has_times_alone(evoengine, tmp_path):
     file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
     done = evoengine("search", "--device", f"recorded:{file}", "--objective", "tflops,registers", "--db", db)
-    assert (done.returncode, "times alone" in done.stderr, db.exists()) == (2, True, False)
+    assert (done.returncode, "has only times" in done.stderr, db.exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize(("name", "said"), [("bad.json", "is no recorded space"), ("gone.json", "cannot read")])
@@ -192,7 +192,10 @@ def test_of_a_mixed_run_what_was_timed_is_replayed_and_the_rest_named(evoengine,
     commands = (["search", "--device", f"recorded:{file}"], ["import", foreign(file, tmp_path / "foreign.json")])
     for n, command in enumerate(commands):
         done = evoengine(*command, "--db", tmp_path / f"{n}.db")
-        assert (done.returncode, "2 more have an estimated time alone" in done.stderr) == (0, True), done.stderr
+        assert (done.returncode, "2 configurations that have only an estimated time" in done.stderr) == (
+            0,
+            True,
+        ), done.stderr
         found = json.loads(evoengine("history", "--json", "--db", tmp_path / f"{n}.db").stdout)["trials"]
         assert [(c["config"]["tile_m"], c["tflops_kind"]) for c in found] == [(64, "recorded")]
     assert evoengine("import", file, "--db", tmp_path / "own.db").returncode == 0
@@ -245,7 +248,7 @@ def test_two_objectives_give_a_front(evoengine, searched, tmp_path):
     ("arguments", "names"),
     [
         (["--objective", "tflops,magic"], "known objectives are"),
-        (["--objective", "tflops,registers", "--sampler", "cmaes"], "one objective only"),
+        (["--objective", "tflops,registers", "--sampler", "cmaes"], "only one objective"),
         (["--device", "gpu"], "recorded:FILE"),
     ],
 )

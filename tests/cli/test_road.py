@@ -55,7 +55,7 @@ def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
     assert done.returncode == 0, done.stderr
     assert "wmma" in done.stdout and "scalar" in done.stdout
     assert "est." in done.stdout
-    assert "estimates, not measurements" in done.stderr
+    assert "predicted, not measured" in done.stderr
     assert f"{TRIALS}/{TRIALS}" in done.stderr
 
 
@@ -67,7 +67,7 @@ def test_a_search_that_found_nothing_names_the_run_and_the_ledger_that_say_why(e
     arguments = ("--problem", SMALL, "--trials", 1, "--jobs", 1, "--device", "emulator", "--templates", templates)
     done = evoengine("search", *arguments, "--db", db)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"evoengine history --run 1 --db {db} shows how each ended" in done.stderr
+    assert f"evoengine history --run 1 --db {db} shows the outcomes" in done.stderr
     assert "· 1 worker ·" in done.stderr
 
 

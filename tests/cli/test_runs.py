@@ -92,4 +92,4 @@ def test_an_unknown_run_is_refused_before_anything_is_asked(db):
 def test_options_of_the_list_are_not_taken_for_those_of_a_removal(db):
     """Else the default ledger would lose a run that was meant in another one."""
     done = call("--db", db, "remove", 1, "--yes")
-    assert isinstance(done.exception, UsageError) and "behind" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "go after its name" in str(done.exception)

@@ -14,7 +14,7 @@ def test_a_machine_without_a_driver_says_so(monkeypatch):
         raise OSError("libcuda.so.1")
 
     monkeypatch.setattr(cuda_api, "library", missing)
-    assert "libcuda.so.1 is not on this machine" in find_driver()
+    assert "libcuda.so.1 is missing" in find_driver()
 
 
 def test_a_driver_that_does_not_start_gives_its_code(monkeypatch):
@@ -23,7 +23,7 @@ def test_a_driver_that_does_not_start_gives_its_code(monkeypatch):
 
     monkeypatch.setattr(cuda_api, "library", lambda: None)
     monkeypatch.setattr(cuda_api, "call", broken)
-    assert "cuInit gives 100: no CUDA-capable device is detected" in find_driver()
+    assert "cuInit returned 100: no CUDA-capable device is detected" in find_driver()
 
 
 @pytest.mark.gpu

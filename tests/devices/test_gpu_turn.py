@@ -97,7 +97,9 @@ def test_which_binaries_a_gpu_takes(arch, capability, runs):
 
 def test_a_binary_for_another_architecture_is_refused_in_a_sentence():
     require_arch(device(), "sm_90a", "trial 7")
-    with pytest.raises(MachineError, match=r"trial 7 is compiled for sm_90a and the GPU here is NVIDIA L4 \(sm_89\)"):
+    with pytest.raises(
+        MachineError, match=r"trial 7 is compiled for sm_90a, which this machine's NVIDIA L4 \(sm_89\) cannot run"
+    ):
         require_arch(device("NVIDIA L4", 89), "sm_90a", "trial 7")
 
 

@@ -67,7 +67,7 @@ def test_a_machine_without_a_driver_is_told_what_is_missing(monkeypatch):
 
     monkeypatch.setattr(cuda_api, "library", missing)
     cuda_api._function.cache_clear()
-    with pytest.raises(MachineError, match="there is no CUDA driver on this machine: libcuda.so.1"):
+    with pytest.raises(MachineError, match="this machine has no CUDA driver: libcuda.so.1"):
         encode_tensor_map(MAP, 0x7F0000001000)
 
 

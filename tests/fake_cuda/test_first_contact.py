@@ -176,7 +176,7 @@ def test_a_mig_instance_is_timed_by_its_own_uuid(evoengine, tmp_path):
 
 def test_other_processes_on_the_gpu_are_named(timed):
     _, done = timed
-    assert f"other processes compute on {NAME} (4000000, 4000001)" in done.stderr
+    assert f"other processes use {NAME} (4000000, 4000001)" in done.stderr
     assert done.returncode == 0
 
 

@@ -151,8 +151,8 @@ def test_a_dataset_holds_the_definition_the_solution_and_their_sums(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"record.json": b'{"definition": null}'}, "saxpy has no definition of FlashInfer-Trace"),
-        ({"solution.json": None}, "takes what no FlashInfer-Trace solution passes"),
+        ({"record.json": b'{"definition": null}'}, "saxpy has no FlashInfer-Trace definition"),
+        ({"solution.json": None}, "a FlashInfer-Trace solution cannot pass"),
     ],
 )
 def test_what_flashinfer_bench_cannot_take_is_refused(tmp_path, changed, why):

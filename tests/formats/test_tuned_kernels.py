@@ -514,7 +514,7 @@ def test_a_script_that_holds_too_much_is_ended_and_says_so(tmp_path, monkeypatch
     monkeypatch.setattr(folder, "HELD", Held(processes=10, bytes=1 << 34))
     forks = "import os, time\nfor _ in range(20):\n    os.fork() or time.sleep(600)\ntime.sleep(600)\n"
     (tmp_path / "tune.py").write_text(forks)
-    with pytest.raises(UsageError, match="it had started more than 10 processes"):
+    with pytest.raises(UsageError, match="it started more than 10 processes"):
         run_script("kernel-tuner", tmp_path / "tune.py", seconds=60)
 
 

@@ -20,7 +20,7 @@ HOSTILE = {
     "loops": ("{% for i in range(10 ** 12) %}{% endfor %}", r"no end after 2 s"),
     "prints without end": ("{% for i in range(10 ** 12) %}x = x + 1;\n{% endfor %}", r"larger than 1 MiB"),
     "prints much at once": ("{{ 'x' * 3000000 }}", r"larger than 1 MiB"),
-    "takes memory": ("{% set x = 'x' * 10 ** 12 %}", r"MemoryError.*\(a worker may have 1 GiB of memory\)"),
+    "takes memory": ("{% set x = 'x' * 10 ** 12 %}", r"MemoryError.*\(the limit of a worker is 1 GiB of memory\)"),
     "takes it slowly": ("{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
                         r"MemoryError.*1 GiB of memory"),
     "includes itself": ("{% include 'hostile.cu.j2' %}", r"recursion"),

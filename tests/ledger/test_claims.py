@@ -204,10 +204,10 @@ def test_a_claim_is_revoked_by_either_trial_that_has_the_end(ledger, known, evoe
     _, first = known
     second, _ = add(ledger, start_run(ledger))
     ledger.claims.take_over(KEY, first, second, timed=False)
-    assert "the next search that comes to the kernel of trial 2 evaluates it" in evoengine_in_process("2")
+    assert "the next search that reaches the kernel of trial 2 evaluates it" in evoengine_in_process("2")
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(trial, False)
-    assert "no search would have taken over how trial 1 ended" in evoengine_in_process("1")
+    assert "no search would have reused the outcome of trial 1" in evoengine_in_process("1")
     assert "trial 3 is in flight" in evoengine_in_process("3", code=2)
     assert "there is no trial 77" in evoengine_in_process("77", code=2)
 

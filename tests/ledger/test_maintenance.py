@@ -95,7 +95,7 @@ def execute(ledger: Ledger, *changes: str) -> None:
 
 def test_a_sound_ledger_is_said_to_be_sound(searched):
     code, said = call(searched.place, "check")
-    assert (code, "sound: 4 trials" in said) == (0, True), said
+    assert (code, "no fault found: 4 trials" in said) == (0, True), said
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_sound_ledger_is_said_to_be_sound(searched):
 def test_damage_anywhere_is_named_and_not_repaired(searched, change, named):
     execute(searched, change)
     code, said = call(searched.place, "check", "--repair")
-    assert (code, named in said, "restore the ledger from a copy" in said) == (3, True, True), said
+    assert (code, named in said, "restore it from a copy" in said) == (3, True, True), said
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_table_or_column_that_was_dropped_is_named_by_every_check_and_made_by_
     execute(searched, change)
     for arguments in (["check"], ["check", "--repair"], ["check"]):
         code, said = call(searched.place, *arguments)
-        assert (code, named in said, "restore the ledger from a copy" in said) == (3, True, True), said
+        assert (code, named in said, "restore it from a copy" in said) == (3, True, True), said
 
 
 def test_every_index_that_was_dropped_is_named_and_made_again(searched):
@@ -251,7 +251,7 @@ def test_a_copy_replaces_nothing_and_a_failed_one_leaves_nothing(searched, tmp_p
 def test_losers_lose_sources_and_machine_code_and_nothing_else(searched):
     before = [trial_json(c) for c in searched.candidates()]
     code, said = call(searched.place, "prune", "--keep", "2", "--yes")
-    assert (code, "took out 2 sources and 2 binaries" in said) == (0, True), said
+    assert (code, "deleted 2 sources and 2 binaries" in said) == (0, True), said
     with open_ledger(searched.place, create=False) as ledger:
         after = {c.trial: c for c in ledger.candidates(with_cubin=True)}
         assert [t for t, c in after.items() if c.source and c.binary.cubin] == [3, 4]
@@ -265,7 +265,7 @@ def test_losers_lose_sources_and_machine_code_and_nothing_else(searched):
         assert [c.trial for c in ledger.best(PROBLEM, GPU, 9)] == [4, 3, 2, 1]
     assert call(searched.place, "check")[0] == 0
     shown = CliRunner().invoke(evoengine, ["show", "1", "--source", "--db", searched.place])
-    assert "db prune took it out" in str(shown.exception)
+    assert "db prune deleted it" in str(shown.exception)
 
 
 def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched):
@@ -282,10 +282,10 @@ def test_runs_that_go_on_and_recent_trials_keep_theirs(searched):
     with searched.database.writing() as session:
         session.execute(text("UPDATE candidates SET finished_at = datetime(finished_at, '-9 days') WHERE id = 1"))
         vouch(session.connection(), CandidateRow)
-    assert "took out 1 sources" in call(searched.place, "prune", "--keep", "1", "--older-than", "7", "--yes")[1]
+    assert "deleted 1 sources" in call(searched.place, "prune", "--keep", "1", "--older-than", "7", "--yes")[1]
     running = start_run(searched)
     add_ranked(searched, running, a_figure(0.5), name="slow")
-    assert "took out 2 sources" in call(searched.place, "prune", "--keep", "1", "--yes")[1]
+    assert "deleted 2 sources" in call(searched.place, "prune", "--keep", "1", "--yes")[1]
 
 
 def test_nothing_is_pruned_where_nobody_agrees(searched):
@@ -313,7 +313,7 @@ def test_a_deleted_study_is_made_again_by_one_command(searched):
     before = optuna.load_study(study_name=name, storage=searched.url).trials
     optuna.delete_study(study_name=name, storage=searched.url)
     code, said = call(searched.place, "rebuild-study", "1")
-    assert (code, f"made the study {name}" in said) == (0, True), said
+    assert (code, f"rebuilt the study {name}" in said) == (0, True), said
     after = optuna.load_study(study_name=name, storage=searched.url).trials
     assert [(t.number, t.value, t.params, t.user_attrs) for t in after] == [
         (t.number, t.value, t.params, t.user_attrs) for t in before
@@ -323,6 +323,6 @@ def test_a_deleted_study_is_made_again_by_one_command(searched):
 def test_a_study_that_cannot_be_made_again_says_why(searched):
     empty, running = start_run(searched), start_run(searched)
     searched.finish_run(empty, "all trials done")
-    for run, code, why in ((9, 2, "has no run 9"), (running, 2, "is still going on"), (empty, 1, "no trial of run")):
+    for run, code, why in ((9, 2, "there is no run 9"), (running, 2, "is in progress"), (empty, 1, "no trial of run")):
         said = call(searched.place, "rebuild-study", run)
         assert (said[0], why in said[1]) == (code, True), said

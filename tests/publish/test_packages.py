@@ -112,17 +112,17 @@ def test_the_kernels_library_loads_the_repository(exported, tmp_path):
 
 
 def test_attention_is_no_definition_of_flashinfer_bench(exported):
-    with pytest.raises(UsageError, match="attention has no definition of FlashInfer-Trace"):
+    with pytest.raises(UsageError, match="attention has no FlashInfer-Trace definition"):
         package_files("flashinfer", exported)
 
 
 @pytest.mark.parametrize(
     ("form", "name", "message"),
     [
-        ("egg", None, "unknown form 'egg' of a package; known are wheel, hf-kernel, flashinfer, tvm-ffi, cpp"),
-        ("wheel", "../evil", "'../evil' cannot name a package: it must be up to 96 lower-case"),
-        ("wheel", "", "'' cannot name a package"),
-        ("hf-kernel", "a" * 97, "cannot name a package"),
+        ("egg", None, "unknown kind of package 'egg'; kinds are wheel, hf-kernel, flashinfer, tvm-ffi, cpp"),
+        ("wheel", "../evil", "'../evil' is not a valid package name: use up to 96 lower-case"),
+        ("wheel", "", "'' is not a valid package name"),
+        ("hf-kernel", "a" * 97, "is not a valid package name"),
     ],
 )
 def test_a_form_or_name_that_is_none_is_refused(exported, form, name, message):
@@ -144,4 +144,4 @@ def test_a_folder_that_is_not_empty_is_left_as_it_is(exported, tmp_path, form):
 def test_options_that_do_not_go_together_are_named(options):
     done = CliRunner().invoke(commands, ["best", *options])
     assert isinstance(done.exception, UsageError)
-    assert "--package, --as and --name go with --problem" in str(done.exception)
+    assert "--package and --as take only --name, --problem" in str(done.exception)

@@ -57,7 +57,7 @@ def test_the_page_says_where_the_kernel_comes_from_and_how_it_is_used(tmp_path):
         f"from {module} import attention", "o = attention(q, k, v)", "trial 3 of run 7", "`h100`",
         "`NVIDIA H100 80GB HBM3`", "`sm_90a`", "132 SMs", '`{"family": "wmma"', "nvrtc 13.5",
         "50 µs, 100 TFLOPS: **estimated**",
-        "as nothing ran on a GPU", "range: 40 to 60 µs", "`emulator`: correct", "`executor`: correct",
+        "predicted without a GPU", "range: 40 to 60 µs", "`emulator`: correct", "`executor`: correct",
         "`one row` on `attention:b1,h1,s1,d64,fp16`, seed 5: passed, largest error 0.0001, allowed 0.001",
         FOUND.source.sha256, "Apache License 2.0", "torch.no_grad()", "sha256sum -c SHA256SUMS",
     ):  # fmt: skip
@@ -73,7 +73,7 @@ def test_the_checksum_of_the_page_itself_is_listed(tmp_path):
 @pytest.mark.parametrize(
     ("figure", "said"),
     [
-        (None, "None was taken."),
+        (None, "There is none."),
         (Measurement(Kind.RECORDED, "A100", None, 50.0), "50 µs: **recorded**, recorded by another tuner"),
         (
             Measurement(

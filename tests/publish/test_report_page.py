@@ -127,7 +127,7 @@ def test_effects_lineage_outcomes_errors_and_finals_say_what_the_ledger_holds(re
     boxes, failed = drawn["errors"]["data"]
     assert drawn["errors"]["layout"]["yaxis"]["ticktext"] == ["ragged", label(HOSTILE)]
     assert (boxes["y"], failed["x"], failed["y"]) == ([0, 1], [5.0] * 4, [0] * 4)
-    assert "4 times a case failed without an error that is a number" in sections(report)["errors"]
+    assert "4 times a case failed without a finite error" in sections(report)["errors"]
     assert [t["name"] for t in drawn["finals"]["data"]] == ["1. #23", "2. #22", "3. #21"]
     assert [len(t["y"]) for t in drawn["finals"]["data"]] == [20, 20, 20]
     assert len(drawn["pairs"]["data"]) == len(drawn["pairs"]["layout"]["updatemenus"][0]["buttons"]) > 2
@@ -180,7 +180,7 @@ def test_sections_with_nothing_to_show_say_why(tmp_path):
     write_report(tmp_path / "empty.html", db=str(tmp_path / "evo.db"))
     assert tuple(charts(tmp_path / "empty.html")) == ("outcomes",)
     said = {name: text for name, text in sections(tmp_path / "empty.html").items() if name != "outcomes"}
-    assert all(re.search("<p>(Nothing to|No finals)", text) for text in said.values()), said
+    assert all(re.search("<p>(Nothing to|There were no finals)", text) for text in said.values()), said
     assert "the workload unknown of unknown:m4 is not known here" in said["roofline"]
 
 
@@ -265,10 +265,10 @@ def test_a_report_takes_the_place_of_an_earlier_one(report, db):
 @pytest.mark.parametrize(
     ("contents", "said"),
     [
-        (b"my notes", "it is there, and no report"),
-        (b"", "it is there, and no report"),
-        (BEGINNING.encode(), "changed since it was written"),
-        (None, "changed since it was written"),
+        (b"my notes", "it exists and is not a report"),
+        (b"", "it exists and is not a report"),
+        (BEGINNING.encode(), "has been changed"),
+        (None, "has been changed"),
     ],
 )
 def test_another_file_is_never_written_over(db, tmp_path, contents, said):
@@ -287,7 +287,7 @@ def test_another_file_is_never_written_over(db, tmp_path, contents, said):
     ("arguments", "said"),
     [
         (["--html", "."], "it is a folder; name a file in it"),
-        (["--html", "/dev/null"], "no regular file"),
+        (["--html", "/dev/null"], "not a regular file"),
         (["--html", "/proc/none/report.html"], "cannot write /proc/none/report.html"),
         (["--html", "report.html", "--json"], "--html and --json contradict each other"),
     ],

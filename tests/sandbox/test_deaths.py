@@ -120,7 +120,7 @@ def test_the_second_and_third_attempt_run_alone_and_then_it_is_the_tasks_doing(p
     assert [thread.result() for thread in busy] == [None, None]
     assert rejection.outcome is Outcome.CRASHED
     assert rejection.reason == (
-        "the worker process died (SIGSEGV); the task's worker died 3 times, 2 of them with nothing beside it"
+        "the worker process died (SIGSEGV); the task's worker died 3 times, 2 of them while it ran alone"
     )
     deaths = rejection.evidence["deaths"]
     assert [(d["how"], d["alone"], d["oom_kills"]) for d in deaths] == [

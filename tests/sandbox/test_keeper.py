@@ -60,14 +60,14 @@ def test_a_worker_that_starts_more_processes_than_it_may_is_ended_with_all_of_th
     pool = WorkerPool(1, WorkerLimits(seconds=20))
     rejection = pool.submit(faulty_device.start_many, MAX_PROCESSES, on_crash=Outcome.CRASHED, returns=int).result()
     pool.close()
-    why = f"the worker process was ended: it had started more than {MAX_PROCESSES} processes"
+    why = f"the worker process was ended: it started more than {MAX_PROCESSES} processes"
     assert rejection == Rejection(Outcome.CRASHED, why)
 
 
 def test_processes_that_take_too_much_memory_together_are_ended(pool):
     rejection = pool.submit(faulty_device.hold_together, 90 * MIB, 4, on_crash=Outcome.CRASHED, returns=int).result()
     assert rejection.reason == (
-        "the worker process was ended: with all that it had started it took more than 0.25 GiB of memory"
+        "the worker process was ended: it and its descendants took more than 0.25 GiB of memory"
     )
 
 

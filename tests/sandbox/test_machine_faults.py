@@ -59,12 +59,14 @@ def test_memory_that_the_machine_does_not_have_is_its_fault(pool):
 
 
 def test_memory_beyond_a_workers_own_limit_is_the_candidates_and_the_reason_names_it(pool):
-    assert re.search(r"MemoryError.*\(a worker may have 0\.5 GiB of memory\)", result(pool, run_fault, "memory").reason)
+    assert re.search(
+        r"MemoryError.*\(the limit of a worker is 0\.5 GiB of memory\)", result(pool, run_fault, "memory").reason
+    )
 
 
 def test_a_file_beyond_a_workers_own_limit_is_the_candidates():
     pool = WorkerPool(1, WorkerLimits(file_bytes=1 << 20, forked=False))
-    assert "(a worker may have 0.000977 GiB in a file)" in result(pool, run_fault, "flood").reason
+    assert "(the limit of a worker is 0.000977 GiB in a file)" in result(pool, run_fault, "flood").reason
     pool.close()
 
 

@@ -129,7 +129,7 @@ def test_a_binary_for_another_architecture_is_refused_and_nothing_is_written(est
 
 
 def test_without_a_gpu_it_says_what_the_doctor_says(monkeypatch, estimated):
-    reason = "no CUDA driver (libcuda.so.1 is not on this machine)"
+    reason = "no CUDA driver (libcuda.so.1 is missing)"
     monkeypatch.setattr(setup, "find_driver", lambda: reason)
     command = ["measure", "--db", str(estimated.folder / "evo.db")]
     error = CliRunner().invoke(evoengine, command, standalone_mode=False).exception

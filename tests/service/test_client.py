@@ -82,7 +82,7 @@ def test_the_nearest_answer_says_what_was_asked_and_that_it_is_another(served, l
 
 @pytest.mark.parametrize("url", ["localhost:8787", "", "ftp://x", None, 5])
 def test_what_is_no_address_is_refused_in_a_sentence(url):
-    with pytest.raises(UsageError, match="is no address of a service; write http://HOST:PORT"):
+    with pytest.raises(UsageError, match="is not the URL of a service; write http://HOST:PORT"):
         Client(url)
 
 
@@ -90,15 +90,15 @@ def test_what_is_no_address_is_refused_in_a_sentence(url):
     ("arguments", "code", "said"),
     [
         (("search", "--server", "{url}", "--gpu", "h1000"), 2, "unknown GPU 'h1000'"),
-        (("search", "--server", "{url}"), 2, "--gpu auto is the GPU of this machine"),
-        (("search", "--server", "{url}", "--gpu", "h100", "--db", "x.db"), 2, "--db is about this machine"),
-        (("search", "--server", "{url}", "--gpu", "h100", "--kernel", "x"), 2, "--kernel is about this machine"),
-        (("search", "--job", "3"), 2, "--job 3 is one of a service; --server names it"),
+        (("search", "--server", "{url}"), 2, "--gpu auto means the GPU of this machine"),
+        (("search", "--server", "{url}", "--gpu", "h100", "--db", "x.db"), 2, "--db applies to this machine"),
+        (("search", "--server", "{url}", "--gpu", "h100", "--kernel", "x"), 2, "--kernel applies to this machine"),
+        (("search", "--job", "3"), 2, "--job 3 requires --server"),
         (("search", "--server", "{url}", "--job", "3"), 1, "there is no job 3"),
         (("best", "--server", "{url}"), 1, "the ledger holds no run"),
-        (("best", "--server", "{url}", "--pareto"), 2, "--pareto is about this machine"),
-        (("best", "--server", "ftp://x"), 2, "is no address of a service"),
-        (("best", "--server", "http://me:secret@host"), 2, "holds no login"),
+        (("best", "--server", "{url}", "--pareto"), 2, "--pareto applies to this machine"),
+        (("best", "--server", "ftp://x"), 2, "is not the URL of a service"),
+        (("best", "--server", "http://me:secret@host"), 2, "must not hold a user name or password"),
         (("best", "--server", "http://127.0.0.1:1"), 3, "cannot be reached"),
         (("retune", "--gpu", "h200", "--server", "{url}"), 1, "holds no correct candidate"),
     ],
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_the_job_to_go_on_and_says_how_to_come_back(served, monkey
     monkeypatch.setattr(Client, "events", interrupted)
     code, _, said = call("search", "--server", parts.url, "--gpu", "h100", *("--problem", GEMM["problems"][0]))
     assert code == 130
-    assert f"evoengine search --server {parts.url} --job 1 comes back to it" in said
+    assert f"evoengine search --server {parts.url} --job 1 follows it again" in said
     assert parts.jobs.find(1).state == "queued"
 
 
@@ -178,7 +178,7 @@ def test_the_token_comes_from_the_environment_or_a_file(served, monkeypatch, tmp
     parts = served(require_tokens=True)
     token = parts.state.tokens.new("me", "read", None)
     code, _, said = call("best", "--server", parts.url)
-    assert (code, "asks for a token" in said, "EVOENGINE_TOKEN_FILE" in said) == (2, True, True)
+    assert (code, "requires a token" in said, "EVOENGINE_TOKEN_FILE" in said) == (2, True, True)
     monkeypatch.setenv("EVOENGINE_TOKEN", token)
     assert call("best", "--server", parts.url)[0] == 1  # an empty ledger
     file = tmp_path / "token"
@@ -188,7 +188,7 @@ def test_the_token_comes_from_the_environment_or_a_file(served, monkeypatch, tmp
     monkeypatch.delenv("EVOENGINE_TOKEN")
     assert call("best", "--server", parts.url)[0] == 1
     file.write_text("evo_\u0000x")
-    assert "holds characters that no token has" in call("best", "--server", parts.url)[2]
+    assert "the token has invalid characters" in call("best", "--server", parts.url)[2]
 
 
 WHOLE = {"kernel.cu": b"text", "kernel.cubin": b"\x7fELF"}
@@ -215,7 +215,7 @@ def test_a_bundle_that_is_hostile_or_damaged_is_refused(sent):
 
 def test_a_bundle_that_would_fill_the_disk_is_refused_before_it_is_unpacked(monkeypatch):
     monkeypatch.setattr("evoengine.service.client.LARGEST_BUNDLE", 1000)
-    with pytest.raises(MachineError, match="holds more than"):
+    with pytest.raises(MachineError, match="is larger than any"):
         unpacked(packed({"kernel.cu": bytes(2000)}))
 
 
@@ -271,13 +271,13 @@ def test_a_client_submits_and_cancels_within_the_scope_of_its_token(served):
         client("other", "submit") as other,
         client("admin", "admin") as admin,
     ):
-        with pytest.raises(UsageError, match="the token reader is for read, and this asks for submit"):
+        with pytest.raises(UsageError, match="the token reader has scope read; this request needs submit"):
             reader.submit(**GEMM)
         assert reader.jobs() == []
         first, second = mine.submit(**GEMM).id, mine.submit(**GEMM, seed=2).id
-        with pytest.raises(UsageError, match="the token reader is for read, and this asks for submit"):
+        with pytest.raises(UsageError, match="the token reader has scope read; this request needs submit"):
             reader.cancel(first)
-        with pytest.raises(UsageError, match=f"job {first} is of another token; one for admin may cancel it"):
+        with pytest.raises(UsageError, match=f"job {first} belongs to another token; one of scope admin may cancel it"):
             other.cancel(first)
         assert [job.state for job in reader.jobs()] == ["queued", "queued"]
         assert mine.cancel(first).state == "cancelled"

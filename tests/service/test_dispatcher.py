@@ -89,7 +89,7 @@ def test_what_the_database_could_not_be_told_is_told_when_it_is_back(jobs, dispa
     monkeypatch.setattr(Executors, "give_back", give_back_later)
     dispatcher = dispatch(lambda job, slot: fail(errno.EAGAIN))
     wait_for(lambda: dispatcher._owed)
-    wait_for(lambda: "no job can be taken: the database is away" in dispatcher.said)
+    wait_for(lambda: "cannot take jobs: the database is away" in dispatcher.said)
     assert jobs.find(number).state == RUNNING
     away.clear()
     wait_for(lambda: QUEUED in states(jobs, number)[1:])
@@ -109,7 +109,7 @@ def test_whatever_a_step_raises_the_next_one_follows(jobs, dispatch, monkeypatch
     number = jobs.submit(request(), 0, None, 100).id
     dispatcher = dispatch()
     wait_for(lambda: not left and jobs.find(number).state == RUNNING)
-    assert dispatcher.said.count("no job can be taken: RuntimeError: nobody thought of this") == 1
+    assert dispatcher.said.count("cannot take jobs: RuntimeError: nobody thought of this") == 1
 
 
 def test_a_standard_error_on_a_full_disk_ends_no_dispatcher(jobs, dispatch):

@@ -44,7 +44,7 @@ def test_a_job_is_submitted_as_it_was_filled_in_and_is_shown(service):
         ({"trials": "0"}, "trials is 0; it must be at least 1"),
         ({"gpu": "h1000"}, "did you mean h100"),
         ({"problems": "gemm:m0"}, "has m 0; it must be from 1"),
-        ({"problems": ""}, "a job names problems"),
+        ({"problems": ""}, "a job must name problems"),
         ({"nonsense": "x"}, "'nonsense' is not a field of this request"),
     ],
     ids=str,

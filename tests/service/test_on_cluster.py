@@ -41,7 +41,7 @@ def test_it_leaves_gpus_that_its_cluster_does_not_have_and_says_so(jobs, cluster
     jobs.submit(request(device="cuda", gpu="a100"), 0, None, 100)
     cluster.beat(())
     assert cluster.claim(ON_CLUSTER) is None
-    assert jobs.find(1).state == WAITING and "no server that is up has a GPU for a100" in jobs.find(1).why
+    assert jobs.find(1).state == WAITING and "no running server has a GPU for a100" in jobs.find(1).why
 
 
 def test_what_was_predicted_waits_for_a_servers_own_gpu(jobs, ledger, cluster):
@@ -67,7 +67,7 @@ def test_its_slots_name_the_kinds_of_gpu_that_the_operator_states(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("EVOENGINE_CLUSTER", "head", "EVOENGINE_CLUSTER 'head' is no cluster: write"),
+        ("EVOENGINE_CLUSTER", "head", "EVOENGINE_CLUSTER 'head' is not the address of a cluster: write"),
         ("EVOENGINE_CLUSTER_GPUS", "h100,h1000", "EVOENGINE_CLUSTER_GPUS: .*h1000"),
     ],
 )

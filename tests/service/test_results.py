@@ -39,7 +39,7 @@ def test_a_kernel_whose_gate_was_not_finished_has_no_bundle(service, ledger):
     parts = service()
     add_ranked(ledger, start_run(ledger), a_figure(42.0, Kind.MEASURED))
     answer = parts.http.get(f"/v1/kernels/{SHA256}/bundle")
-    assert answer.status_code == 404 and "the gate was not finished for it" in answer.json()["detail"]
+    assert answer.status_code == 404 and "its gate is not finished" in answer.json()["detail"]
 
 
 def test_a_kernel_is_given_as_source_machine_code_page_and_bundle(with_kernel, ledger, tmp_path):

@@ -111,5 +111,5 @@ def test_a_server_that_cannot_start_says_why_in_a_sentence_and_has_not_loaded_to
     arguments = ("serve", "--db", str(tmp_path / "evo.db"), "--host", "0.0.0.0")
     refused = subprocess.run([sys.executable, "-c", SERVED, *arguments], capture_output=True, text=True, timeout=300)
     assert refused.returncode == 2
-    assert "requests need a token here, and there is none" in refused.stderr
+    assert "this server requires tokens, and there is none" in refused.stderr
     assert refused.stdout == "False\n"  # it takes two seconds and 200 MB

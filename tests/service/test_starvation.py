@@ -201,7 +201,7 @@ def test_a_body_that_does_not_come_ends_the_connection(served, monkeypatch):
     with connect(served().url) as slow:
         slow.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         answer = answer_on(slow)
-    assert b"408 Request Timeout" in answer and b"the body of the request did not come in 0.2 s" in answer
+    assert b"408 Request Timeout" in answer and b"the body of the request did not arrive within 0.2 s" in answer
 
 
 @pytest.mark.parametrize("sent", [b"", HALF])
@@ -311,4 +311,4 @@ def test_a_star_in_if_none_match_is_any_answer_and_keeps_what_is_stored(known):
     http_client = server.client._http
     assert http_client.put("/v1/cache/key", **put).status_code == 204
     again = http_client.put("/v1/cache/key", **put)
-    assert (again.status_code, again.json()["detail"]) == (412, "something is stored under the key key already")
+    assert (again.status_code, again.json()["detail"]) == (412, "an entry with the key key already exists")

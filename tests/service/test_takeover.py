@@ -78,7 +78,7 @@ def test_who_was_thought_dead_finds_its_job_taken_and_writes_no_more(jobs, serve
         lambda: slow.give_back(old.id, old.fence, "late"),
         lambda: slow.died(old.id, old.fence, "late"),
     ):
-        with pytest.raises(Fenced, match="another server took it over"):
+        with pytest.raises(Fenced, match="taken over by another server"):
             late()
     assert slow.beat([(old.id, old.fence)]) == {old.id}
     assert quick.beat([(new.id, new.fence)]) == set()
@@ -133,7 +133,7 @@ def test_a_job_for_a_gpu_that_nobody_has_waits_says_so_and_goes_on_when_there_is
     jobs.submit(request(device="cuda"), 0, None, 100)
     one.beat(())
     waiting = jobs.find(1)
-    assert waiting.state == WAITING and "no server that is up has a GPU for h100" in waiting.why
+    assert waiting.state == WAITING and "no running server has a GPU for h100" in waiting.why
     assert one.claim(CPU) is None
     two = server("two", H100)
     assert (jobs.find(1).state, jobs.find(1).why) == (QUEUED, None)

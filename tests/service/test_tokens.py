@@ -90,7 +90,7 @@ def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, led
         needed = "propose" if path == "/v1/candidates" else needed
         for scope in (each for each in SCOPES if needed not in GRANTS[each]):
             answer = guarded.http.request(method, concrete(path), headers=bearer(guarded.by_scope[scope]), json=GEMM)
-            assert (answer.status_code, f"asks for {needed}" in answer.json()["detail"]) == (403, True)
+            assert (answer.status_code, f"needs {needed}" in answer.json()["detail"]) == (403, True)
             refused += 1
     # submit, retune, cancel, forms: read and propose; store: these and submit; candidates: all but propose and admin
     assert refused == 18
@@ -169,10 +169,10 @@ def test_a_revoked_token_is_refused_and_its_successor_does_not_own_its_jobs(guar
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ci", "write", None), "there is no scope 'write'"),
-        (("a b", "read", None), "has to be of 1 to 64 letters"),
-        (("ci", "read", 0), "expires after 0 days"),
-        (("taken", "read", None), "there is a token taken already"),
+        (("ci", "write", None), "unknown scope 'write'"),
+        (("a b", "read", None), "use 1 to 64 letters"),
+        (("ci", "read", 0), "cannot expire after 0 days"),
+        (("taken", "read", None), "there already is a token taken"),
     ],
 )
 def test_a_token_that_cannot_be_meant_is_not_made(ledger, arguments, said):

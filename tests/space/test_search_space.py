@@ -254,7 +254,7 @@ def test_encode_and_decode_are_each_others_inverse(load: Load) -> None:
         ({"family": "mma"}, "family must be one of scalar, wmma, not 'mma'"),
         ({"family": ["wmma"]}, "family must be one of scalar, wmma, not ['wmma']"),
         ({"family": "scalar"}, "pad is set where it is inactive; it needs family == 'wmma'"),
-        ({"stages": 2}, "stages is no knob of this space"),
+        ({"stages": 2}, "stages is not a knob of this space"),
         ({"warps": 8}, "each warp owns whole 16-row stripes"),
         ({}, None),
     ],
@@ -342,7 +342,7 @@ def test_a_start_that_names_an_inactive_knob_is_dropped_for_it(load: Load) -> No
 @pytest.mark.parametrize(
     ("old", "new", "says", "line"),
     [
-        ('load = "late", depth', 'laod = "late", depth', "the start names laod, which is no knob", 5),
+        ('load = "late", depth', 'laod = "late", depth', "the start names laod, which is not a knob", 5),
         ("tile_m = 64 }", "tile_m = 48 }", "the start has tile_m = 48", 4),
         (", tile_m = 32 }", " }", "the start lacks tile_m; give it a value, or the knob a default", 6),
     ],

@@ -53,8 +53,13 @@ FAULTS = {
     "knob named as a function": ("warps  =", "min =", "'min' cannot name a knob", 5),
     "knob not a name": ("warps  =", "warps-m =", "'warps-m' cannot name a knob", 5),
     "knob named as the problem": ("warps  =", "heads =", "knob heads has the name of a problem variable", 5),
-    "unknown knob in an expression": ("% (16 * warps)", "% (16 * wraps)", "names wraps, which is no knob", 8),
-    "unknown GPU variable": ("% (16 * warps)", "% gpu.sm", "names gpu.sm, which is no GPU variable; did you mean", 8),
+    "unknown knob in an expression": ("% (16 * warps)", "% (16 * wraps)", "names wraps, which is not a knob", 8),
+    "unknown GPU variable": (
+        "% (16 * warps)",
+        "% gpu.sm",
+        "names gpu.sm, which is not a GPU variable; did you mean",
+        8,
+    ),
     "a call": ("% (16 * warps)", "% len(warps)", "calls len; only ceil_div", 8),
     "text in arithmetic": ("% (16 * warps)", "% family", "calculates with family, which is text", 8),
     "a constraint that is text": ('expr = "tile_m % (16 * warps) == 0"', 'expr = "dtype"', "`dtype` is text", 8),
@@ -86,7 +91,7 @@ FAULTS = {
     "negative shared memory": ("shared  = 0", 'shared = "64 - tile_m"', "an integer of at least 0", 14),
     "launch with an inactive knob": ("shared  = 0", 'shared = "pad"', "needs pad, which has no value for ", 14),
     "cost dividing by zero": ("4 * tile_m *", "4 // pad *", "divides by zero for family=wmma", 20),
-    "start with an unknown knob": ("pad    = 16", "pads    = 16", "names pads, which is no knob; did you", 25),
+    "start with an unknown knob": ("pad    = 16", "pads    = 16", "names pads, which is not a knob; did you", 25),
     "start with an unknown value": ("pad    = 16", "pad    = 12", "has pad = 12; pad must be one of 0, 8, 16", 25),
     "start without an active knob": ("pad    = 16", "", "the start lacks pad", 21),
     "default outside of the domain": (
@@ -125,7 +130,7 @@ def test_a_fault_is_named_with_file_and_line_in_one_sentence(
 LETS = {
     "circle": ('[let]\na = "b"\nb = "a + 1"\n', "let a is defined by way of itself", 27),
     "circle through a family": ('[let]\na = "b"\n[let.wmma]\nb = "a + 1"\n', "defined by way of itself", 27),
-    "unknown name": ('[let]\na = "tile_n"\n', "names tile_n, which is no knob, let or problem", 27),
+    "unknown name": ('[let]\na = "tile_n"\n', "names tile_n, which is not a knob, let or problem", 27),
     "unknown family": ("[let.mma]\na = 1\n", "[let.mma] names no family", 26),
     "name of a knob": ("[let]\npad = 1\n", "let pad has the name of a knob", 27),
     "name of the problem": ("[let]\nseq_q = 1\n", "let seq_q has the name of a problem variable", 27),

@@ -278,7 +278,7 @@ def test_torch_out_of_memory_is_the_machines_fault(stage, monkeypatch):
 
 def test_a_problem_that_does_not_fit_names_the_bytes_needed_and_there(stage, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_OTHERS_BYTES", str(79 << 30))
-    said = r"s2048,d64,fp16 needs [\d,]{12,} bytes of GPU memory to be timed and [\d,]+ of 85,899,345,920 are free"
+    said = r"s2048,d64,fp16 needs [\d,]{12,} bytes of GPU memory, and [\d,]+ of 85,899,345,920 are free"
     with pytest.raises(MachineError, match=said):
         stage.baselines(target(parse_problem("b8,h16,s2048,d64,fp16")), 1)
 

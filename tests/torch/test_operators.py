@@ -159,7 +159,7 @@ def test_the_best_kernel_of_a_ledger_is_launched(h100, ledger, tmp_path):
 
 def test_a_kernel_of_a_ledger_whose_gate_was_not_finished_is_not_called(h100, ledger, tmp_path):
     tuned.use(tmp_path / "a.db")
-    with pytest.warns(tuned.NoKernel, match="the gate was not finished for it: evoengine best"):
+    with pytest.warns(tuned.NoKernel, match="its gate is not finished; evoengine best"):
         tuned.attention(*of_the_ledger())
     assert h100.launches() == []
 

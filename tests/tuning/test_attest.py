@@ -103,8 +103,8 @@ def other_payload(place, tmp_path):
         (lambda place, tmp: place / "out" / SIGNED_FILE, "other.pub.pem", "did not sign .*, or it was changed since"),
         (other_payload, "own.pub.pem", "did not sign .*, or it was changed since"),
         (lambda place, tmp: place / "out" / FILE, "own.pub.pem", "is not signed; with --key it must be record.dsse"),
-        (lambda place, tmp: place / "out" / SIGNED_FILE, "own.pem", "is no public key in PEM"),
-        (lambda place, tmp: place / "out" / SIGNED_FILE, "absent.pem", "is no public key in PEM"),
+        (lambda place, tmp: place / "out" / SIGNED_FILE, "own.pem", "is not a public key in PEM"),
+        (lambda place, tmp: place / "out" / SIGNED_FILE, "absent.pem", "is not a public key in PEM"),
     ],
 )
 def test_what_the_key_did_not_sign_is_refused(place, tmp_path, file, key, message):
@@ -116,7 +116,7 @@ def test_another_machine_code_beside_its_own_sum_is_refused(changed):
     def change(record):
         record["machine_code"]["base64"] = base64.b64encode(b"\x7fELF other").decode()
 
-    with pytest.raises(UsageError, match="was changed: its machine code is not that of the SHA-256 beside it"):
+    with pytest.raises(UsageError, match="was changed: its machine code does not match its SHA-256"):
         verify_record(changed(change))
 
 
@@ -140,15 +140,15 @@ def test_another_seed_does_not_repeat_the_record(changed, by):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda record: record.update(evoengine_record=2), "is no verification record of format 1"),
+        (lambda record: record.update(evoengine_record=2), "is not a verification record of format 1"),
         (lambda record: record.update(seed=-1), "no seed from 0 to 2\\^31"),
         (lambda record: record.update(seed="1"), "no seed from 0 to 2\\^31"),
-        (lambda record: record.pop("machine_code"), "is no verification record: KeyError"),
-        (lambda record: record["machine_code"].update(base64="!"), "is no verification record"),
-        (lambda record: record["run"]["results"].clear(), "is no verification record"),
-        (lambda record: record["run"]["results"].extend(record["run"]["results"]), "is no verification record"),
-        (lambda record: record["run"]["metadata"]["evoengine"].update(problem=3), "is no verification record"),
-        (lambda record: record.update(definition=[]), "its definition is no text"),
+        (lambda record: record.pop("machine_code"), "is not a verification record: KeyError"),
+        (lambda record: record["machine_code"].update(base64="!"), "is not a verification record"),
+        (lambda record: record["run"]["results"].clear(), "is not a verification record"),
+        (lambda record: record["run"]["results"].extend(record["run"]["results"]), "is not a verification record"),
+        (lambda record: record["run"]["metadata"]["evoengine"].update(problem=3), "is not a verification record"),
+        (lambda record: record.update(definition=[]), "its definition is not text"),
     ],
 )
 def test_what_is_no_record_is_one_sentence(changed, change, message):
@@ -159,13 +159,13 @@ def test_what_is_no_record_is_one_sentence(changed, change, message):
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 99999, '{"payloadType": "x"}'])
 def test_a_file_of_anything_is_one_sentence(tmp_path, text):
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(UsageError, match="is no "):
+    with pytest.raises(UsageError, match="is not "):
         read_record(tmp_path / "record.json")
 
 
 def test_a_key_that_cannot_sign_is_refused_before_anything_is_judged(place, tmp_path):
     (tmp_path / "bad.pem").write_text("no key")
-    with pytest.raises(UsageError, match="is no private key in PEM without a password"):
+    with pytest.raises(UsageError, match="is not a private key in PEM without a password"):
         evoengine.export(tmp_path / "out", db=place / "a.db", sign=tmp_path / "bad.pem")
     assert not (tmp_path / "out").exists()
 
@@ -229,7 +229,7 @@ def test_with_a_key_only_what_it_signed_is_called(place, chosen):
     tuned.use(place / "a.db", key=place / "own.pub.pem")
     with pytest.warns(tuned.NoKernel, match=r"the kernel of trial 1 of .*a\.db has no signed record"):
         assert chosen()[0] is None
-    with pytest.raises(UsageError, match="is no public key in PEM"):
+    with pytest.raises(UsageError, match="is not a public key in PEM"):
         tuned.use(place / "out", key=place / "own.pem")
 
 

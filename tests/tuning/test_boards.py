@@ -33,30 +33,34 @@ def chosen(monkeypatch):
 
 
 def test_auto_is_the_gpu_of_this_machine(chosen):
-    assert chosen(("13.0", [device("NVIDIA L4", 89, 58)])) == ("l4", "--gpu l4: NVIDIA L4 is here")
+    assert chosen(("13.0", [device("NVIDIA L4", 89, 58)])) == ("l4", "--gpu l4: this machine has NVIDIA L4")
 
 
 def test_auto_is_the_first_gpu_that_is_known(chosen):
     key, line = chosen(("13.0", [device("NVIDIA T400", 75, 6), device("NVIDIA H200", 90, 132)]))
-    assert (key, line) == ("h200", "--gpu h200: NVIDIA H200 is here")
+    assert (key, line) == ("h200", "--gpu h200: this machine has NVIDIA H200")
 
 
 def test_auto_takes_the_nearest_board_of_its_architecture_for_an_unknown_gpu_and_says_so(chosen):
     key, line = chosen(("13.0", [device("NVIDIA H20", 90, 110)]))
     assert key == "h100-pcie"
-    assert "NVIDIA H20 (sm_90) is here and gpus.toml does not list it; peaks are those of this one" in line
-    assert line.endswith("--gpu-file describes it")
+    assert "NVIDIA H20 (sm_90) is not in gpus.toml; using the peaks of NVIDIA " in line
+    assert line.endswith("describe it with --gpu-file")
 
 
 def test_auto_is_the_h100_for_a_gpu_of_an_unknown_architecture(chosen):
     key, line = chosen(("13.0", [device("NVIDIA B300", 103, 148)]))
-    assert key == "h100" and "NVIDIA B300 (sm_103) is here" in line and "nor a GPU of its architecture" in line
+    assert (
+        key == "h100"
+        and "NVIDIA B300 (sm_103) is not in gpus.toml" in line
+        and "nor is a GPU of its architecture" in line
+    )
 
 
 def test_auto_is_the_h100_where_there_is_no_gpu(chosen):
     key, line = chosen("the CUDA driver sees no GPU")
     assert key == "h100"
-    assert line == "--gpu h100: the CUDA driver sees no GPU; evoengine gpus lists what else can be tuned for"
+    assert line == "--gpu h100: the CUDA driver sees no GPU; evoengine gpus lists the others"
 
 
 def test_a_named_gpu_is_taken_without_a_word(monkeypatch):
@@ -73,7 +77,9 @@ def test_a_file_s_gpu_goes_before_auto_and_not_beside_another(tmp_path):
     for requested in ("auto", "board"):
         choice = choose_gpu(requested, file)
         assert (choice.gpu.sms, choice.why) == (56, f"--gpu board: NVIDIA A4500 as {file} describes it")
-    with pytest.raises(UsageError, match="--gpu h100 and --gpu-file .*, which describes board, are two GPUs; give one"):
+    with pytest.raises(
+        UsageError, match="--gpu h100 contradicts --gpu-file .*, which describes board; give one of them"
+    ):
         choose_gpu("h100", file)
 
 
@@ -89,9 +95,7 @@ def test_another_board_under_a_name_of_the_ledger_is_refused():
     require_same_board(Kept(boards.custom_definition(board)), board)
     require_same_board(Kept(None), board)
     require_same_board(Kept(None), find_gpu("a10"))
-    with pytest.raises(
-        UsageError, match="the ledger's board has sms 72, and the file gives 71; give the changed board"
-    ):
+    with pytest.raises(UsageError, match="board has sms 72 in the ledger and 71 in the file; rename the changed board"):
         require_same_board(Kept(boards.custom_definition(board)), replace(board, sms=71))
 
 
@@ -103,7 +107,7 @@ def test_the_compiler_here_knows_every_board(key):
 def test_a_board_that_the_compiler_does_not_know_is_said_before_any_candidate(monkeypatch):
     monkeypatch.setattr(setup, "compiled_capabilities", lambda: (75, 80, 90))
     with pytest.raises(
-        MachineError, match=r"nvrtc .* cannot compile for sm_120, which rtx5090 needs; it can for sm_75, sm_80"
+        MachineError, match=r"nvrtc .* cannot compile for sm_120, which rtx5090 needs, only for sm_75, sm_80"
     ):
         require_compilers(find_gpu("rtx5090"), emulated=False)
 

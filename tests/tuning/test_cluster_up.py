@@ -375,10 +375,10 @@ def up(folder: Path, *arguments: str):
     [
         ((), "one of --slurm and --k8s"),
         (("--slurm", "--k8s"), "one of --slurm and --k8s"),
-        (("--k8s",), "--k8s needs --image"),
+        (("--k8s",), "--k8s requires --image"),
         (("--slurm", "--image", IMAGE), "--slurm takes none"),
-        (("--k8s", "--image", "UPPER/evoengine"), "is no container image"),
-        (("--k8s", "--image", "evil: {}\nkind: Pod"), "is no container image"),
+        (("--k8s", "--image", "UPPER/evoengine"), "is not a container image"),
+        (("--k8s", "--image", "evil: {}\nkind: Pod"), "is not a container image"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence_and_nothing_is_written(tmp_path, arguments, said):
@@ -390,7 +390,7 @@ def test_what_cannot_be_meant_is_one_sentence_and_nothing_is_written(tmp_path, a
 def test_files_that_are_there_stay_as_they_are(tmp_path):
     (tmp_path / "job.yaml").write_text("mine\n")
     done = up(tmp_path, "--k8s", "--image", IMAGE)
-    assert isinstance(done.exception, UsageError) and "job.yaml is there already" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "job.yaml already exists" in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
     assert (tmp_path / "job.yaml").read_text() == "mine\n"
 

@@ -54,7 +54,7 @@ def test_a_kernel_that_was_not_evaluated_on_a_problem_does_not_serve_it():
 
 
 def test_kernels_that_cannot_serve_all_problems_are_refused():
-    with pytest.raises(UsageError, match="no 1 of the kernels that are known were evaluated on all 2 problems"):
+    with pytest.raises(UsageError, match="no 1 of the known kernels serve all 2 problems"):
         choose(timed({"a": {1: 1.0}, "b": {2: 1.0}}), 1)
 
 

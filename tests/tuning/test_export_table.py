@@ -95,12 +95,12 @@ def test_a_repository_of_kernels_holds_all_problems_too(searched, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--package", "out"], "either --export is given, or --package and --as"),
-        (["--as", "wheel"], "either --export is given, or --package and --as"),
-        (["--export", "a", "--name", "x"], "either --export is given, or --package and --as"),
-        (["--package", "out", "--as", "wheel", "--export", "a"], "either --export is given"),
-        (["--package", "out", "--as", "cpp"], "--as cpp holds one kernel; of several problems --as takes wheel and"),
-        (["--package", "out", "--as", "wheel", "--name", "../x"], "cannot name a package"),
+        (["--package", "out"], "give either --export, or --package and --as"),
+        (["--as", "wheel"], "give either --export, or --package and --as"),
+        (["--export", "a", "--name", "x"], "give either --export, or --package and --as"),
+        (["--package", "out", "--as", "wheel", "--export", "a"], "give either --export"),
+        (["--package", "out", "--as", "cpp"], "--as cpp holds one kernel; for several problems use --as wheel or"),
+        (["--package", "out", "--as", "wheel", "--name", "../x"], "is not a valid package name"),
     ],
 )
 def test_options_for_a_package_that_do_not_fit_are_named_and_nothing_is_written(searched, tmp_path, options, sentence):
@@ -126,9 +126,12 @@ CHANGES = {
     ),
     "a missing export": (lambda t: (read_table(t)[1] / "kernel.json").unlink(), "cannot be read"),
     "a folder above": (lambda t: change(t / TABLE, b'"folder": "', b'"folder": "../'), "directly beside"),
-    "another version": (lambda t: change(t / TABLE, b'"evoengine_table": 1', b'"evoengine_table": 2'), "no table of"),
+    "another version": (
+        lambda t: change(t / TABLE, b'"evoengine_table": 1', b'"evoengine_table": 2'),
+        "not a table of",
+    ),
     "no JSON": (lambda t: (t / TABLE).write_text("{"), "cannot be read"),
-    "no entries": (lambda t: (t / TABLE).write_text('{"evoengine_table": 1}'), "no table of"),
+    "no entries": (lambda t: (t / TABLE).write_text('{"evoengine_table": 1}'), "not a table of"),
     "an entry of another shape": (
         lambda t: (t / TABLE).write_text('{"evoengine_table": 1, "entries": [7]}'),
         "an entry",

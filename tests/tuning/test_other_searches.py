@@ -19,7 +19,7 @@ def test_one_at_the_same_problem_is_named(ledger):
     start_run(ledger)
     said = concurrent_searches(ledger, start_run(ledger))
     assert said is not None and said.startswith(
-        "run 1 is searching the same problem: each kernel is evaluated by one of them"
+        "run 1 is searching the same problem: each kernel is evaluated by one search"
     )
 
 

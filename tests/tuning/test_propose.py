@@ -238,12 +238,12 @@ def test_a_request_tells_verdict_counterexample_profile_and_prediction_and_no_se
 
 
 BAD = {
-    "prints rubbish": ("print('rubbish', flush=True)", "3 answers in a row without a proposal.*no JSON"),
-    "prints a list": ("print('[]', flush=True)", "an answer is an object"),
+    "prints rubbish": ("print('rubbish', flush=True)", "3 consecutive answers without a proposal.*not JSON"),
+    "prints a list": ("print('[]', flush=True)", "answer must be an object"),
     "prints a number for a text": ("print('{\"text\": 7}', flush=True)", "must hold the kernel's text"),
     "floods": ("sys.stdout.write('x' * 9_000_000)", "longer than 8 MiB"),
     # at once: answers that come one by one may each be read behind the next request
-    "answers twice": (r"print('{}\n{}', flush=True)", "before it is asked"),
+    "answers twice": (r"print('{}\n{}', flush=True)", "without a request"),
     "hangs": ("import time; time.sleep(600)", "no answer within 2 s"),
     "fails": ("sys.exit(3)", "ended with exit code 3"),
     "writes elsewhere": ("open({elsewhere!r}, 'w')", "ended with exit code 1"),
@@ -267,11 +267,11 @@ def test_a_program_that_does_not_answer_is_refused(name, tmp_path):
 
 
 def test_what_was_judged_before_a_program_failed_is_kept(folder, tmp_path):
-    with pytest.raises(UsageError, match="3 answers in a row"):
+    with pytest.raises(UsageError, match="3 consecutive answers"):
         propose(recorded(folder, {"text": "not CUDA"}, "a", "b", "c"), gpu="h100", kernel=folder, db=tmp_path / "k.db")
     with open_ledger(str(tmp_path / "k.db"), create=False) as ledger:
         (run,) = ledger.runs()
-        assert run.status.startswith("stopped: the program gave 3 answers in a row")
+        assert run.status.startswith("stopped: the program gave 3 consecutive answers")
         assert [t.outcome for t in ledger.trials(run=run.id)] == [Outcome.ESTIMATED, Outcome.UNCOMPILABLE]
 
 
@@ -280,7 +280,7 @@ def test_what_was_judged_before_a_program_failed_is_kept(folder, tmp_path):
     [
         ({"proposals": 0}, "must be above 0"),
         ({"command": " "}, "takes a shell command"),
-        ({"start": 1, "problem": "scale:rows=8,cols=8"}, "leave them out"),
+        ({"start": 1, "problem": "scale:rows=8,cols=8"}, "leave --problem, --kernel and --gpu out"),
     ],
 )
 def test_bad_arguments_write_nothing(folder, tmp_path, given, sentence):

@@ -77,17 +77,17 @@ def test_while_another_process_goes_on_with_a_run_the_same_command_begins_a_new_
 
 
 DIFFERENT = [
-    ({"sampler": "gp"}, "the sampler is gp, and was tpe"),
-    ({"problem": "attention:other"}, "the problem is attention:other, and was attention:b1,h2,s64,d32,fp16"),
-    ({"gpu": "a100"}, "the GPU is a100, and was h100"),
-    ({"objectives": "tflops,registers"}, "the objective is tflops,registers, and was tflops"),
-    ({"seed": 9}, "the seed is 9, and was 7"),
-    ({"space_sha256": "6" * 64}, "the space is another one (attention.toml is not as it was)"),
-    ({"space_name": "b.toml", "space_sha256": "6" * 64}, "the space is another one (b.toml, not attention.toml"),
+    ({"sampler": "gp"}, "the sampler is gp and was tpe"),
+    ({"problem": "attention:other"}, "the problem is attention:other and was attention:b1,h2,s64,d32,fp16"),
+    ({"gpu": "a100"}, "the GPU is a100 and was h100"),
+    ({"objectives": "tflops,registers"}, "the objective is tflops,registers and was tflops"),
+    ({"seed": 9}, "the seed is 9 and was 7"),
+    ({"space_sha256": "6" * 64}, "the space has changed (attention.toml)"),
+    ({"space_name": "b.toml", "space_sha256": "6" * 64}, "the space has changed (b.toml, not attention.toml"),
     ({"conditions": CONDITIONS | {"templates": "u"}}, "the templates have changed"),
-    ({"conditions": CONDITIONS | {"compiler": "nvrtc 13.1"}}, "compiler: nvrtc 13.1, and was nvrtc 13.0"),
-    ({"conditions": CONDITIONS | {"libraries": {"torch": "2.9"}}}, "torch: 2.9, and was 2.8"),
-    ({"conditions": CONDITIONS | {"families": ["mma"]}}, "families: mma, and was none"),
+    ({"conditions": CONDITIONS | {"compiler": "nvrtc 13.1"}}, "compiler is nvrtc 13.1 and was nvrtc 13.0"),
+    ({"conditions": CONDITIONS | {"libraries": {"torch": "2.9"}}}, "torch is 2.9 and was 2.8"),
+    ({"conditions": CONDITIONS | {"families": ["mma"]}}, "families is mma and was none"),
 ]
 
 
@@ -122,14 +122,16 @@ def test_a_run_that_was_cut_short_before_its_end_was_written_comes_to_it(ledger)
 
 def test_a_run_that_goes_on_elsewhere_cannot_be_named(ledger):
     run = go(ledger).run
-    with pytest.raises(UsageError, match=f"run {run} is still going on: wait until it has ended"):
+    with pytest.raises(UsageError, match=f"run {run} is in progress: wait until it has ended"):
         go(ledger, resume=run)
 
 
 def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
     old = start_run(ledger)
     ledger.finish_run(old, "interrupted")
-    with pytest.raises(UsageError, match=f"run {old} cannot be resumed .it is of an older evoengine"):
+    with pytest.raises(
+        UsageError, match=f"run {old} cannot be resumed .it is not a search, or was made by an older evoengine"
+    ):
         go(ledger, resume=old)
     imported = ended(ledger)
     with ledger.database.writing() as session:
@@ -143,7 +145,7 @@ def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
 def test_a_change_of_the_compiler_is_said_where_a_new_run_begins(ledger):
     run, said = ended(ledger, "all trials done"), []
     go(ledger, replace(ASKED, conditions=CONDITIONS | {"compiler": "nvrtc 13.1"}), said=said)
-    assert said == [f"since run {run}: compiler: nvrtc 13.1, and was nvrtc 13.0; kernels are evaluated again"]
+    assert said == [f"since run {run}: compiler is nvrtc 13.1 and was nvrtc 13.0; kernels are evaluated again"]
 
 
 # ── as commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,7 +200,7 @@ def test_what_cannot_go_on_is_one_sentence_and_nothing_is_written(recorded, call
         (("--resume", 7), "the ledger has no run 7"),
         (("--resume", "x"), "'x' is not a valid integer"),
         (("--resume",), "run 1 replayed a recorded file: name it with --device recorded:FILE"),
-        (("--resume", "--device", device, "--sampler", "tpe"), "the sampler is tpe, and was evolution"),
+        (("--resume", "--device", device, "--sampler", "tpe"), "the sampler is tpe and was evolution"),
     ]:
         assert said in refused(call(*arguments))
     with open_ledger(str(tmp_path / "evo.db"), create=False) as ledger:

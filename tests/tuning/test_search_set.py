@@ -44,13 +44,13 @@ def test_a_file_that_holds_no_problems_of_one_workload_is_refused(tmp_path, text
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("search", "--problem", SMALL, "--kernels", "2"), "--kernels is for several problems"),
-        (("best", "--problem", SMALL, "--kernels", "2"), "--kernels is for several problems"),
-        (("search", "--problem", SMALL, "--problem", WIDE, "--resume"), "--resume is for a search of one problem"),
-        (("search", "--problem", SMALL, "--problem", WIDE, "--minutes", "1"), "--minutes is for a search of one"),
-        (("search", "--problem", "@/dev/zero"), "/dev/zero cannot be read: it is no regular file"),
+        (("search", "--problem", SMALL, "--kernels", "2"), "--kernels requires several problems"),
+        (("best", "--problem", SMALL, "--kernels", "2"), "--kernels requires several problems"),
+        (("search", "--problem", SMALL, "--problem", WIDE, "--resume"), "--resume applies to one problem"),
+        (("search", "--problem", SMALL, "--problem", WIDE, "--minutes", "1"), "--minutes applies to one problem"),
+        (("search", "--problem", "@/dev/zero"), "/dev/zero cannot be read: it is not a regular file"),
         (("search", "--problem", "@nowhere.txt"), "nowhere.txt cannot be read: No such file or directory"),
-        (("best", "--problem", SMALL, "--problem", WIDE, "--top", "3"), "--top is about one problem"),
+        (("best", "--problem", SMALL, "--problem", WIDE, "--top", "3"), "--top applies to one problem"),
     ],
 )
 def test_what_is_of_one_problem_is_refused_of_several(tmp_path, monkeypatch, arguments, said):

@@ -315,8 +315,8 @@ def test_the_commands_json_has_every_attempt():
     ("arguments", "complaint"),
     [
         (("--triton", f"{FILE}::roots"), "--triton needs --call FUNCTION"),
-        (("--triton", f"{FILE}::roots", "--call", "call_roots", "--db", "x.db"), "--db is not for --triton"),
-        (("--config", "{}", "--call", "call_roots"), "--call is for --triton FILE::KERNEL, which is not given"),
+        (("--triton", f"{FILE}::roots", "--call", "call_roots", "--db", "x.db"), "--db contradicts --triton"),
+        (("--config", "{}", "--call", "call_roots"), "--call requires --triton FILE::KERNEL"),
         ((), "verify takes --config WHAT, --triton FILE::KERNEL with --call FUNCTION"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_script_that_fails_shows_its_own_traceback_and_what_to_do_about_cuda(p
     done = python(project, "-m", "evoengine", "run", "script.py")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith('Traceback (most recent call last):\n  File "script.py", line 2')
-    assert "or run it with --map-cuda" in done.stderr and "no Triton kernel was launched" in done.stderr
+    assert "or add --map-cuda" in done.stderr and "no Triton kernel was launched" in done.stderr
 
 
 def test_the_plugin_runs_tests_and_a_race_fails_one(project):

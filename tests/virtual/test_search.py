@@ -296,7 +296,7 @@ def test_a_proposed_space_is_written_edited_and_given_back(tmp_path):
     written.write_text(written.read_text().replace("[32, 64, 128, 256, 512]", "[64, 256, 1024]"))
     space = load_space(written, TritonProblem("softmax", (("m", 3), ("n", 150))), find_gpu("h100"))
     assert len(space) == 27 and len(space.starts) == 2
-    with pytest.raises(UsageError, match="is there already; --write-space takes the name of a new file"):
+    with pytest.raises(UsageError, match="already exists; --write-space takes the name of a new file"):
         command("search", *asked, "--write-space", written)
 
 
@@ -313,7 +313,7 @@ def test_a_proposed_space_is_written_edited_and_given_back(tmp_path):
             {"problem": "softmax:k=3"},
             r"part 'k=3' that is no size of call_softmax; write it like softmax:m=3",
         ),
-        ("softmax", {"device": "cuda"}, r"--device cuda is not for --triton"),
+        ("softmax", {"device": "cuda"}, r"--device cuda contradicts --triton"),
         ("softmax", {"reference": "raises_of"}, r"has no function 'raises_of' for --reference"),
     ],
 )

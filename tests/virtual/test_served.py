@@ -233,7 +233,7 @@ def test_what_the_gate_did_not_finish_is_judged_before_it_is_written(known, tmp_
     asked: list[int] = []
     monkeypatch.setattr(fused_moe, "is_judged", lambda verdicts: False)
     ledger = evoengine.open_ledger(tmp_path / "own.db", create=False)
-    with ledger, pytest.raises(NothingFound, match="the gate was not finished for trial 2: evoengine best"):
+    with ledger, pytest.raises(NothingFound, match="the gate of trial 2 is not finished: evoengine best"):
         find_fused_moe(ledger, find_gpu("h100"), is_finished)
     real = fused_moe.judge_export
     monkeypatch.setattr(
@@ -314,4 +314,4 @@ def test_it_goes_with_a_gpu_and_nothing_else(tmp_path, more):
         cli, ["best", "--fused-moe", str(tmp_path / "new"), "--db", str(tmp_path / "x.db"), *more]
     )
     assert isinstance(done.exception, EvoengineError) and done.exception.exit_code == 2
-    assert "--fused-moe goes with --gpu alone" in str(done.exception)
+    assert "--fused-moe takes only --gpu" in str(done.exception)

@@ -43,7 +43,7 @@ def holds_studies(tables: Set[str]) -> bool:
 
 
 def require_schema(tables: Set[str], revision: str | None, url: str) -> None:
-    """Raise UsageError where Optuna's tables are there, and are those of another Optuna than the installed.
+    """Raise UsageError if Optuna's tables are there, and are those of another Optuna than the installed.
 
     `revision` is what `VERSION_TABLE` says; `url` names the database, without its password.
     """

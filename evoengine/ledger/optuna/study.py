@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 
 def optuna_storage(database: str) -> RDBStorage:
-    """Return Optuna's storage in a ledger's database. Raises UsageError where its schema is another Optuna's."""
+    """Return Optuna's storage in a ledger's database. Raises UsageError if its schema is another Optuna's."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
@@ -130,7 +130,7 @@ class Projection:
     ) -> None:
         """Create or open the study. `domains` has each knob's values; `suffix` ends the study's name.
 
-        Raises UsageError where the database has been locked for too long.
+        Raises UsageError if the database has been locked for too long.
         """
         self._storage, self._ledger, self._run, self._kind = storage, ledger, run, kind
         self._artifacts = artifact_store(ledger.url)
@@ -408,7 +408,7 @@ def repair_studies(storage: RDBStorage, ledger: Ledger) -> None:
 def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Callable[[int], None]) -> list[Projection]:
     """Rebuild the studies of a run; where it has none, make that of its most trusted figures.
 
-    Raises NothingFound where no trial of it has ended.
+    Raises NothingFound if no trial of it has ended.
     """
     if run not in ledger.finished_trials(run):
         raise NothingFound(f"no trial of run {run} has ended, so its study is empty")

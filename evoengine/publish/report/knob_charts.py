@@ -1,4 +1,4 @@
-"""Charts of the effects of knobs: changes that paid, pairs of knobs, the lineage of the best, and what led to it."""
+"""Charts of knobs: effects of changes, pairs of knobs, the lineage of the best trial, and the sources of proposals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evoengine.publish.report.style import (
     label,
     titled_axis,
 )
-from evoengine.publish.report.trial_charts import sorted_times
+from evoengine.publish.report.trial_charts import NO_FIGURE, sorted_times
 from evoengine.records import Config, Kind, Measurement, Value, believed
 from evoengine.terms import model_of
 from evoengine.text import plain
@@ -40,10 +40,10 @@ GAINED, LOST = "#009E73", "#CC3311"
 
 
 def effects(overview: Overview) -> Section:
-    name, title = "effects", "What changes of knobs did"
+    name, title = "effects", "Effects of knob changes"
     found = overview.effects
     if not found.effects:
-        why = "No trial was made from another yet: start points have no parents, and most samplers name none."
+        why = "No trial was derived from another: start points have no parents, and most samplers name none."
         return Section(name, title, f"Nothing to draw. {why}")
     best_first = found.effects
     drawn = (
@@ -72,8 +72,8 @@ def effects(overview: Overview) -> Section:
     ]
     left_out = len(best_first) - len(drawn)
     text = (
-        f"The median gain in speed from parent to child where that knob changed, {found}; the number is how many steps "
-        "made the change. Only figures of one kind, device and policy are held against each other."
+        f"The median gain in speed from parent to child for each change of a knob, {found}, with the number of steps "
+        "that made the change. Only figures of one kind, device and policy are compared."
         + (f" {left_out} changes between the best and the worst are left out." if left_out else "")
     )
     y = category_axis([transition(e.change) for e in drawn], range=[len(drawn) - 0.5, -0.5])
@@ -85,12 +85,12 @@ def effects(overview: Overview) -> Section:
 
 def pairs(overview: Overview) -> Section:
     name, title = "pairs", "Pairs of knobs"
-    by_sort = sorted_times(overview)
-    sort = _ranking_key(overview, by_sort)
-    if sort is None:
-        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+    times = sorted_times(overview)
+    key = _ranking_key(overview, times)
+    if key is None:
+        return Section(name, title, NO_FIGURE)
     configs = {t.trial: t.config for t in overview.trials}
-    tried = [(configs[t.trial], t.us) for t in by_sort[sort]]
+    tried = [(configs[t.trial], t.us) for t in times[key]]
     several = [pair for pair in combinations(_most_influential(tried), 2) if _differ_together(*pair, tried)]
     if not several:
         return Section(name, title, "Nothing to draw: no two knobs were tried together at several values each.")
@@ -110,22 +110,22 @@ def pairs(overview: Overview) -> Section:
     made["layout"]["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.16, "yanchor": "top"}]
     made["layout"]["margin"]["t"] = 70
     text = (
-        f"How much longer than the best the best trial with both values takes, in %, by {kind_name(sort)} figures "
-        f"({device_and_policy(sort)}). White cells were not tried. The knobs shown are those that affect the time most."
+        f"How much slower than the best the best trial with both values is, in %, by {kind_name(key)} figures "
+        f"({device_and_policy(key)}). White cells were not tried. The knobs shown are those that affect the time most."
     )
     return Section(name, title, text, made)
 
 
-def _ranking_key(overview: Overview, by_sort: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
-    """Return the sort of figures by which the best candidate is ranked."""
+def _ranking_key(overview: Overview, times: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
+    """Return the comparison key by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
-    own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
-    return next(iter([*own, *by_sort]), None)
+    own = [key for key in times if figure is not None and _has_key(figure, key)]
+    return next(iter([*own, *times]), None)
 
 
-def _is_of(figure: Measurement, sort: ComparisonKey) -> bool:
+def _has_key(figure: Measurement, key: ComparisonKey) -> bool:
     model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
-    return ComparisonKey(figure.kind, model, figure.device, figure.policy) == sort
+    return ComparisonKey(figure.kind, model, figure.device, figure.policy) == key
 
 
 def _most_influential(tried: Sequence[tuple[Config, float]]) -> list[str]:
@@ -225,7 +225,7 @@ def _by_number(text: str) -> tuple[bool, float, str]:
 def lineage(overview: Overview) -> Section:
     name, title = "lineage", "Lineage of the best"
     if overview.best is None:
-        return Section(name, title, "Nothing to show: no trial is correct and has a figure.")
+        return Section(name, title, "Nothing to show: no correct trial has a figure.")
     steps = path(overview.best.trial, overview.lineage)
     rows = [_row(step) for step in steps]
     headings = ("trial", "made by", "changed", "kind", "µs", "gain")
@@ -293,8 +293,8 @@ def _symbol(figure: Measurement) -> str:
 
 
 def sources(overview: Overview) -> Section:
-    """Return which figures of other GPUs, other problems and the model the proposals of each run followed, and when."""
-    title = "Which sources were believed"
+    """Return which figures of other GPUs, other problems and the model the proposals of each run followed."""
+    title = "Sources of proposals"
     followed: dict[tuple[int, str], list[int]] = {}
     for trial in overview.trials:
         for source in believed(trial.operator):
@@ -308,7 +308,7 @@ def sources(overview: Overview) -> Section:
         (str(run), source, f"{len(trials):,} of {total[run]:,}", _spans(trials))
         for (run, source), trials in sorted(followed.items())
     ]
-    text = "The trials whose proposal followed a source, which is believed as far as the trials before confirmed it."
+    text = "The trials whose proposal followed a source. A source is followed as far as earlier trials confirmed it."
     return Section("sources", title, text, None, ("run", "source", "trials", "which"), rows)
 
 

@@ -1,4 +1,4 @@
-"""Read what a page shows of a problem: runs, figures, outcomes, errors of the gate, and which changes of knobs paid."""
+"""Read the data of a report: runs, figures, outcomes, errors of the gate, and the effects of knob changes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from evoengine.lineage import Effect, effects
 from evoengine.records import EXECUTOR, PENDING, Baseline, Candidate, Kind, Outcome, Run
 
 MOST_TRIALS = 20_000
-"""that are drawn, the last ones"""
+"""number of the last trials that are drawn"""
 MOST_VERDICTS = 5_000
-"""whose cases are read, the last ones"""
+"""number of the last verdicts whose cases are read"""
 MOST_SAMPLES = 500
-"""of a finalist, the first ones"""
+"""number of a finalist's first samples that are drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CaseErrors:
     """The results of one of the gate's cases, over the last verdict of each candidate."""
 
     shares: Sequence[float]
-    """the largest error over what is allowed, of verdicts with both"""
+    """the largest error over the allowed one, for verdicts with both"""
     failed: Sequence[float]
     """those of them in which the case failed"""
     asked: int
@@ -51,19 +51,19 @@ class Overview:
     problem: str
     gpu: str
     runs: list[Run]
-    """those on it, oldest first"""
+    """oldest first"""
     trials: list[Trial]
     """the last of them, in their order"""
     total: int
     times: list[Timed]
     """every figure of `trials` that can be trusted, whether the gate was finished or not"""
     outcomes: Mapping[tuple[str, str], int]
-    """family and outcome → trials, of all"""
+    """family and outcome → number of all trials"""
     baselines: list[Baseline]
     """the last of each name, device and policy"""
     best: Candidate | None
     lineage: Mapping[int, Trial]
-    """the best and all that it came from, by number"""
+    """number → the best trial and its ancestors"""
     effects: Effects
     cases: Mapping[str, CaseErrors]
     finalists: list[Finalist]
@@ -124,7 +124,7 @@ def _baselines(session: Session, problem: str, gpu: str) -> list[Baseline]:
 
 
 def _finalists(session: Session, own: Select[int]) -> list[Finalist]:
-    """Figures of finals are among the last ones of the trials that ended as measured."""
+    """Return the finalists of the last finals held for these trials."""
     placed = MeasurementRow.terms["place"].as_float()
     of_run = MeasurementRow.terms["final_of_run"].as_float()
     here = (MeasurementRow.kind == str(Kind.MEASURED), MeasurementRow.suspect.is_(None), of_run >= 0)
@@ -161,27 +161,27 @@ def _cases(session: Session, own: Select[int]) -> dict[str, CaseErrors]:
 
 
 def _share(error: float | str | None, allowed: float | str | None) -> float | None:
-    """Return an error over what is allowed; None where either is no number."""
+    """Return an error over what is allowed; None if either is no number."""
     largest, bound = from_json_number(error), from_json_number(allowed)
     if largest is None or not bound or not math.isfinite(largest) or not math.isfinite(bound):
         return None
     return largest / bound
 
 
-# ── changes of knobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── effects of knob changes ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 MOST_EFFECTS = 25_000
-"""of which effects are computed, the last ones: about 2 KB of memory and 40 µs each"""
+"""number of the last trials of which effects are computed: about 2 KB of memory and 40 µs each"""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
     effects: list[Effect]
     trials: int
-    """how many ranked trials they were computed from, the last ones"""
+    """number of the last ranked trials from which they were computed"""
     ranked: int
-    """how many there are"""
+    """number of all ranked trials"""
 
     def __str__(self) -> str:
         some = f"the last {self.trials:,} of " if self.trials < self.ranked else ""

@@ -88,7 +88,7 @@ def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> 
         "<nav>",
         *(f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections),
         "</nav>",
-        "<noscript><p>The charts are drawn by the page's own script, and scripts are switched off here.</p></noscript>",
+        "<noscript><p>The charts need scripts, which are disabled in this browser.</p></noscript>",
         *map(_section, sections),
     ]
     parts = [
@@ -124,9 +124,9 @@ def require_writable(file: Path) -> None:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {file}: {error}; --html takes a new file or an earlier report") from error
     if not found.startswith(BEGINNING.encode()):
-        why = "it is there, and no report"
+        why = "it exists and is not a report"
     elif not is_unchanged(found):
-        why = "it is a report that was changed since it was written"
+        why = "it is a report that has been changed"
     else:
         return
     raise UsageError(f"cannot write {file}: {why}; --html takes a new file or an earlier report")

@@ -14,7 +14,7 @@ from evoengine.text import plain
 
 LONGEST, LONGEST_LABEL = 160, 36
 """characters of a text from the ledger on hover, and on an axis or in a legend"""
-# Okabe and Ito's colours, which people with colour blindness tell apart; the shapes say it in black and white too
+# Okabe and Ito's colours for colour blindness; shapes distinguish the kinds in black and white too
 _STYLES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "measured": (("#0072B2", "#56B4E9", "#00446B"), ("circle", "circle-open", "circle-dot")),
     "recorded": (("#009E73", "#5CC9AA", "#00563F"), ("square", "square-open", "square-dot")),
@@ -34,7 +34,7 @@ Chart = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. Without a chart and a table its text says why there is nothing to show."""
+    """A part of the page. If it has neither chart nor table, its text gives the reason."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ def label(text: object) -> str:
 
 
 def category_axis(texts: Sequence[object], **more: Any) -> dict[str, Any]:
-    """Return an axis with these texts at 0, 1, 2 …; two texts that are cut to the same one remain separate."""
+    """Return an axis with these texts at 0, 1, 2 …; texts that are equal when shortened stay separate."""
     places = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(map(label, texts))}
     return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
 

@@ -1,4 +1,4 @@
-"""Charts of trials: how fast they are, how they ended, and what the gate found case by case."""
+"""Charts of trials: times, outcomes, and the gate's errors by case."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ MANY = 500
 """number of points from which they are drawn small"""
 WITHIN = 1.25
 """a prediction within this factor is counted as near"""
+NO_FIGURE = "Nothing to draw: none of the trials shown here is correct and has a figure."
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def convergence(overview: Overview, peaks: Peaks | None) -> Section:
     name, title = "convergence", "Convergence"
     by_sort = sorted_times(overview)
     if not by_sort:
-        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+        return Section(name, title, NO_FIGURE)
     rate, first = rate_of(overview.times), overview.total - len(overview.trials)
     places = {t.trial: first + n for n, t in enumerate(overview.trials, 1)}
     data = [
@@ -116,7 +117,7 @@ def convergence(overview: Overview, peaks: Peaks | None) -> Section:
     figures = "; ".join(f"{kind_name(sort)}: {device_and_policy(sort)}" for sort in by_sort)
     text = (
         f"Each point is a correct trial, each line the best so far of one kind of figure ({figures}). "
-        "Kinds say different things and are never ranked together."
+        "Different kinds are not comparable and never ranked together."
     )
     return Section(name, title, text, chart(data, titled_axis("trial, in the order they were started"), upwards, 460))
 
@@ -186,7 +187,7 @@ def prediction(overview: Overview) -> Section:
             told.append(f"{which}: {near} of {len(pairs)} within {WITHIN}×")
     if not data:
         why = "Nothing to compare: no trial has both an estimate and a time that was measured or recorded."
-        return Section(name, title, f"{why} evoengine measure times on a GPU what a search without one left.")
+        return Section(name, title, f"{why} evoengine measure times candidates of a search without a GPU on one.")
     least, most = min(ends) / 1.1, max(ends) * 1.1
     data.append(line([least, most], [least, most], "equal", PLAIN))
     for factor in (WITHIN, 1 / WITHIN):
@@ -209,7 +210,7 @@ def roofline(overview: Overview, peaks: Peaks | None, why_not: str) -> Section:
     if peaks is None:
         return Section(name, title, f"Nothing to draw: {why_not}.")
     if not by_sort:
-        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+        return Section(name, title, NO_FIGURE)
     intensity = peaks.flops / peaks.min_dram_bytes
     corner = peaks.tensor_tflops * 1e3 / peaks.memory_gbs
     x = [min(intensity, corner) / 8, corner, max(intensity, corner) * 8]
@@ -231,9 +232,9 @@ def roofline(overview: Overview, peaks: Peaks | None, why_not: str) -> Section:
         data.append(points([intensity], [rate], style, [f"{style.name}<br>{rate:,.4g} TFLOPS"], 10))
     bound = "arithmetic" if intensity > corner else "memory"
     text = (
-        f"The problem does {intensity:,.4g} operations for each byte that no kernel can avoid to move; on {peaks.gpu} "
-        f"that is bound by {bound}: no kernel takes less than {peaks.least_us:,.4g} µs. Of each kind of figure the "
-        "slowest and the fastest trial are joined."
+        f"The problem does {intensity:,.4g} operations for each byte that every kernel must move; on {peaks.gpu} it is "
+        f"bound by {bound}: no kernel takes less than {peaks.least_us:,.4g} µs. A line joins the slowest and the "
+        "fastest trial of each kind of figure."
     )
     return Section(
         name,
@@ -250,7 +251,7 @@ def finals(overview: Overview) -> Section:
     name, title = "finals", "Finalists"
     held = [f for f in overview.finalists if f.samples_us]
     if not held:
-        why = "No finals were held here: at the end of a search on a GPU the best are timed against each other."
+        why = "There were no finals, in which the best candidates of a search on a GPU are timed against each other."
         return Section(name, title, why)
     data = [
         {
@@ -268,7 +269,7 @@ def finals(overview: Overview) -> Section:
         }
         for n, f in enumerate(held)
     ]
-    text = "Measured times of the finalists, from the same rounds, by the places they won. Each point is a repetition."
+    text = "Measured times of the finalists in the same rounds, by rank. Each point is a repetition."
     return Section(
         name,
         title,
@@ -281,7 +282,7 @@ def finals(overview: Overview) -> Section:
     )
 
 
-# ── how trials ended, and what the gate found ─────────────────────────────────────────────────────────────────────────
+# ── outcomes and errors ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 MIN_SHARE = 1e-6
@@ -293,7 +294,7 @@ ENDINGS = (*OUTCOME_COLOURS, PENDING)
 def outcomes(overview: Overview) -> Section:
     name, title = "outcomes", "Outcomes by family"
     if not overview.outcomes:
-        return Section(name, title, "Nothing to draw: there is no trial yet.")
+        return Section(name, title, "Nothing to draw: there are no trials.")
     families = sorted({family for family, _ in overview.outcomes})
     present = [ending for ending in ENDINGS if any(outcome == ending for _, outcome in overview.outcomes)]
     data = [
@@ -308,20 +309,20 @@ def outcomes(overview: Overview) -> Section:
     ]
     made = chart(data, category_axis([family or "no family" for family in families]), titled_axis("trials"))
     made["layout"] |= {"barmode": "stack", "showlegend": True}
-    text = f"How all {overview.total:,} trials ended. Measured, recorded and estimated ones are correct and ranked."
+    text = f"Outcomes of all {overview.total:,} trials. Measured, recorded and estimated ones are correct and ranked."
     return Section(name, title, text, made)
 
 
 def errors(overview: Overview) -> Section:
     name, title = "errors", "Errors by case of the gate"
     if not overview.cases:
-        return Section(name, title, "Nothing to draw: the gate was asked about no trial.")
+        return Section(name, title, "Nothing to draw: the gate judged no trial.")
     with_numbers = {case: found for case, found in overview.cases.items() if found.shares}
     worst_first = sorted(with_numbers, key=lambda case: (-max(with_numbers[case].shares), case))
     drawn = worst_first[:MAX_CASES]
     text = _summary(overview, len(worst_first) - len(drawn))
     if not drawn:
-        return Section(name, title, f"Nothing to draw: no case has an error and a bound that are numbers. {text}")
+        return Section(name, title, f"Nothing to draw: no case has a finite error and bound. {text}")
     box = [_quartiles(with_numbers[case]) for case in drawn]
     least, lower, median, upper, most = (list(column) for column in zip(*box, strict=True))
     boxes = {
@@ -338,13 +339,13 @@ def errors(overview: Overview) -> Section:
         "line": {"color": "#0072B2"},
     }
     failing = [(n, share) for n, case in enumerate(drawn) for share in sorted(with_numbers[case].failed)[-50:]]
-    hover = [f"{escape_text(drawn[n])}<br>failed with {share:,.4g} times what is allowed" for n, share in failing]
+    hover = [f"{escape_text(drawn[n])}<br>failed with {share:,.4g} times the allowed error" for n, share in failing]
     failed = points(
         [max(s, MIN_SHARE) for _, s in failing], [n for n, _ in failing], Style("failed", WRONG_COLOUR, "x"), hover
     )
     made = chart(
         [boxes, *([failed] if failing else [])],
-        titled_axis("largest error over what is allowed", type="log", exponentformat="power"),
+        titled_axis("largest error over the allowed one", type="log", exponentformat="power"),
         category_axis(drawn, range=[len(drawn) - 0.5, -0.5]),
         140 + 26 * len(drawn),
     )
@@ -365,11 +366,11 @@ def errors(overview: Overview) -> Section:
 def _summary(overview: Overview, left_out: int) -> str:
     asked = max(found.asked for found in overview.cases.values())
     lost = sum(found.without_number for found in overview.cases.values())
-    parts = [f"Of the last verdict of each trial, {asked:,} at most a case; right of the dashed line is too much."]
+    parts = [f"From the last verdict of each trial, at most {asked:,} per case; those right of the dashed line fail."]
     if asked >= MOST_VERDICTS:
         parts.append(f"They are the last {MOST_VERDICTS:,} verdicts.")
     if lost:
-        parts.append(f"{lost:,} times a case failed without an error that is a number: a NaN, a crash.")
+        parts.append(f"{lost:,} times a case failed without a finite error, such as by a NaN or a crash.")
     if left_out:
         parts.append(f"{left_out} cases with smaller errors are left out.")
     return " ".join(parts)
