@@ -29,12 +29,13 @@ CHOSE: Mapping[str, tuple[str, ...]] = {
     "residuals": ("convolution", "convolution_milo"),
     "fa2": (),
     "clock_logs": (),
+    "turnover": (),
     "own_h100": (),
     "own_rows": ("measured_h100, even",),
     "own_families": ("measured_h100, families",),
 }
 """source of chips.toml whose rates are fitted or inferred → sets whose times chose them; `fa2`,
-`clock_logs` and `own_h100` are figures that no set here has"""
+`clock_logs`, `turnover` and `own_h100` are figures that no set here has"""
 BEGINS = "<!-- by benchmarks/accuracy_page.py -->"
 
 

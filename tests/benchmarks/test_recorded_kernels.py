@@ -100,7 +100,7 @@ def test_a_large_buffer_holds_a_part_that_repeats(read):
     [
         ("noise", "the fill 'noise'; known are zero"),
         ("expr: 3 * c", "the fill 'expr: 3 . c'; known are"),
-        ("expr: f(c) = c * d", "uses d; it may use c alone"),
+        ("expr: f(c) = c * d", "uses d; it may use only c"),
         ("expr: f(c) = __import__('os')", "calls __import__"),
         ("expr: f(c) = c.real", "reads the attribute"),
         ("expr: f(c) = c +", "is not an expression"),

@@ -70,7 +70,7 @@ def test_each_trial_is_one_line_that_fits_the_terminal(lines, width, make):
 def test_what_a_narrow_terminal_leaves_out_is_named(lines, width):
     everything = re.split(" {2,}", head_of(lines(ranking(FAMILIES), stdout.width)).strip())
     shown = lines(ranking(FAMILIES), width)
-    remark = " ".join(shown).partition("narrow: ")[2].partition(" in rows")[0].split(", ")
+    remark = " ".join(shown).partition("hidden in this narrow terminal: ")[2].partition(" in rows")[0].split(", ")
     for name in everything:
         broken = name.replace("_", "_ ").split()[0]
         assert (name in remark) != (name in head_of(shown) or broken in head_of(shown).split()), name
@@ -79,7 +79,7 @@ def test_what_a_narrow_terminal_leaves_out_is_named(lines, width):
 def test_a_pipe_gets_every_column_by_its_whole_name_and_every_row_on_one_line(lines):
     head, *rows = lines(ranking(FAMILIES), stdout.width)
     assert {"µs", "TFLOPS", *LONG} <= set(head.split())
-    assert len([row for row in rows if "470 est." in row]) == 3 and "left out" not in " ".join(rows)
+    assert len([row for row in rows if "470 est." in row]) == 3 and "hidden" not in " ".join(rows)
 
 
 def test_a_knob_has_a_column_where_rows_differ_and_is_said_once_where_they_do_not(lines):

@@ -102,7 +102,7 @@ def test_a_machine_without_a_compiler_is_told_the_remedy(forgetful, tmp_path):
 
 def test_a_wrong_cxx_is_named(forgetful):
     forgetful.setenv("CXX", "no-such-compiler")
-    with pytest.raises(MachineError, match=r"\$CXX names, 'no-such-compiler', is not there"):
+    with pytest.raises(MachineError, match=r"\$CXX names 'no-such-compiler', which does not exist"):
         find_compiler()
 
 

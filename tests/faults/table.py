@@ -80,7 +80,7 @@ DATABASES = re.compile(r"^self\.(_?ledger|executors)\.")
 NO_ERRORS = frozenset(
     # of arithmetic, of memory that is there, or of what the kernel always does; the process may still be killed there
     "os._exit os.close os.dup2 os.getpid os.getppid os.kill os.path.exists os.path.join os.pathsep.join os.readlink "
-    "os.set_blocking os.setsid os.strerror os.sysconf os.waitpid os.waitstatus_to_exitcode os.environ.items "
+    "os.set_blocking os.setsid os.strerror os.sysconf os.waitpid os.waitstatus_to_exitcode "
     "ctypes.CDLL ctypes.CDLL(None).prctl fcntl.fcntl import_module _prctl socket.gethostname socket.socket "
     "tempfile.gettempdir "
     "self._requests.fileno self._requests.close signal.set_wakeup_fd signal.signal threading.Event threading.Lock "

@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import create_trial
 from optuna_dashboard import wsgi
 
-from evoengine.cli.dashboard import Complaints
+from evoengine.cli.dashboard import LogOnce
 from evoengine.ledger.optuna.study import (
     SUMMARY,
     SUMMARY_TRIALS,
@@ -108,7 +108,7 @@ def test_a_damaged_study_is_one_line_with_a_remedy_however_often_the_page_asks(t
     with closing(sqlite3.connect(tmp_path / "evo.db")) as connection, connection:
         assert connection.execute(damage).rowcount
     said, logger = [], logging.getLogger("optuna_dashboard")
-    complaints = Complaints(said.append, "make it again")
+    complaints = LogOnce(said.append, "make it again")
     logger.addHandler(complaints)
     try:
         app = wsgi(optuna_storage(url), artifact_store=artifact_store(url))
