@@ -292,15 +292,17 @@ class Ledger:
 
         Raises NothingFound if the ledger holds no run, UsageError if it holds no such run.
         """
-        runs = {run.id: run for run in self.runs()}
-        if not runs:
+        wanted = select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id.desc()).limit(1)
+        with self.database.reading() as session:
+            row = session.scalar(wanted if number is None else wanted.where(RunRow.id == number))
+            if row is not None:
+                return rows.to_run(row)
+            least, most = session.execute(select(func.min(RunRow.id), func.max(RunRow.id))).one()
+        if least is None:
             raise NothingFound(f"the ledger holds no run: {hint('search', db=self.db)} starts one")
-        least, most = min(runs), max(runs)
-        if number is not None and number not in runs:
-            raise UsageError(
-                f"there is no run {number}; the ledger holds runs {least} to {most}, which evoengine runs lists"
-            )
-        return runs[number or most]
+        raise UsageError(
+            f"there is no run {number}; the ledger holds runs {least} to {most}, which evoengine runs lists"
+        )
 
     def run_summaries(self) -> Iterator[RunSummary]:
         """Yield what a list of runs shows, oldest first."""

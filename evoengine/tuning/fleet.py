@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 5.0
-"""time after which the user is told that a search waits for a GPU"""
+"""time after which a search reports that it waits for a GPU"""
 
 
 def gpu_of_node(gpu: Gpu) -> GpuDevice:

@@ -10,14 +10,14 @@ from evoengine.views import SCHEMA, AnswerView
 
 
 class AccuracyView(AnswerView):
-    """What `evoengine accuracy --json` prints."""
+    """Describe what `evoengine accuracy --json` prints."""
 
     rows: Sequence[Row]
     classes: Sequence[ClassError]
 
 
 class PredictedAgainView(AnswerView):
-    """What `evoengine accuracy --repredict --json` prints: trials, and a sentence for each that was not predicted."""
+    """Describe `evoengine accuracy --repredict --json`: trials, and a sentence for each that was not predicted."""
 
     predicted_again: Sequence[int]
     missed: Sequence[str]

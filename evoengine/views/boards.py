@@ -35,7 +35,7 @@ class WorkloadView(TypedDict):
 
 
 class WorkloadsView(AnswerView):
-    """What `evoengine problems --json` prints."""
+    """Describe what `evoengine problems --json` prints."""
 
     workloads: Sequence[WorkloadView]
 
@@ -85,7 +85,7 @@ class BoardView(TypedDict):
 
 
 class BoardsView(AnswerView):
-    """What `evoengine gpus --json` prints."""
+    """Describe what `evoengine gpus --json` prints."""
 
     gpus: Sequence[BoardView]
 
@@ -179,7 +179,7 @@ def gpus_remarks(known: KnownBoards) -> list[str]:
 
 
 class FindingsView(AnswerView):
-    """What `evoengine doctor --json` prints; `able` is whether a search can run."""
+    """Describe what `evoengine doctor --json` prints; `able` is whether a search can run."""
 
     able: bool
     findings: Sequence[Finding]
@@ -201,7 +201,7 @@ def findings_table(found: Iterable[Finding]) -> Table:
 
 
 class ClusterView(ClusterStatus, AnswerView):
-    """What `evoengine cluster status --json` prints."""
+    """Describe what `evoengine cluster status --json` prints."""
 
 
 def cluster_json(found: ClusterStatus) -> ClusterView:

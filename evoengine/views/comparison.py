@@ -19,7 +19,7 @@ SHOWN = 20
 
 
 class ComparedView(TypedDict):
-    """What comparable figures have in common; null if there are none."""
+    """Describe what comparable figures have in common; null if there are none."""
 
     kind: Kind | None
     model: str | None
@@ -44,7 +44,7 @@ class SharedConfigView(ComparedView):
 
 
 class RunComparisonView(AnswerView):
-    """What `evoengine compare --json` prints. In a pair the first element belongs to the first run."""
+    """Describe what `evoengine compare --json` prints. In a pair the first element belongs to the first run."""
 
     runs: tuple[int, int]
     comparable: bool

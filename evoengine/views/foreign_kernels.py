@@ -32,7 +32,7 @@ class CubinKernelAnswer(TypedDict):
 
 
 class CubinsAnswer(AnswerView):
-    """What `evoengine cubins --json` prints."""
+    """Describe what `evoengine cubins --json` prints."""
 
     file: str
     kernels: list[CubinKernelAnswer]
@@ -113,7 +113,7 @@ class DrawAnswer(TypedDict):
 
 
 class CubinAnswer(AnswerView):
-    """What `evoengine verify --cubin --json` prints."""
+    """Describe what `evoengine verify --cubin --json` prints."""
 
     file: str
     gpu: str
@@ -181,7 +181,7 @@ class ConfigAnswer(PredictionAnswer):
 
 
 class TritonAnswer(AnswerView):
-    """What `evoengine verify --triton --json` prints."""
+    """Describe what `evoengine verify --triton --json` prints."""
 
     kernel: str
     gpu: str

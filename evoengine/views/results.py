@@ -41,7 +41,7 @@ class RankedTrialView(TrialView):
 
 
 class RankingView(AnswerView):
-    """What `evoengine best --top --json` prints, best first."""
+    """Describe what `evoengine best --top --json` prints, best first."""
 
     problem: str
     gpu: str
@@ -94,7 +94,7 @@ class RunView(TypedDict):
 
 
 class RunsView(AnswerView):
-    """What `evoengine runs --json` prints."""
+    """Describe what `evoengine runs --json` prints."""
 
     runs: Sequence[RunView]
 
@@ -118,17 +118,17 @@ class SummaryView(GpuTimeView):
 
 
 class SearchSummaryView(SummaryView, AnswerView):
-    """What `evoengine search --json` prints."""
+    """Describe what `evoengine search --json` prints."""
 
 
 class SearchSummariesView(AnswerView):
-    """What `evoengine search --json` prints of several kinds of GPU, by GPU."""
+    """Describe what `evoengine search --json` prints of several kinds of GPU, by GPU."""
 
     searches: Mapping[str, SummaryView]
 
 
 class ReportView(AnswerView):
-    """What `evoengine report --json` prints; the effects are those of the last `effects_of` of `ranked` trials."""
+    """Describe `evoengine report --json`; the effects are those of the last `effects_of` of `ranked` trials."""
 
     problem: str
     gpu: str
@@ -149,7 +149,7 @@ class BaselineView(TypedDict):
 
 
 class MeasuredView(AnswerView):
-    """What `evoengine measure --json` prints."""
+    """Describe what `evoengine measure --json` prints."""
 
     run: int
     agreement: Agreement
@@ -159,7 +159,7 @@ class MeasuredView(AnswerView):
 
 
 class ProposedView(AnswerView):
-    """What `evoengine propose --json` prints: how many proposals were judged, and the best trials of the run."""
+    """Describe `evoengine propose --json`: how many proposals were judged, and the best trials of the run."""
 
     run: int
     ended: str
@@ -168,7 +168,7 @@ class ProposedView(AnswerView):
 
 
 class ProposalView(JudgedText, AnswerView):
-    """What `POST /v1/candidates` answers."""
+    """Describe what `POST /v1/candidates` answers."""
 
 
 def ranking_json(found: Best) -> RankingView:
@@ -304,7 +304,7 @@ class ServedView(TypedDict):
 
 
 class DispatchTableView(AnswerView):
-    """What `evoengine best` and `search` print with --json of several problems; regrets are 0.05 for 5 %."""
+    """Describe what `evoengine best` and `search` print with --json of several problems; regrets are 0.05 for 5 %."""
 
     gpu: str
     kernels: Sequence[Config]

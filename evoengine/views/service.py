@@ -66,13 +66,13 @@ class QueuedJobView(TypedDict):
 
 
 class QueuedJobsView(AnswerView):
-    """What `evoengine retune --json` prints."""
+    """Describe what `evoengine retune --json` prints."""
 
     jobs: Sequence[QueuedJobView]
 
 
 class WatchedJobView(AnswerView):
-    """What `evoengine search --server --json` prints. `best` has trials as the server sent them."""
+    """Describe what `evoengine search --server --json` prints. `best` has trials as the server sent them."""
 
     job: int
     state: str
@@ -116,7 +116,7 @@ class TokenView(TypedDict):
 
 
 class TokenListView(AnswerView):
-    """What `evoengine token list --json` prints."""
+    """Describe what `evoengine token list --json` prints."""
 
     tokens: Sequence[TokenView]
 

@@ -99,11 +99,11 @@ class TrialView(JudgedConfigView):
 
 
 class OneTrialView(TrialView, AnswerView):
-    """What `evoengine best --json` prints."""
+    """Describe what `evoengine best --json` prints."""
 
 
 class TrialsView(AnswerView):
-    """What `evoengine history --json` prints."""
+    """Describe what `evoengine history --json` prints."""
 
     trials: Sequence[TrialView]
 
@@ -170,7 +170,7 @@ class ProfileView(TypedDict):
 
 
 class TrialPageView(OneTrialView):
-    """What `evoengine show --json` prints."""
+    """Describe what `evoengine show --json` prints."""
 
     launch: LaunchGeometryView | None
     source_lines: int | None
@@ -187,7 +187,7 @@ class TrialPageView(OneTrialView):
 
 
 class VerifiedView(JudgedConfigView, AnswerView):
-    """What `evoengine verify --json` prints; `trial` and `run` are null because no ledger is involved."""
+    """Describe what `evoengine verify --json` prints; `trial` and `run` are null because no ledger is involved."""
 
     trial: None
     run: None
@@ -208,13 +208,13 @@ class LineageStepView(TypedDict):
 
 
 class LineageView(AnswerView):
-    """What `evoengine show --lineage --json` prints."""
+    """Describe what `evoengine show --lineage --json` prints."""
 
     lineage: Sequence[LineageStepView]
 
 
 class ProfilePageView(ProfileView, AnswerView):
-    """What `evoengine profile --json` prints."""
+    """Describe what `evoengine profile --json` prints."""
 
     trial: int
 

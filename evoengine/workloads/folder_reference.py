@@ -108,7 +108,7 @@ def same_in_int64(definition: Definition, problem: FolderProblem, inputs: Inputs
         return False
     longer = {name: tensor.long() if name in integers else tensor for name, tensor in inputs.items()}
     try:
-        with _Lengthening():
+        with _Converting(torch.int64, _TO_INTEGER, _INTEGERS.__contains__):
             found = _call(definition, problem, longer)
     except UsageError:
         return False
@@ -275,18 +275,21 @@ def _dtype_name(dtype: torch.dtype) -> str:
 # Other arithmetic: all in float64, all integers of 64 bits, or results off by roundings.
 
 
-class _Widening(TorchFunctionMode):
-    """Replaces every floating-point dtype passed to torch by float64, so that a reference's casts stay exact."""
+class _Converting(TorchFunctionMode):
+    """Replaces dtypes passed to torch, and casts by methods of a tensor, by one wider dtype."""
+
+    def __init__(self, wide: torch.dtype, casts: Sequence[str], replaces: Callable[[torch.dtype], bool]) -> None:
+        super().__init__()
+        self._wide, self._casts, self._replaces = wide, casts, replaces
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _TO_FLOAT and args and isinstance(args[0], torch.Tensor):
-            return args[0].double()
-        kwargs = {name: _wide(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_wide, args), **kwargs)
+        if getattr(func, "__name__", "") in self._casts and args and isinstance(args[0], torch.Tensor):
+            return args[0].to(self._wide)
+        kwargs = {name: self._replaced(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._replaced, args), **kwargs)
 
-
-def _wide(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    def _replaced(self, value: Any) -> Any:
+        return self._wide if isinstance(value, torch.dtype) and self._replaces(value) else value
 
 
 @contextmanager
@@ -295,24 +298,10 @@ def all_in_float64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Widening():
+        with _Converting(torch.float64, _TO_FLOAT, lambda dtype: dtype.is_floating_point):
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-class _Lengthening(TorchFunctionMode):
-    """Replaces every integer dtype passed to torch by int64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _TO_INTEGER and args and isinstance(args[0], torch.Tensor):
-            return args[0].long()
-        kwargs = {name: _long(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_long, args), **kwargs)
-
-
-def _long(value: Any) -> Any:
-    return torch.int64 if value in _INTEGERS and isinstance(value, torch.dtype) else value
 
 
 class _Roughening(TorchDispatchMode):

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from evoengine.cli.service import SCOPES as OFFERED
 from evoengine.errors import UsageError
 from evoengine.ledger.tables import Base
 from evoengine.service import access as tokens_module
@@ -72,6 +73,10 @@ def test_every_endpoint_is_either_open_to_all_or_asks_for_a_token(guarded, ledge
             assert answer.headers["www-authenticate"] == "Bearer"
     assert asked > 80
     assert contents(ledger) == before
+
+
+def test_the_command_offers_each_scope_of_the_service():
+    assert sorted(OFFERED) == sorted(SCOPES)
 
 
 def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, ledger):

@@ -52,6 +52,12 @@ def compiled(text: str, arch: str) -> tuple[Kernel, Program]:
     return next(iter(compiled_kernels(text, arch).values()))
 
 
+def program_of(text: str, entry: str, arch: str = "sm_90a") -> tuple[Program, Kernel]:
+    """Return what the model times of the text's kernel of that name."""
+    kernel, program = compiled_kernels(text, arch)[entry]
+    return program, kernel
+
+
 @cache
 def compiled_kernels(text: str, arch: str) -> dict[str, Executable]:
     """The text's kernels by name; every opcode must be known."""

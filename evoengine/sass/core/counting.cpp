@@ -133,7 +133,7 @@ struct Surveyor : Counter {
   std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
   std::vector<int> boxes;              // per allocation: all loads by TMA
   struct Loading {
-    u8 scoreboards = 0;  // that loads under way will set
+    u8 scoreboards = 0;  // of pending loads
     u32 waits = 0;       // for loads, so far
   };
   std::vector<Loading> warps;          // of the block
