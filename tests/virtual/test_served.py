@@ -22,6 +22,7 @@ from evoengine.gpu import find_gpu
 from evoengine.tuning import fused_moe
 from evoengine.tuning.fused_moe import find_fused_moe, is_finished, write_fused_moe
 from evoengine.workloads.triton_kernel import Served, served_file_name
+from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -180,7 +181,7 @@ def test_one_search_of_several_m_tries_each_ones_best_on_the_others(tmp_path):
     assert [set(rows) for rows in write(tmp_path).values()] == [{"1", "2"}]
 
 
-@pytest.mark.parametrize("data", [pytest.param("fp8_w8a8", marks=pytest.mark.exhaustive), "fp8_w8a8_block"])
+@pytest.mark.parametrize("data", more(["fp8_w8a8", "fp8_w8a8_block"]))
 def test_a_kernel_in_fp8_has_its_scales_in_the_name(searched, tmp_path, data):
     searched(MOE, framework="sglang", call=data, problem="M=3,E=2,N=24,K=160,topk=1")
     [name] = write(tmp_path)

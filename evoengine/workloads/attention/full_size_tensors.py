@@ -163,7 +163,7 @@ def _parts(
         outputs = {OUTPUT: result}
         if lse:
             outputs[LSE] = torch.from_numpy(np.stack([lse[head, tile] for head, tile, _ in found])[None])
-        yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), outputs)
+        yield WrittenPart(Case(case.name, own, case.draw or "normal", case.config), Drawn(inputs, inputs), outputs)
 
 
 def _rows(asked: BlockLaunch, argument: int, first: int, count: int, width: int) -> np.ndarray:
