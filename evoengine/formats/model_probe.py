@@ -112,7 +112,7 @@ class Probe:
         return False
 
     def least(self, sizes: Sizes) -> Sizes:
-        """Return the smallest value that the model accepts for each size, the others unchanged; omit those that are 1."""
+        """Return the smallest value that the model accepts for each size, the others unchanged, except those of 1."""
         found = {}
         for name in sizes:
             for value in range(1, PROBES):
