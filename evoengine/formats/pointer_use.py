@@ -21,7 +21,7 @@ class Use(NamedTuple):
 
 
 def pointer_uses(text: str, entry: str) -> list[Use] | None:
-    """Return how the kernel uses each of its parameters, in order; None where the text has no such function."""
+    """Return how the kernel uses each of its parameters, in order; None if the text has no such function."""
     code = _COMMENT.sub(" ", text)
     found = _function(code, entry)
     if found is None:

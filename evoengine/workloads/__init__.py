@@ -50,7 +50,7 @@ def find_workload(name: str) -> AnyWorkload:
 
 
 def workload_from_definition(name: str, text: str) -> AnyWorkload:
-    """Return the user's own kernel that a ledger's run defines by this text. Raises UsageError where it is at fault."""
+    """Return the user's own kernel that a ledger's run defines by this text. Raises UsageError if it is at fault."""
     from evoengine.workloads.folder import FolderWorkload
     from evoengine.workloads.triton_kernel import TritonWorkload, is_definition
 

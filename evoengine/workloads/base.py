@@ -120,7 +120,7 @@ class Tensors(ABC, Generic[P]):
         """Draw the inputs of a case; the same seed gives the same tensors."""
 
     def changed_in_part(self, case: Case[P], inputs: Inputs, seed: int) -> Inputs | None:
-        """Return the inputs with some of their elements drawn again, or None where that may leave them invalid."""
+        """Return the inputs with some of their elements drawn again, or None if that may leave them invalid."""
         return None
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Tensors(ABC, Generic[P]):
         """
 
     def nudged(self, case: Case[P], inputs: Inputs) -> Outputs | None:
-        """Return float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
+        """Return float64 outputs from inputs that are each half a float32 spacing off, None if that is unknown.
 
         What they differ by, no computation in float32 can be expected to avoid. An output of whole numbers that is
         among them is not compared where it differs.
@@ -206,16 +206,16 @@ class FullSize(ABC, Generic[C]):
 
     @abstractmethod
     def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch | None:
-        """Return what to run; None where another case of the plan asks it.
+        """Return what to run; None if another case of the plan asks it.
 
-        Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule.
+        Raises KernelUnbuildable if a tensor map of the whole problem breaks a rule.
         """
 
     @abstractmethod
     def written_parts(self, case: C, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return what the blocks wrote, as small problems.
 
-        Raises WrongBlock where it cannot be right, whatever the values.
+        Raises WrongBlock if it cannot be right, whatever the values.
         """
 
     def needs_others(self, case: C) -> bool:
@@ -333,7 +333,7 @@ class Workload(ABC, Generic[P]):
     def at_run_time(self, problem: P) -> P | None:
         """Return the problem with a Symbol in the place of each size that an exported kernel is given as it runs.
 
-        What `parameters` computes of it holds for all sizes. None where the kernel is for one size alone.
+        What `parameters` computes of it holds for all sizes. None if the kernel is for one size alone.
         """
         return None
 
@@ -342,7 +342,7 @@ class Workload(ABC, Generic[P]):
         return []
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
-        """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
+        """Return the names of the parameters of one of several kernels, in order; None if it takes all."""
         return None
 
     def indices(self, problem: P, config: Config, seed: int) -> Mapping[str, np.ndarray]:
@@ -390,7 +390,7 @@ class Workload(ABC, Generic[P]):
         return None
 
     def source_text(self, problem: P, config: Config, gpu: Gpu) -> str | None:
-        """Return the text of a candidate that is not made from a template; None where it is."""
+        """Return the text of a candidate that is not made from a template; None if it is."""
         return None
 
     def space_file(self) -> Path | None:

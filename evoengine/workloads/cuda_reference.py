@@ -71,7 +71,7 @@ def run_reference(
 ) -> Mapping[str, np.ndarray]:
     """Return every tensor by name as the kernel leaves it.
 
-    Raises UsageError where the kernel cannot be built or run.
+    Raises UsageError if the kernel cannot be built or run.
     """
     threads, grid = (_three(sizes, axes) for sizes in (reference.threads, reference.grid))
     launch = Launch(grid, prod(threads), int(reference.shared.evaluate(axes)), threads[1:])

@@ -69,7 +69,7 @@ class FolderWorkload(Workload[FolderProblem]):
     definition_text: str
 
     def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
-        """Parse the definition. Raises UsageError where it is at fault or names another kernel."""
+        """Parse the definition. Raises UsageError if it is at fault or names another kernel."""
         self.definition_text, self.folder = definition_text, folder
         self.definition = parse_definition(
             definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}"
@@ -120,7 +120,7 @@ class FolderWorkload(Workload[FolderProblem]):
     def _problem(self, given: Mapping[str, int], example: int | None = None) -> FolderProblem:
         """Return the problem with these values of the var axes, drawn as the workload number `example` says.
 
-        Raises UsageError where the sizes break a constraint or give no shape.
+        Raises UsageError if the sizes break a constraint or give no shape.
         """
         definition = self.definition
         number = definition.example_of(given) if example is None else example

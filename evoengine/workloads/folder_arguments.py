@@ -170,7 +170,7 @@ def _part(offset: str, value: Any, known: Collection[str], size: int, at: str, w
 def map_argument(rule: MapRule, of: TensorParameter | ScratchParameter, scope: Scope, exact: bool) -> TensorMapArgument:
     """Return the map of a tensor. Without `exact` what needs a knob that has no value is 1.
 
-    Raises UsageError where a size is no integer.
+    Raises UsageError if a size is no integer.
     """
     element = DTYPE_BYTES[of.dtype]
     dims, box = (tuple(_whole(size, scope, exact) for size in sizes) for sizes in (rule.dims, rule.box))
@@ -188,7 +188,7 @@ def _dense(dims: Sequence[int], element: int) -> Iterator[int]:
 
 
 def struct_argument(rule: StructRule, parameters: Mapping[str, Parameter], scope: Scope, exact: bool) -> StructArgument:
-    """Return the struct. Raises UsageError where a part ends behind it, or a number does not fit its type."""
+    """Return the struct. Raises UsageError if a part ends behind it, or a number does not fit its type."""
     parts = []
     for part in rule.parts:
         value, size = _value(rule, part, parameters, scope, exact)

@@ -160,7 +160,7 @@ def _small_problems(
 def _behind_tiles(
     definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return a problem that is longer than two tiles along each axis; None where it is invalid or costs much.
+    """Return a problem that is longer than two tiles along each axis; None if it is invalid or costs much.
 
     There values meet that threads and blocks get in later turns.
     """
@@ -202,7 +202,7 @@ def _nearest(
 ) -> FolderProblem | None:
     """Return the wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow.
 
-    None where no such problem is near.
+    None if no such problem is near.
     """
     given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **wanted}
     fixed = {axis for axis, _ in _equalities(definition, wanted)}
@@ -335,7 +335,7 @@ def elements(definition: Definition, problem: FolderProblem) -> int:
 
 
 def operations(definition: Definition, problem: FolderProblem) -> float:
-    """Return the operations that the folder states; 0 where it states none."""
+    """Return the operations that the folder states; 0 if it states none."""
     return float(definition.flops.evaluate(problem.axes)) if definition.flops else 0.0
 
 
@@ -403,7 +403,7 @@ def smallest_with(
 def attempt(
     given: Mapping[str, int], definition: Definition, movable: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the problem of these sizes, or None where it is invalid.
+    """Return the problem of these sizes, or None if it is invalid.
 
     Movable axes that a constraint `axis == expression` fixes are set first.
     """
@@ -450,7 +450,7 @@ def cut_until(
 ) -> FolderProblem | None:
     """Return the problem with axes shortened until it fits, keeping their remainders.
 
-    Axes of `first` are shortened before others, and the longest first. None where no shorter problem is valid.
+    Axes of `first` are shortened before others, and the longest first. None if no shorter problem is valid.
     """
     found = problem
     while not fits(found):
@@ -475,7 +475,7 @@ def _shortened(
 
 
 def part_of(definition: Definition, problem: FolderProblem, whole_problem: FolderProblem) -> str | None:
-    """Return which lengths a problem has of the whole one's, or None where it has all."""
+    """Return which lengths a problem has of the whole one's, or None if it has all."""
     lengths = [(axis, problem.axes[axis], whole_problem.axes[axis]) for axis in definition.var_axes]
     return ", ".join(f"{axis} {own:,} of {all_of:,}" for axis, own, all_of in lengths if own < all_of) or None
 

@@ -117,7 +117,7 @@ class Definition:
     outputs: tuple[Item, ...]
     """what the reference returns, in order: in-out tensors, which are inputs too, behind the others"""
     reference: str
-    """Python text; empty where a kernel is the reference"""
+    """Python text; empty if a kernel is the reference"""
     kernel_reference: CudaReference | None
     examples: tuple[Example, ...]
     constraints: tuple[Expression, ...]
@@ -167,7 +167,7 @@ class Definition:
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Return the value of every axis, given those of the var axes.
 
-        Raises UsageError where one is no positive int32.
+        Raises UsageError if one is no positive int32.
         """
         known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
         derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
@@ -203,7 +203,7 @@ class Definition:
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
-    """Return an expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS.
+    """Return an expression's value as a size. Raises UsageError if it is no integer from 1 to LARGEST_AXIS.
 
     Of Symbols it is one.
     """
@@ -243,7 +243,7 @@ class FolderProblem:
 
 
 def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Return the shape of an item. Raises UsageError where a size is no positive integer."""
+    """Return the shape of an item. Raises UsageError if a size is no positive integer."""
     axes = problem.axes
     return tuple(whole(size, axes) for size in item.shape or ())
 
@@ -251,7 +251,7 @@ def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
 def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | None:
     """Return the indices along each dimension that the kernel writes; None for all of them.
 
-    Raises UsageError where one is no range within the output.
+    Raises UsageError if one is no range within the output.
     """
     if item.writes is None:
         return None
@@ -275,7 +275,7 @@ def scope_of(definition: Definition, problem: FolderProblem, config: Config) -> 
 
 
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
-    """Return whether a constraint holds; True where it needs a name without a value."""
+    """Return whether a constraint holds; True if it needs a name without a value."""
     try:
         return bool(constraint.evaluate(values))
     except Undefined:
@@ -352,7 +352,7 @@ def scratch_parameter(
 ) -> ScratchParameter:
     """Return scratch memory by its size, an expression of axes, knobs and the space's lets.
 
-    Without a configuration what needs a knob has one element. Raises UsageError where a size is no positive integer.
+    Without a configuration what needs a knob has one element. Raises UsageError if a size is no positive integer.
     """
     scope = scope_of(definition, problem, config)
     try:
@@ -365,7 +365,7 @@ def scratch_parameter(
 
 
 def launched_threads(definition: Definition, problem: FolderProblem, config: Config) -> int:
-    """Return the threads of all blocks of a launch; 0 where the space does not tell."""
+    """Return the threads of all blocks of a launch; 0 if the space does not tell."""
     space = _read(definition.space)
     scope = Scope({**problem.axes, **config}, space.lets, config)
     family = str(config.get("family")) if str(config.get("family")) in space.grids else ""
@@ -399,7 +399,7 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 def _read(text: str) -> _Space:
     """Return the constraints without a condition, the lets of every family and the grids.
 
-    Raises UsageError where the text is no space file; the exact fault is reported by the space's own reader.
+    Raises UsageError if the text is no space file; the exact fault is reported by the space's own reader.
     """
     try:
         return _parsed(parse_toml(text) if text else {})
@@ -451,7 +451,7 @@ def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _divisor(node: ast.expr, scope: Scope) -> int:
-    """Return the product of the divisors along a chain of divisions; 0 where one is no size.
+    """Return the product of the divisors along a chain of divisions; 0 if one is no size.
 
     ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128.
     """

@@ -74,7 +74,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def draw_blocks(self, case: FolderFullCase, launch: Launch, seed: int) -> BlockLaunch | None:
         """Return the blocks to run.
 
-        None where the reference is not affordable at that size, or where it is affordable at the whole one's and the
+        None if the reference is not affordable at that size, or where it is affordable at the whole one's and the
         case is a part of it.
         """
         can_whole = (
@@ -109,7 +109,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
     ) -> list[WrittenPart]:
         """Return the outputs that blocks wrote, at the places along independent axes where they did.
 
-        Raises WrongBlock where a block read too much or stores cannot cover an output, NothingWritten where no block
+        Raises WrongBlock if a block read too much or stores cannot cover an output, NothingWritten where no block
         wrote any of one.
         """
         if not case.compared:
@@ -361,7 +361,7 @@ def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
 
 
 def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
-    """Raise WrongBlock where the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
+    """Raise WrongBlock if the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
 
     Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall short
     of the output by more than chance explains. Of integers and of what is written in place only NothingWritten is
@@ -457,7 +457,7 @@ def tiles_of(
 def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
     """Return whole numbers with which `at` times them is at most `firsts`, and the same for a third of the blocks.
 
-    None where there are none, or where an axis of the grid steps along no dimension, or along several. Some first
+    None if there are none, or where an axis of the grid steps along no dimension, or along several. Some first
     elements are later than their tile: where a value is that which was there.
     """
     random = np.random.default_rng(0)

@@ -41,7 +41,7 @@ class NotDouble(Exception):
 def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
     """Return the outputs in the dtypes that problem.json states.
 
-    Raises UsageError where the reference raises, or returns other outputs than stated.
+    Raises UsageError if the reference raises, or returns other outputs than stated.
     """
     found = _call(definition, problem, inputs)
     checked = {item.name: _checked(definition, item, found[item.name], problem) for item in definition.outputs}
@@ -62,7 +62,7 @@ def _where_written(definition: Definition, problem: FolderProblem, outputs: Outp
 def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
     """Return the outputs from floating-point inputs raised to float64, ignoring casts to narrower types.
 
-    Raises NotDouble where the reference does not run so.
+    Raises NotDouble if the reference does not run so.
     """
     if definition.kernel_reference is not None:
         raise NotDouble("it is a CUDA kernel")
@@ -85,7 +85,7 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 def off_by_roundings(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs | None:
     """Return of each output's element the value furthest from the exact one that other roundings of float32 give.
 
-    None where the reference does not run in float64.
+    None if the reference does not run in float64.
     """
     try:
         exact = run_in_float64(definition, problem, inputs)
@@ -102,7 +102,7 @@ def off_by_roundings(definition: Definition, problem: FolderProblem, inputs: Inp
 
 
 def same_in_int64(definition: Definition, problem: FolderProblem, inputs: Inputs, outputs: Outputs) -> bool:
-    """Return whether integers of 64 bits give the same outputs; False where some inputs have these anyway."""
+    """Return whether integers of 64 bits give the same outputs; False if some inputs have these anyway."""
     integers = {name for name, t in inputs.items() if not t.is_floating_point() and t.dtype != torch.bool}
     if not runs_torch(definition) or any(inputs[name].dtype == torch.int64 for name in integers):
         return False

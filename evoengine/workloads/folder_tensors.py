@@ -62,7 +62,7 @@ class FolderTensors(Tensors[FolderProblem]):
     def changed_in_part(self, case: Case[FolderProblem], inputs: Inputs, seed: int) -> Inputs | None:
         """Return the inputs with an eighth of the elements of what is drawn `random` taken from another draw.
 
-        The first, the middle and the last element of each stay. None where that is the case of all elements.
+        The first, the middle and the last element of each stay. None if that is the case of all elements.
         """
         other = self._draw(case, seed, "cpu", 1.0)
         generator = torch.Generator().manual_seed(seed)
@@ -398,7 +398,7 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
     """Run the reference as the gate will and return what a person should know of it.
 
     It is run on the gate's small sizes, smallest first, on the problem's own length along each axis, and on the problem
-    itself where that is affordable. Raises UsageError where it raises, or returns a wrong number of outputs, shape or
+    itself where that is affordable. Raises UsageError if it raises, or returns a wrong number of outputs, shape or
     dtype; where it does so for the problem's own lengths alone, the axis is named.
     """
     definition = workload.definition

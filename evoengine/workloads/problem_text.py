@@ -56,7 +56,7 @@ def read_parts(
 
 
 def both_lengths(sizes: dict[str, int], text: str, example: str) -> None:
-    """Have `seq_q` and `seq_k` among the sizes where `seq` gives them both. Raises UsageError where one is missing."""
+    """Have `seq_q` and `seq_k` among the sizes where `seq` gives them both. Raises UsageError if one is missing."""
     if "seq" in sizes:
         if "seq_q" in sizes or "seq_k" in sizes:
             raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")

@@ -96,7 +96,7 @@ class RectangleFullSize(FullSize[FullCase[P]]):
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return the rectangles that the blocks wrote, with what to compare them with.
 
-        Raises WrongBlock where a block did not finish that should have, wrote anything but whole tiles of every output
+        Raises WrongBlock if a block did not finish that should have, wrote anything but whole tiles of every output
         and as many as it should, or where two wrote the same.
         """
         outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
@@ -137,7 +137,7 @@ def _written(
 ) -> Iterator[tuple[Rectangle, torch.Tensor]]:
     """Yield the tiles of an output that a block wrote, with their values; rows are numbered through outer axes.
 
-    Of a block that was given up, those that it wrote whole. Raises WrongBlock where another wrote nothing, or a tile in
+    Of a block that was given up, those that it wrote whole. Raises WrongBlock if another wrote nothing, or a tile in
     part.
     """
     bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], _sides(parameter)

@@ -61,7 +61,7 @@ def sizes_text(sizes: Mapping[str, int], between: str = " ") -> str:
 def read_host(target: str, call: str | None, reference: str | None) -> Host:
     """Return the file and functions that FILE::KERNEL and the two options name; nothing is executed.
 
-    Raises UsageError where `target` is of another form, where no function is named that launches the kernel, and where
+    Raises UsageError if `target` is of another form, where no function is named that launches the kernel, and where
     the file is no text of Python.
     """
     file, separator, kernel = target.partition("::")
@@ -119,7 +119,7 @@ class TritonWorkload(Workload[TritonProblem]):
     host: Host
 
     def __init__(self, definition_text: str) -> None:
-        """Parse the definition. Raises UsageError where a part is missing."""
+        """Parse the definition. Raises UsageError if a part is missing."""
         self.definition_text = definition_text
         try:
             stated = json.loads(definition_text)
@@ -274,7 +274,7 @@ def is_triton(text: str) -> bool:
 
 
 def read_last_line(text: str) -> Stated:
-    """Return what the last line of a candidate's text states. Raises UsageError where it states none."""
+    """Return what the last line of a candidate's text states. Raises UsageError if it states none."""
     above, _, last = text.rstrip().rpartition("\n")
     try:
         stated = json.loads(last.removeprefix(LAST_LINE))
@@ -383,7 +383,7 @@ def with_text(host: Host, served: Served, text: str) -> Host:
 
 
 def served_of(text: str) -> Served | None:
-    """Return what the text of a candidate states; None where its kernel is none of these."""
+    """Return what the text of a candidate states; None if its kernel is none of these."""
     first, _, _ = text.partition("\n")
     try:
         return Served(**json.loads(first.removeprefix(FIRST_LINE))) if first.startswith(FIRST_LINE) else None
