@@ -41,7 +41,7 @@ def read_reference(
     expression: Callable[[Any, str], Expression],
     fail: Callable[[str], Any],
 ) -> CudaReference:
-    """Read the object that problem.json has as its reference; `parameters` are those of the kernel that is tuned."""
+    """Read the object that is the reference in problem.json; `parameters` are those of the tuned kernel."""
     for key in given:
         if key not in _KEYS:
             fail(f"reference has the unknown key {key!r}; known are {', '.join(_KEYS)}")
