@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.conversion_probes import conversions, special_functions
 from benchmarks.hardware_bits import Arrays, Case, compare_buffer, print_summary, report
-from benchmarks.matrix_probes import async_copies, clusters, matrices, mma, tma, wgmma
+from benchmarks.matrix_probes import mma, wgmma
+from benchmarks.move_probes import async_copies, clusters, matrices, tma
 from benchmarks.probe_store import ARCH, LIMIT, Store, Unsupported, argument_json, hash_of
 from benchmarks.scalar_probes import (
     atomics,
-    conversions,
     double_arithmetic,
     float_arithmetic,
     half_arithmetic,
     integers,
-    special_functions,
     sweeps,
     warps,
 )

@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.hopper_bench import MB, SHARED, SMS, Bench, kernel, loop, prepare_command
-from benchmarks.hopper_constants import FILL, TILES, TILES_BYTES, beside_products, boxes_in_flight, product, sums_of
+from benchmarks.hopper_memory import FILL
+from benchmarks.hopper_tensor import TILES, TILES_BYTES, beside_products, boxes_in_flight, product, sums_of
 
 # ── cp.async ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

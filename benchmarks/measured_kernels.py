@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import fast_cu
 from benchmarks import flash_attention_3 as fa3
 from benchmarks.classic_kernels import Classic, all_of_them
-from benchmarks.measured_h100 import ROLES
+from benchmarks.measured_bench import ROLES
 from evoengine import workloads
 from evoengine.accuracy.compilers import FLAGS, InstalledNvrtc, compile_and_list
 from evoengine.devices.base import (

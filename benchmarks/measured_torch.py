@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402 # its usual name
 
-from benchmarks.measured_h100 import FLUSH_BYTES, ROLES, SAMPLE_BYTES, SAMPLES, Launches, load, read_rows  # noqa: E402
+from benchmarks.measured_bench import FLUSH_BYTES, ROLES, SAMPLE_BYTES, SAMPLES, Launches, load, read_rows  # noqa: E402
 from evoengine.devices import cuda_api  # noqa: E402
 
 Call = Callable[[], object]

@@ -19,7 +19,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measured_h100 import TOOLS  # noqa: E402
+from benchmarks.measured_bench import TOOLS  # noqa: E402
 from benchmarks.measured_kernels import own, write_tools  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402

@@ -1,7 +1,7 @@
-"""Make the text that NVRTC compiles of the CUDA files that other tuners hand to nvcc.
+"""Convert the CUDA files that other tuners pass to nvcc into the text that NVRTC compiles.
 
-Files beside the kernel's take the place of their includes, functions of the host and its headers are left out, and a
-template kernel becomes the instance that is tuned.
+Includes are replaced by the files, host functions and host headers are removed, and a template kernel is replaced by
+the instance that is tuned.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import include_folders
 
 MOST_CHARS = 1 << 20
-"""of a text with its includes; a rendered kernel may have no more"""
+"""limit of a text with its includes, that of a rendered kernel"""
 DEEPEST = 16
-"""of includes within includes"""
+"""limit of nested includes"""
 _LONGEST_NAME = 200
-"""of an included file"""
+"""limit of the name of an included file"""
 
 # Includes
 
 
 def with_includes(text: str, folder: Path, root: Path, what: str) -> str:
-    """Return the text of `what` with the files of `folder` that it includes in place of their includes.
+    """Return the text of `what` with its includes replaced by files of `folder`.
 
-    Raises UsageError where a file in quotes is neither there nor among CUDA's, is outside `root`, includes itself,
-    or where the whole is too long.
+    Raises UsageError if a file in quotes is neither in the folder nor one of CUDA's headers, if it is outside `root` or
+    includes itself, or if the result is too long.
     """
     return _with_includes(text, folder, root, what, (), set())
 
@@ -66,7 +66,7 @@ def _with_includes(text: str, folder: Path, root: Path, what: str, around: tuple
 
 
 _HIP = "hip/hip_runtime.h"
-"""what HIP's compiler needs, and NVRTC has without any include"""
+"""headers that HIP's compiler needs and that NVRTC does not"""
 
 
 def _is_known(name: str) -> bool:
@@ -77,9 +77,9 @@ def _is_known(name: str) -> bool:
 
 
 def device_code(text: str, remarks: list[str]) -> str:
-    """Return the text without functions of the host and its headers, and with cub's headers one by one.
+    """Return the text without host functions and headers, and with cub's headers one by one.
 
-    Remarks name what is left out. Line numbers are kept.
+    Remarks name the removed parts. Line numbers are kept.
     """
     masked = mask(text)
     functions = list(_host_functions(masked))
@@ -103,7 +103,7 @@ _NAMED = re.compile(r"(\w+)\s*\(")
 
 
 def _host_functions(masked: str) -> Iterator[_HostFunction]:
-    """Yield the functions that no device code can call; none where brackets are unbalanced, as by branches of #if."""
+    """Yield the functions that device code cannot call; none if brackets are unbalanced, as by branches of #if."""
     of_device = {
         *_ATTRIBUTES,
         *(m[1] for m in re.finditer(r"#[ \t]*define[ \t]+(\w+)([^\n]*)", masked) if _ATTRIBUTES & set(m[2].split())),
@@ -163,8 +163,8 @@ _PARAMETER = re.compile(r"(typename|class|[\w:\s]*\w)\s+(\w+)\s*(?:=\s*(.+))?", 
 def instantiated(text: str, name: str, what: str) -> tuple[str, str]:
     """Return the text with the template `name<arguments>` as a plain kernel, and its plain name.
 
-    Its template parameters become a type or a constant of the text each. Raises UsageError where the text has no such
-    template, or one whose parameters are no types and values.
+    Each template parameter becomes a type or a constant of the text. Raises UsageError if the text has no such
+    template, or if a parameter is neither a type nor a value.
     """
     instance = _INSTANCE.fullmatch(name)
     if instance is None:
@@ -193,13 +193,13 @@ def instantiated(text: str, name: str, what: str) -> tuple[str, str]:
 
 
 class HostLaunch(NamedTuple):
-    """A launch by a function of the host: its kernel, and the parameters of the function that are its arguments."""
+    """A launch by a host function: its kernel, and the parameters of the function that are its arguments."""
 
     kernel: str
     arguments: list[int | None]
-    """for each of the kernel's arguments the position of a parameter of the function; None where none is seen"""
+    """for each argument of the kernel, the position of a parameter of the function; None if unknown"""
     constants: dict[str, int]
-    """`__constant__` variables that get a parameter's contents"""
+    """`__constant__` variable → position of the parameter whose contents it holds"""
     body: str
 
 
@@ -212,7 +212,7 @@ _LAUNCH = re.compile(r"\b(\w+)\s*(?:<[^;<>(){}]*>\s*)?<<<")
 
 
 def host_launch(name: str, text: str) -> HostLaunch | None:
-    """Return the launch in the function `name` of the host; None where it is a kernel, or launches none."""
+    """Return the launch in the host function `name`; None if `name` is a kernel or launches none."""
     code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), mask(text))
     if re.search(rf"__global__[^;{{}}]*\b{re.escape(name)}\s*\(", code):
         return None
@@ -235,7 +235,7 @@ def host_launch(name: str, text: str) -> HostLaunch | None:
 
 
 def _same_as(parameter: str, parameters: list[str], body: str) -> set[str]:
-    """Return the names that hold what a parameter holds: assigned, or copied to the device or back."""
+    """Return the names that hold the same as a parameter: assigned, or copied to or from the device."""
     pairs = [*_COPIED.findall(body), *_ASSIGNED.findall(body)]
     found, grown = {parameter}, True
     while grown:

@@ -1,7 +1,7 @@
 """Export a candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
 
-The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then
-outputs. Its launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
+The solution is one CUDA file: the kernel's text, and a host function `run` for TVM-FFI that takes inputs and then
+outputs. It launches the kernel for the problem that was tuned and refuses tensors of other sizes.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def solution(candidate: Candidate, target: Target) -> dict[str, Any]:
 
 
 def _capability(arch: str) -> str:
-    """Return an architecture as TVM-FFI names it, which by itself leaves out the `a` of sm_90a: 9.0a."""
+    """Return an architecture as TVM-FFI names it, such as 9.0a: for 9.0 it would omit the `a` of sm_90a."""
     return re.sub(r"sm_(\d+)(\d)(\w?)", r"\1.\2\3", arch)
 
 
@@ -163,7 +163,7 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
 def trace_files(candidate: Candidate, target: Target, echo: Callable[[str], None]) -> dict[str, bytes]:
     """Return solution.json and trace.json for an exported folder.
 
-    If the kernel cannot be a Solution, `echo` says why.
+    If the kernel cannot be a Solution, the reason is passed to `echo`.
     """
     try:
         contents = {
@@ -188,7 +188,7 @@ def _evaluation(candidate: Candidate, exported: datetime) -> dict[str, Any] | No
         "timestamp": exported.isoformat(),
         "log": f"trial {candidate.trial} of run {candidate.run}, exported at this time{policy}",
         "correctness": {
-            # the gate compares absolute errors; the schema has NaN for what is not known
+            # the gate compares absolute errors; the schema requires NaN for unknown ones
             "max_relative_error": "NaN",
             "max_absolute_error": verdict.max_error or 0.0,
             "extra": {"cases": len(verdict.cases), "device": verdict.device},
@@ -267,7 +267,7 @@ def _host(candidate: Candidate, target: Target) -> str:
 def _built(
     parameter: TensorMapArgument | StructArgument, scratch: Mapping[str, Any], passed: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the statements that make a tensor map or a struct."""
+    """Yield the statements that create a tensor map or a struct."""
     if isinstance(parameter, TensorMapArgument):
         yield f"    const Bytes<128> {parameter.name} = {_tensor_map(parameter, scratch)};\n"
         return
@@ -323,7 +323,7 @@ def _passed(
 
 
 def _allocated(scratch: ScratchParameter) -> str:
-    """Return statements that allocate scratch memory in stream order, and zero it if it must be."""
+    """Return statements that allocate scratch memory in stream order, and zero it if required."""
     name, size = scratch.name, scratch.bytes
     allocated = f"    void* {name};\n    TVM_FFI_ICHECK(cudaMallocAsync(&{name}, {size}, stream) == cudaSuccess);\n"
     return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed
@@ -335,7 +335,7 @@ def _launched(entry: str, launch: Launch, arguments: list[str]) -> str:
 
 
 def _argument(parameter: Any, passed: Mapping[str, str]) -> str:
-    """Return an argument of the kernel; an empty one of what only tensor maps and structs point to."""
+    """Return an argument of the kernel; an empty one for a tensor that only tensor maps and structs point to."""
     if isinstance(parameter, TensorParameter | ScratchParameter) and not parameter.passed:
         return ""
     if isinstance(parameter, TensorParameter):
@@ -373,7 +373,7 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _instance(text: str, entry: str) -> str:
-    """Return the name by which the host calls a kernel: with its arguments where it is a template."""
+    """Return the name by which the host calls a kernel, with its arguments if it is a template."""
     found = re.search(rf"\btemplate\s+__global__\s[^;{{}}]*?\b({re.escape(entry)}\s*<[^;{{}}]*?>)\s*\(", text)
     return found[1] if found else entry
 

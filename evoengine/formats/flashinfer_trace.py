@@ -23,13 +23,13 @@ from evoengine.space.expression import Expression
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MAX_WORKLOADS = 64
 MOST_CONSTANT = 1 << 17
-"""product of a GEMM's constant sizes that the gate can afford"""
+"""limit of the product of a GEMM's constant sizes, up to which the gate can run it"""
 SIZE = 256
 """default of a var axis without a workload"""
 FEW = 24
-"""default where there are offsets: such references go through segments and heads one by one"""
+"""default if there are offsets, because such references loop over segments and heads"""
 SCALE = 0.125
-"""of a softmax whose scale is a tensor"""
+"""default of a scalar tensor that scales a softmax"""
 EPSILON = 1e-6
 """default of a value named eps without a workload"""
 
@@ -77,9 +77,9 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
 
 
 def _free_sizes(problem: dict[str, Any], remarks: list[str]) -> None:
-    """Let the large constants of a GEMM vary, unless its reference names their values; the example has them.
+    """Make the large constants of a GEMM variable axes with the constants as example, unless the reference names them.
 
-    The gate runs whole problems on a CPU, and the product of thousands of columns with thousands takes minutes there.
+    The gate runs whole problems on a CPU, which takes minutes for products of thousands by thousands.
     """
     if problem["op_type"].lower() != "gemm":
         return
@@ -96,7 +96,7 @@ def _free_sizes(problem: dict[str, Any], remarks: list[str]) -> None:
 
 
 def _required(inputs: dict[str, dict[str, Any]], remarks: list[str]) -> dict[str, Any]:
-    """Return the inputs without the word that one may be left out."""
+    """Return the inputs without the field that marks them as optional."""
     names = [name for name, item in inputs.items() if item.get("optional")]
     if names:
         remarks.append(f"that {', '.join(names)} may be left out: a kernel always gets its inputs")
@@ -134,20 +134,20 @@ def _totals(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _shape(item: Any) -> list[str]:
-    """Return a tensor's shape; [] of what has none."""
+    """Return a tensor's shape; [] if it has none."""
     shape = item.get("shape") if isinstance(item, dict) else None
     return [str(size) for size in shape] if isinstance(shape, list) else []
 
 
 def _shortest(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
-    """Return the constraints that offsets have a segment, and that no token's query comes before its keys."""
+    """Return constraints by which offsets have at least one segment, and no query precedes the keys of its sequence."""
     if _sees_before(data, totals):
         return [f"{totals['kv_indptr']} >= {totals['qo_indptr']}", *_one_segment(totals, data)]
     return _one_segment(totals, data)
 
 
 def _sees_before(data: dict[str, Any], totals: Mapping[str, str]) -> bool:
-    """Return whether queries are the last tokens of their keys: an attention of causal prefill."""
+    """Return whether queries are the last tokens of their keys, as in causal prefill."""
     inputs = data["inputs"]
     same = (
         "qo_indptr" in totals and "kv_indptr" in totals and _shape(inputs["qo_indptr"]) == _shape(inputs["kv_indptr"])
@@ -157,7 +157,7 @@ def _sees_before(data: dict[str, Any], totals: Mapping[str, str]) -> bool:
 
 
 def _one_segment(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
-    """Return that every offset begins a segment but the last, also where lengths of pages are given for each."""
+    """Return a constraint by which every offset but the last begins a segment, also with lengths of pages for each."""
     sizes = {shape[0] for name in totals if len(shape := _shape(data["inputs"][name])) == 1}
     named = [set(re.findall(r"\w+", str(constraint))) for constraint in _constraint_list(data)]
     lengths = {s[0] for name, item in data["inputs"].items() if name.endswith("last_page_len") and (s := _shape(item))}
@@ -167,7 +167,7 @@ def _one_segment(totals: Mapping[str, str], data: dict[str, Any]) -> list[str]:
 
 
 def _index_draws(data: dict[str, Any], totals: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return valid draws of offsets, page tables and lengths, which are known by the names that the format uses."""
+    """Return valid draws of offsets, page tables and lengths, recognized by the names that the format uses."""
     inputs = data["inputs"]
     caches = [_shape(item) for name, item in inputs.items() if name.endswith("_cache") and len(_shape(item)) > 2]
     draws: dict[str, dict[str, Any]] = {
@@ -213,7 +213,7 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
 
 
 def _with_own_inputs(text: str, inputs: list[str]) -> str:
-    """Return the text with a `run` that takes all inputs, where its own takes fewer of them by their names."""
+    """Return the text with a `run` that takes all inputs, if its own takes only some of them by name."""
     function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "run")
     own = [argument.arg for argument in function.args.args]
     if own == inputs or function.args.vararg or not set(own) < set(inputs):

@@ -29,7 +29,7 @@ class NewFolder:
     kernel: str
     is_template: bool
     remarks: tuple[str, ...] = ()
-    """what could not be imported, a line each"""
+    """parts that could not be imported, one per line"""
 
     def files(self) -> dict[str, str]:
         name = self.problem["name"]
@@ -141,10 +141,10 @@ def inside(folder: Path, name: object, what: str) -> Path:
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0
 HELD = Held(processes=256, bytes=16 << 30)
-"""generous, since a script creates the arrays on which its kernel is tuned"""
+"""seconds; generous, because a script creates the arrays on which its kernel is tuned"""
 TAIL_BYTES = 2000
 MAX_NOTES = 16 << 20
-"""largest description in bytes: the text of a kernel and some numbers"""
+"""limit of a description in bytes: the text of a kernel and some numbers"""
 
 
 def run_script(
@@ -156,7 +156,7 @@ def run_script(
     """
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
-    with tempfile.TemporaryFile() as notes:  # nameless, so that nothing is left if this process is killed
+    with tempfile.TemporaryFile() as notes:  # an unnamed file leaves nothing behind if this process is killed
         command = [sys.executable, str(RUNNER), kind, str(script.resolve()), *arguments]
         said, late = _run(command, notes.fileno(), seconds)
         if not os.fstat(notes.fileno()).st_size:
@@ -171,10 +171,10 @@ def run_script(
 
 
 def _run(command: list[str], notes: int, seconds: float) -> tuple[str, bool]:
-    """Return the last line that the process printed as an error, and whether it was stopped. All its children end too.
+    """Return the last line that the process printed as an error, and whether it was stopped.
 
-    `notes` is an open file whose number is passed as the last argument. Raises MachineError if no process can be
-    started.
+    All its children are ended. `notes` is an open file whose number is passed as the last argument. Raises MachineError
+    if no process can be started.
     """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     try:

@@ -29,14 +29,14 @@ _DEFAULT_BLOCK = ("256", "1", "1")
 _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 _NOT_TAKEN = ("compiler_options", "metrics", "observers")
 _LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "HIP", "C")
-"""those whose kernels may be CUDA"""
+"""languages whose kernels may be CUDA"""
 _DEFINED = {
     "kernel_tuner": "1",
     "grid_size_x": "gridDim.x",
     "grid_size_y": "gridDim.y",
     "grid_size_z": "gridDim.z",
 }
-"""what Kernel Tuner defines beside the parameters"""
+"""macros that Kernel Tuner defines in addition to the parameters"""
 _PRECISIONS = {"half": "float16", "__half": "float16", "float": "float32", "double": "float64"}
 
 
@@ -45,8 +45,8 @@ def import_script(
 ) -> NewFolder:
     """Return the folder of a script that tunes one kernel, or of the kernel named `entry` of several.
 
-    The script runs in a child process with a stand-in for kernel_tuner, with `arguments` behind its name. Of several
-    calls for the same kernel the first is taken. Raises UsageError.
+    The script runs in a child process with a stand-in for kernel_tuner and with `arguments` after its name. The first
+    of several calls for the same kernel is used. Raises UsageError.
     """
     calls = run_script("kernel-tuner", script, arguments=arguments)
     remarks: list[str] = []
@@ -100,7 +100,7 @@ def _tuned(script: Path, name: str, call: dict[str, Any], remarks: list[str]) ->
 
 
 def _chosen(script: Path, calls: list[dict[str, Any]], entry: str | None, remarks: list[str]) -> dict[str, Any]:
-    """Return the call to take: of tune_kernel where there is one, else of run_kernel or PythonKernel."""
+    """Return the call to use: one of tune_kernel, or else of run_kernel or PythonKernel."""
     tuned = [call for call in calls if call["by"] == "tune_kernel"]
     fitting = [call for call in tuned or calls if entry in (None, _plain_name(call))]
     fitting = fitting or [call for call in calls if entry == _plain_name(call)]
@@ -132,10 +132,10 @@ def _plain_name(call: dict[str, Any]) -> str:
 
 
 def _text(script: Path, call: dict[str, Any]) -> str:
-    """Return the kernel's text, given as text, as the name of a file beside the script, or by a generator."""
+    """Return the kernel's text, which is given as text, as a file name or by a generator."""
     source, folder = call.get("kernel_source"), script.resolve().parent
     if isinstance(source, list) and source:
-        source = source[0]  # which includes the others
+        source = source[0]  # the first file includes the others
     if isinstance(source, dict) and isinstance(source.get("text"), str):
         source = source["text"]
     if not isinstance(source, str):
@@ -150,7 +150,7 @@ def _text(script: Path, call: dict[str, Any]) -> str:
 
 
 def _of_one_precision(given: list[Any], knobs: dict[str, list[Any]], remarks: list[str]) -> list[Any]:
-    """Return the arguments, arrays of a tuned type (TunablePrecision) as ones of its first value, which fixes it."""
+    """Return the arguments with arrays of a tuned type (TunablePrecision) fixed to the first type."""
     found = []
     for argument in given:
         knob = argument.get("precision") if isinstance(argument, dict) else None
@@ -164,7 +164,7 @@ def _of_one_precision(given: list[Any], knobs: dict[str, list[Any]], remarks: li
 
 
 def _host_knobs(launch: HostLaunch, device: str, knobs: dict[str, list[Any]], remarks: list[str]) -> None:
-    """Fix the parameters that only the host's function reads, such as a number of streams; 1 where that is a value."""
+    """Fix the parameters that only the host function reads, such as a number of streams; to 1 if that is a value."""
     read = re.sub(r"^[ \t]*#[ \t]*(?:ifndef|define)[ \t]+\w+", "", device, flags=re.MULTILINE)
     of_host = set(re.findall(r"\w+", launch.body)) - {*re.findall(r"\w+", read), *_BLOCK_NAMES}
     for knob in [knob for knob in knobs if knob in of_host]:
@@ -173,7 +173,7 @@ def _host_knobs(launch: HostLaunch, device: str, knobs: dict[str, list[Any]], re
 
 
 def _with_defines(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[Any]]) -> str:
-    """Return the text below the macros that the tuner defines: those of `defines`, and its own where they are used."""
+    """Return the text after the macros that the tuner defines: those of `defines`, and its own if they are used."""
     used = set(re.findall(r"[A-Za-z_]\w*", text))
     lines = [f"#define {macro} {value}" for macro, value in _DEFINED.items() if macro in used and macro not in knobs]
     for macro, value in _mapping(call, "defines").items():
@@ -186,14 +186,14 @@ def _with_defines(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[
 
 
 def _as_c(value: str | int | float) -> str:
-    """Return a value as a macro's text: integers are divided by / in C."""
+    """Return a value as the text of a macro; C divides integers by /."""
     if isinstance(value, bool):
         return str(int(value))
     return re.sub(r"//", "/", f"({value})" if isinstance(value, str) and " " in value.strip() else str(value))
 
 
 def _with_block(call: dict[str, Any], text: str, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the knobs with the sizes of a block that the text uses and the script does not tune."""
+    """Return the knobs and the sizes of a block that the text uses and the script does not tune."""
     used = set(re.findall(r"[A-Za-z_]\w*", text))
     own = {m[1] for m in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", text, re.MULTILINE)}
     names = call.get("block_size_names") or _BLOCK_NAMES
@@ -202,19 +202,19 @@ def _with_block(call: dict[str, Any], text: str, knobs: dict[str, list[Any]]) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return the number of a NumPy scalar, and anything else as it is."""
+    """Return the number of a NumPy scalar, and any other value unchanged."""
     return value["value"] if isinstance(value, dict) and "scalar" in value else value
 
 
 def _floored(text: str) -> str:
-    """Return an expression of integers whose divisions are rounded down, as the tuner does with the whole."""
+    """Return an expression of integers whose divisions are rounded down, as the tuner rounds the whole expression."""
     return text if "//" in text else text.replace("/", "//")
 
 
 def _formula(given: dict[str, Any], of_sizes: bool = True) -> list[str] | None:
     """Return the formulas of a function of the script, if they give its values wherever it was tried.
 
-    Those of sizes are integers.
+    Formulas of sizes are integers.
     """
     written = given.get("formula")
     values = given.get("values")
@@ -323,7 +323,7 @@ def _shared(call: dict[str, Any], remarks: list[str]) -> str:
 def _given(
     script: Path, call: dict[str, Any], given: list[Any], declared: list[Parameter], launch: HostLaunch | None
 ) -> list[Any]:
-    """Return what the kernel's parameters get, of the script's arguments. Raises UsageError if that is not seen."""
+    """Return the script's arguments for the kernel's parameters. Raises UsageError if they cannot be determined."""
     if launch is not None:
         seen = [i for i in launch.arguments if i is not None and i < len(given)]
         if len(seen) != len(declared):
@@ -345,7 +345,7 @@ def _arguments(
     uses: list[Use] | None,
     remarks: list[str],
 ) -> list[Argument]:
-    """Return the kernel's arguments: which of them it writes is read from its text."""
+    """Return the kernel's arguments; the text determines which of them it writes."""
     arrays = [isinstance(g, dict) and "array" in g for g in given]
     if uses is None or not any(use.written and array for use, array in zip(uses, arrays, strict=True)):
         answer = call.get("answer")
@@ -367,9 +367,9 @@ def _arguments(
 
 
 def _filled(argument: Argument, remarks: list[str]) -> Argument:
-    """Return the argument with a random draw where the kernel only reads it and the script has zeros there.
+    """Return the argument with a random draw if the kernel only reads it and the script passes zeros.
 
-    Another kernel fills such memory; of zeros alone most wrong kernels would be right.
+    In the script another kernel fills such memory; with zeros alone most wrong kernels would pass.
     """
     is_zero = argument.draw.get("type") == "constant" and argument.draw["value"] == 0
     if argument.output or argument.size is None or not argument.dtype.startswith("float") or not is_zero:
@@ -381,7 +381,7 @@ def _filled(argument: Argument, remarks: list[str]) -> Argument:
 def _constants(
     script: Path, held: Mapping[str, Any], given: list[Any], arguments: list[Argument]
 ) -> tuple[dict[str, str], list[Argument]]:
-    """Return what __constant__ variables hold, by their names: an argument's own array, or another input."""
+    """Return the contents of `__constant__` variables by name: an argument's own array, or another input."""
     names = {
         g.get("identity"): a.name for g, a in zip(given, arguments, strict=True) if isinstance(g, dict) and "array" in g
     }
@@ -424,14 +424,14 @@ def _argument(script: Path, given: Any, name: str, output: bool) -> Argument:
 
 
 def _computes_answer(call: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the call of run_kernel whose results the answer holds."""
+    """Return the call of run_kernel whose results are the answer."""
     answer = call.get("answer")
     held = {a.get("identity") for a in answer if isinstance(a, dict)} if isinstance(answer, list) else set()
     return next((one for one in calls if one["by"] == "run_kernel" and held & {*one.get("results", [])}), None)
 
 
 def _answering(script: Path, kernel: TunedKernel, call: dict[str, Any], naive: dict[str, Any]) -> TunedKernel | None:
-    """Return the kernel of that call with arguments by the names of the tuned kernel's; None where they differ."""
+    """Return the kernel of that call with arguments named as in the tuned kernel; None if they differ."""
     try:
         found = _tuned(script, kernel.name, naive, [])
         require_divisors(found)

@@ -1,7 +1,7 @@
-"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder.
+"""Import a KernelBench file, which has a class Model, `get_inputs` and `get_init_inputs`, as a folder.
 
-The format has no kernel. Sizes that the module names become axes, the model is the reference, its weights are inputs,
-and from its operations a naive kernel is written where all of them are known.
+The format has no kernel. Sizes that the module names become axes, the model is the reference, and its weights are
+inputs. A naive kernel is written from its operations if all of them are known.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def run(*given):
     return _func.functional_call(_model_for(given), dict(zip(_weights, weights)), tuple(inputs))
 '''
 ROUNDINGS = 8192
-"""spacings of float32, a thousandth of the largest value: of products in TF32, which KernelBench lets pass"""
+"""spacings of float32: a thousandth of the largest value, as KernelBench allows for products in TF32"""
 MOST_ELEMENTS, MOST_STEPS, MOST_OF_THREAD = 1 << 20, 1 << 22, 1 << 12
-"""of all tensors of the example; of all loops of the naive kernel there; and of those of one thread"""
+"""limits: elements of all tensors of the example, steps of all loops of its naive kernel, and steps of one thread"""
 LEAST_SIZES = (32, 8, 2)
-"""what sizes are halved down to: further ones only where all have come to one"""
+"""sizes to which axes are halved; a smaller one is used only after all axes have reached the previous one"""
 _POSITIVE = {"type": "uniform", "low": 0.0625, "high": 1.0}
 
 
@@ -81,7 +81,7 @@ def import_model(script: Path, name: str) -> NewFolder:
     example = _affordable(sizes, found["least"], shapes, steps)
     draws = {key: draw for key, draw in zip(inputs, found["draws"], strict=False) if draw}
     draws |= {key: {"type": "scalar", "value": item["value"]} for key, item in named.items() if "value" in item}
-    # statistics of a normalisation, of which one is a variance
+    # statistics of a normalisation, one of which is a variance
     draws |= {_unlike(key.replace(".", "_"), sizes): _POSITIVE for key in weights if "running_" in key}
     if sizes or draws:
         problem["workloads"] = [{"axes": example, "inputs": draws}]
@@ -104,9 +104,9 @@ def _problem(name: str, sizes: Mapping[str, int]) -> str:
 def _affordable(
     sizes: Mapping[str, int], least: Mapping[str, int], shapes: Sequence[Sequence[Any]], steps: str
 ) -> dict[str, int]:
-    """Return the sizes with the largest halved until tensors have few elements and loops take few steps.
+    """Return the sizes with the largest halved until tensors have few elements and loops few steps.
 
-    The first of the shapes is the output's, of which each element takes so many steps.
+    The first of the shapes is that of the output, each element of which takes so many steps.
     """
     found = dict(sizes)
     parsed = [[Expression.parse(_size(size), "the trace") for size in shape] for shape in shapes]
@@ -127,7 +127,7 @@ def _affordable(
 
 
 def _unlike(name: str, sizes: Mapping[str, int]) -> str:
-    """Return the name of a tensor that is none of the sizes'."""
+    """Return a variant of the name that is not one of the sizes'."""
     return f"{name}_in" if name in sizes or name.startswith("out") else name
 
 
@@ -142,7 +142,7 @@ def _size(size: Any) -> str:
 
 
 def _places(sizes: Mapping[str, int], inputs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return for each size the number of an input or a weight, and the dimension that has it."""
+    """Return for each size an input or a weight, by number, and the dimension of that size."""
     found: dict[str, tuple[int, int]] = {}
     for i, item in enumerate(inputs.values()):
         for axis, size in enumerate(item["shape"] or ()):

@@ -25,22 +25,22 @@ PRIMES = (
     (53, 83, 127, 179, 241, 311, 389, 467, 557, 653, 757, 863),
     (61, 101, 163, 233, 317, 409, 509, 617, 739, 877, 1021, 1171),
 )
-"""the sizes of either trace; larger than most kernels, strides and paddings, and unlike in their distances"""
+"""the sizes of the two traces; larger than most kernels, strides and paddings, with distinct differences"""
 SMALL = tuple(range(13, 25))
 """sizes of tensors with contents"""
 PROBES = 36
-"""consecutive values of a size at which a dimension is looked at"""
+"""consecutive values of a size at which a dimension is examined"""
 MOST_SHIFT, MOST_STRIDE = 96, 16
 POWERS = (-0.5, -0.25, -1.0, 0.5)
-"""of a size that a factor of the trace may be"""
+"""limit of a size that is a factor of a number of the trace"""
 MOST_ELEMENTS = 1 << 22
-"""of tensors with contents"""
+"""limit of elements of tensors with contents"""
 
 Sizes = dict[str, int]
 
 
 class Unknown(Exception):
-    """A number that follows from sizes in a way that is not known."""
+    """A number that depends on sizes in an unknown way."""
 
 
 class Probe:
@@ -51,10 +51,11 @@ class Probe:
         self.inputs = [name for name in forward.parameters if name != "self"]
         self.own = dict(_integers_of(self.names))
         self.follow = dict(_named_in_tuples(script, self.own))
-        """integers that are another one: entries of tuples, and what a model takes only where both are equal"""
+        """integers that always equal another one: entries of tuples, and sizes that a model accepts only if both are
+        equal"""
 
     def _module(self, script: str) -> dict[str, Any]:
-        """Return the module's own names, of which its functions read their sizes."""
+        """Return the module's own names, from which its functions read their sizes."""
         with torch.device("meta"):
             found = runpy.run_path(script)
         found["Model"]
@@ -82,7 +83,7 @@ class Probe:
         return _shapes([*inputs, *_weights(model).values(), *outputs])
 
     def sizes(self) -> tuple[Sizes, Sizes]:
-        """Return the module's integers that are sizes, at the primes of either trace."""
+        """Return the module's integers that are sizes, with the primes of the two traces."""
         found: tuple[Sizes, Sizes] = ({}, {})
         for name, value in self.own.items():
             primes = [of[len(kept)] for of, kept in zip(PRIMES, found, strict=True)]
@@ -97,7 +98,7 @@ class Probe:
     def _moves(
         self, name: str, found: tuple[Sizes, Sizes], primes: Sequence[int], equal: dict[str, str] | None = None
     ) -> bool:
-        """Return whether shapes depend on a size, which the model takes beside those found, with its equals."""
+        """Return whether shapes depend on a size that the model accepts together with those found and its equals."""
         before = self.follow
         self.follow = before | (equal or {})
         try:
@@ -105,19 +106,19 @@ class Probe:
                 for kept, prime in zip(found, primes, strict=True):
                     self.shapes(kept | {name: prime})
                 return True
-        except Exception:  # whatever a model raises: the size stays as it is
+        except Exception:  # any exception of a model: the size stays unchanged
             pass
         self.follow = before
         return False
 
     def least(self, sizes: Sizes) -> Sizes:
-        """Return for each size the first value that the model takes, the others as they are; not where that is 1."""
+        """Return the smallest value that the model accepts for each size, the others unchanged, except those of 1."""
         found = {}
         for name in sizes:
             for value in range(1, PROBES):
                 try:
                     is_empty = any(0 in shape for shape in self.shapes(sizes | {name: value}))
-                except Exception:  # whatever a model raises at a size that it cannot have
+                except Exception:  # any exception of a model at an impossible size
                     continue
                 if is_empty:
                     continue
@@ -128,7 +129,7 @@ class Probe:
 
 
 def _integers_of(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the module's own integers by name, those of a tuple by its name and their places."""
+    """Yield the module's own integers by name, and those of tuples by name and position."""
     for name, value in names.items():
         if name.startswith("_") or not name.isidentifier():
             continue
@@ -139,7 +140,7 @@ def _integers_of(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _named_in_tuples(script: str, own: Sizes) -> Iterator[tuple[str, str]]:
-    """Yield the entries of the module's tuples that are another integer of the module, and that one."""
+    """Yield each entry of the module's tuples that equals another integer of the module, with that integer."""
     with open(script, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     for node in tree.body:
@@ -191,7 +192,7 @@ class Numbers:
         return {"size": self.known[a, b]}
 
     def _power(self, a: float, b: float) -> dict[str, Any]:
-        """Return a number as a power of a size, as an attention scales its products."""
+        """Return a number as a power of a size, such as the scale of an attention."""
         for (one, other), text in self.known.items():
             for power in POWERS:
                 if math.isclose(one**power, a, rel_tol=1e-12) and math.isclose(other**power, b, rel_tol=1e-12):
@@ -199,7 +200,7 @@ class Numbers:
         raise Unknown(f"{a} and {b}")
 
     def _shifted(self, a: int, b: int) -> str:
-        """Return a number as a size plus or minus a constant, as of a part without its first element."""
+        """Return a number as a size plus or minus a constant, as for a tensor without its first element."""
         for name, size in self.first.items():
             if a - size == b - self.second[name] and abs(a - size) <= MOST_SHIFT:
                 return _plus(name, a - size)
@@ -219,7 +220,7 @@ class Numbers:
             at = [self.first[name] + step for step in range(PROBES)]
             try:
                 seen = [self.probe.shapes(self.first | {name: value})[i][j] for value in at]
-            except Exception:  # a model may refuse a size in any way
+            except Exception:  # a model may reject a size by any exception
                 continue
             if len(set(seen)) == 1:
                 continue
@@ -269,7 +270,9 @@ def _trace(probe: Probe, sizes: Sizes) -> list[dict[str, Any]]:
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     of_values = (*tensors, *weights.values())
     traced = make_fx(of_tensors, dict(core_aten_decompositions()), "fake")(*of_values)
-    if any(re.fullmatch(r"aten\.\w+_\.\w+", str(node.target)) for node in traced.graph.nodes):  # decompositions update
+    if any(
+        re.fullmatch(r"aten\.\w+_\.\w+", str(node.target)) for node in traced.graph.nodes
+    ):  # decompositions replace in-place operations
         traced = make_fx(torch.func.functionalize(traced), tracing_mode="fake")(*of_values)
     graph = traced.graph
     found = []
@@ -320,12 +323,12 @@ def _item(value: Any, other: Any, numbers: Numbers) -> dict[str, Any]:
 def look(script: str) -> dict[str, Any]:
     """Return the model's `sizes` (name → the module's own value), `inputs`, `weights`, `outputs`, `draws` and `graph`.
 
-    `least` are the first values of sizes that the model takes, `follow` the names that are another size. `no_graph`
-    says why there is none. Raises whatever the model raises.
+    `least` are the smallest values of sizes that the model accepts, `follow` the names that equal another size.
+    `no_graph` is the reason if there is no graph. Raises any exception of the model.
     """
     probe = Probe(script)
     found = _looked(probe, *probe.sizes())
-    for name in found["sizes"] if "no_graph" in found else ():  # a size on which other numbers depend stays as it is
+    for name in found["sizes"] if "no_graph" in found else ():  # a size on which other numbers depend stays unchanged
         fewer = [{n: p for n, p in zip(found["sizes"], of, strict=False) if n != name} for of in PRIMES]
         other = _looked(probe, fewer[0], fewer[1])
         if "graph" in other:
@@ -339,7 +342,7 @@ def _looked(probe: Probe, first: Sizes, second: Sizes) -> dict[str, Any]:
         try:
             numbers.learn_shapes()
             break
-        except Unknown:  # the size that was found last stays as it is
+        except Unknown:  # the size that was found last stays unchanged
             for kept in (first, second):
                 kept.popitem()
     (model, inputs), (other, others) = probe.at(first), probe.at(second)
@@ -367,9 +370,9 @@ def _outputs(value: Any) -> list[torch.Tensor]:
 
 
 def _draws(probe: Probe, numbers: Numbers) -> list[dict[str, Any]]:
-    """Return how inputs are drawn; an empty one is of the usual draw.
+    """Return how inputs are drawn; an empty draw is the default one.
 
-    Integers lie within the bounds of `randint`, and floats between 0 and 1 where others give NaN.
+    Integers lie within the bounds of `randint`, and floats between 0 and 1 if others give NaN.
     """
     bounds = [_bounds(probe, sizes) for sizes in (numbers.first, numbers.second)]
     try:

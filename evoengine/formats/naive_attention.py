@@ -1,6 +1,6 @@
 """A plain, correct attention kernel for FlashInfer-Trace's definitions: paged, ragged, grouped heads, and MLA.
 
-It is found by the names that these definitions give to their tensors.
+The kind of attention is recognized by the names that these definitions give to their tensors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bf
 
 
 def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -> tuple[str, str, str] | None:
-    """Return the kernel's text, its space and its operations; None where the tensors are not those of an attention."""
+    """Return the kernel's text, its space and its operations; None if the tensors are not those of an attention."""
     inputs, outputs = problem.get("inputs"), problem.get("outputs")
     if not _is_plain(inputs) or not _is_plain(outputs):
         return None
@@ -96,7 +96,7 @@ def naive_attention(problem: Mapping[str, Any], headers: str, parameters: str) -
 
 
 def _operations(problem: Mapping[str, Any], key: str, indptr: str, heads: str, of_key: str) -> str:
-    """Return the operations of both products as an expression of the axes, where all sequences are equally long.
+    """Return the operations of both products as an expression of the axes, for sequences of equal length.
 
     `of_key` is the number of multiplications of a query's head with one key.
     """
@@ -113,7 +113,7 @@ def _operations(problem: Mapping[str, Any], key: str, indptr: str, heads: str, o
 
 
 def _is_causal(problem: Mapping[str, Any]) -> bool:
-    """Return whether a token of several sees fewer keys than the last one."""
+    """Return whether earlier tokens of several see fewer keys than the last one."""
     has_queries = any(name in problem["inputs"] for name in ("qo_indptr", "seq_indptr"))
     return has_queries and bool(
         re.search(r"causal", str(problem["reference"]) + str(problem.get("description")), re.IGNORECASE)
@@ -135,7 +135,7 @@ def _is_plain(items: object) -> bool:
 
 
 def _first(inputs: Mapping[str, Any], *choices: tuple[str, ...]) -> list[str]:
-    """Return the first tensors of a choice that are there: one of two names, or all of a pair of parts."""
+    """Return the first choice of tensors that exists: one of two names, or both parts of a pair."""
     for choice in choices:
         found = [name for name in choice if name in inputs]
         if found and (len(found) == len(choice) or choice[0] in ("k", "v")):
@@ -144,7 +144,7 @@ def _first(inputs: Mapping[str, Any], *choices: tuple[str, ...]) -> list[str]:
 
 
 def _row(item: Mapping[str, Any], heads: str) -> str:
-    """Return where a key's row begins: of a head of its own, of a group of heads, or of all heads."""
+    """Return the offset of a key's row: of its own head, of a group of heads, or of all heads."""
     shape = [str(size) for size in item["shape"]]
     own = shape[-2] if len(shape) in (3, 4) and shape[-2] != "page_size" else "1"
     if own == "1":
@@ -160,13 +160,13 @@ def _product(inputs: Mapping[str, Any], query: str, key: str, heads: str) -> str
 
 
 def _page(inputs: Mapping[str, Any], key: str, indptr: str) -> str:
-    """Return the place of a key in a cache of pages."""
+    """Return the position of a key in a paged cache."""
     size = str(inputs[key]["shape"][1])
     return f"(long long)kv_indices[{indptr}[segment_] + j_ / {size}] * {size} + j_ % {size}"
 
 
 def _range(problem: Mapping[str, Any], indptr: str, paged: bool) -> str:
-    """Return the statements that find a token's segment, and how many keys it sees."""
+    """Return the statements that find a token's segment and the number of keys it sees."""
     inputs = problem["inputs"]
     queries = next((name for name in ("qo_indptr", "seq_indptr") if name in inputs), None)
     lines = []
@@ -191,7 +191,7 @@ def _range(problem: Mapping[str, Any], indptr: str, paged: bool) -> str:
 
 
 def _lse(problem: Mapping[str, Any]) -> str:
-    """Return the statement that writes the logarithm of the sum, with the reference's base."""
+    """Return the statement that writes the logarithm of the sum, in the reference's base."""
     if "lse" not in problem["outputs"]:
         return ""
     base_2 = re.search(r"log\s*\(\s*2|log2|1\.4426", str(problem["reference"]))

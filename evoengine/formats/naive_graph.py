@@ -1,8 +1,8 @@
 """A naive kernel from the operations of a traced model: one thread for each element of the output.
 
 An element is computed from the elements that it needs, operation by operation back to the inputs; sums and maxima are
-loops. What does not depend on the variable of a loop stands before it. The trace comes from a stranger's process: names
-and expressions are checked, and what is unknown gives no kernel.
+loops. Values that do not depend on the variable of a loop are computed before it. The trace comes from an untrusted
+process: names and expressions are checked, and an unknown operation gives no kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from evoengine.space.expression import Expression
 
 Index = tuple[str, ...]
-"""the expression of each index of an element"""
+"""expression of each index of an element"""
 _NAME = re.compile(r"[A-Za-z_]\w{0,100}\Z", re.ASCII)
 _TYPES = {"float32": "float", "int64": "long long", "int32": "int", "bool": "bool"}
 _BINARY = {
@@ -41,13 +41,13 @@ _KINDS = {
 
 
 class NoKernel(Exception):
-    """An operation without a naive form here."""
+    """An operation without a naive form."""
 
 
 def graph_kernel(graph: Any, tensors: Mapping[str, str], entry: str, parameters: str) -> tuple[str, str]:
-    """Return the text of a kernel, for the C names of the placeholders, and the steps of one thread's loops.
+    """Return the text of a kernel for the C names of the placeholders, and the number of steps of a thread's loops.
 
-    The steps are an expression of the sizes. Raises NoKernel.
+    The number is an expression of the sizes. Raises NoKernel.
     """
     writer = _Writer(graph, tensors)
     text = writer.kernel(entry, parameters)
@@ -55,9 +55,9 @@ def graph_kernel(graph: Any, tensors: Mapping[str, str], entry: str, parameters:
 
 
 def multiplications(graph: Any) -> str:
-    """Return how many multiplications the model's products and convolutions take, as an expression of the sizes.
+    """Return the number of multiplications in the model's products and convolutions as an expression of the sizes.
 
-    The text is empty where it has none.
+    The text is empty if there are none.
     """
     writer, found = _Writer(graph, {}), list[str]()
     for name, node in writer.nodes.items():
@@ -74,7 +74,7 @@ def multiplications(graph: Any) -> str:
 
 
 def _equal(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many sizes are the same from the first on."""
+    """Return the number of leading sizes that are equal."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -85,7 +85,7 @@ class _Writer:
         self.pointers = dict(zip(placeholders, tensors.values(), strict=False))
         self.scopes: list[list[str]] = [[]]
         self.repeats: list[str] = ["1"]
-        """how often the statements of each scope are executed more than those around it"""
+        """number of executions of each scope's statements relative to the surrounding scope"""
         self.steps: list[str] = []
         self.depth: dict[str, int] = {}
         self.known: dict[tuple[str, Index], str] = {}
@@ -136,7 +136,7 @@ class _Writer:
         return max((self.depth.get(name, 0) for text in texts for name in re.findall(r"\w+", text)), default=0)
 
     def emit(self, expression: str, kind: str = "float") -> str:
-        """Return a variable with a value, in the outermost scope that has all it needs."""
+        """Return a variable with a value, defined in the outermost scope that has everything it needs."""
         depth = self.depth_of(expression)
         name = self.fresh("v", depth)
         self.scopes[depth].append(f"const {kind} {name} = {expression};")
@@ -146,10 +146,10 @@ class _Writer:
         self, outer: Sequence[str], extents: Sequence[str], starts: Sequence[tuple[str, str]],
         body: Callable[[Index, list[str]], list[str]], most: Sequence[str] | None = None,
     ) -> list[str]:  # fmt: skip # the body last
-        """Return variables after a loop over all extents, where `starts` are their types and first values.
+        """Return variables after a loop over all extents; `starts` are their types and initial values.
 
-        `body` gets the loops' variables and these, and returns statements. The loop stands where `outer` is known.
-        `most` are the extents as sizes, where they are none.
+        `body` receives the loop's variables and these, and returns statements. The loop is placed where `outer` is
+        known. `most` are the extents as sizes if they are not sizes themselves.
         """
         depth = self.depth_of(*outer, *(first for _, first in starts))
         saved, repeated = self.scopes[depth + 1 :], self.repeats[depth + 1 :]
@@ -176,7 +176,7 @@ class _Writer:
         return held
 
     def split(self, linear: str, shape: Sequence[str]) -> Index:
-        """Return the index of an element by its number."""
+        """Return the index of an element from its number."""
         found, stride = list[str](), "1LL"
         for size in reversed(shape):
             found.append("0" if size == "1" else self.emit(f"(int)({linear} / ({stride}) % {size})", "int"))
@@ -302,7 +302,7 @@ class _Writer:
         start, step = (args[0], args[2]) if len(args) > 2 else (0, 1)
         return self.emit(f"{self.number(start)} + {self.number(step)} * {index[0]}", self.kind(node))
 
-    # other places of the same elements
+    # other positions of the same elements
 
     def _view(self, node: Any, args: list[Any], index: Index) -> str:
         own, source = [self.number(s) for s in node["shape"]], self.shape(args[0]["node"])
@@ -314,7 +314,7 @@ class _Writer:
         if between and sizes:
             number = at[0] if len(at) == 1 else self.emit(self.linear(at, sizes), "long long")
             at = self.split(number, between) if len(between) > 1 else (number,)
-        else:  # sizes of one alone
+        else:  # reshapes, which change only sizes
             at = ("0",) * len(between)
         return self.value(args[0], (*index[:first], *at, *index[len(own) - last :]))
 
@@ -380,7 +380,7 @@ class _Writer:
         self, operand: Any, dims: Sequence[int] | None, keep: bool, index: Index, starts: Sequence[tuple[str, str]],
         body: Callable[[str, list[str], Index], list[str]],
     ) -> tuple[list[str], str]:  # fmt: skip # the body last
-        """Return the variables of a loop over dimensions of an operand, and how many elements those have."""
+        """Return the variables of a loop over dimensions of an operand, and the number of its elements."""
         shape = self.shape(operand["node"])
         over = sorted({d % len(shape) for d in dims}) if dims else [*range(len(shape))]
         left = iter([i for d, i in enumerate(index) if not keep or d not in over])
@@ -426,7 +426,7 @@ class _Writer:
         return held if order == 1 else self.emit(f"sqrtf({held})")
 
     def extreme(self, operand: Any, dims: Any, keep: bool, index: Index, which: str) -> list[str]:
-        """Return the largest or the smallest element, and its index along the one dimension; the first of equals."""
+        """Return the largest or the smallest element and its index along the one dimension; the first among equals."""
         sign = ">" if "max" in which else "<"
 
         def better(x: str, held: list[str], variables: Index) -> list[str]:
@@ -457,7 +457,7 @@ class _Writer:
         return self.emit(f"{self.value(args[0], index)} - {largest} - logf({added})")
 
     def exponentials(self, args: list[Any], index: Index) -> tuple[str, str]:
-        """Return the largest of a row, and the sum of the exponentials of what each is less."""
+        """Return the maximum of a row, and the sum of the exponentials of its elements minus the maximum."""
         largest = self.extreme(args[0], [args[1]], True, index, "max")[0]
 
         def add(x: str, held: list[str], _: Index) -> list[str]:
@@ -482,7 +482,7 @@ class _Writer:
     def normalised(
         self, x: str, operand: Any, dims: Sequence[int], index: Index, eps: Any, scale: str, shift: str
     ) -> str:
-        """Return an element less the mean of these dimensions of an operand, over the root of their variance."""
+        """Return an element minus the mean over these dimensions of an operand, over the root of their variance."""
         added, count = self.total(operand, dims, True, index)
         mean = self.emit(f"{added} / {count}")
         squares, _ = self.total(operand, dims, True, index, f"({{}} - {mean}) * ({{}} - {mean})")

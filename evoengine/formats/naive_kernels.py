@@ -1,4 +1,4 @@
-"""Kernels for imported problems without one: simple and correct for a few operations, else a skeleton."""
+"""Simple and correct kernels for imported problems without one, and a skeleton for unknown operations."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class NaiveKernel:
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
     """Return a correct kernel for `gemm`, `rmsnorm` and attention, and a skeleton for other operations.
 
-    Its tensors are those of FlashInfer-Trace.
+    Tensors are those of FlashInfer-Trace.
     """
     operation = str(problem.get("op_type", "")).lower()
     if operation == "gemm" and (made := _gemm(problem)):
@@ -133,7 +133,7 @@ def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
 
 
 def _shapes(problem: Mapping[str, Any], key: str) -> list[tuple[str, list[str], str]]:
-    """Return name, shape and dtype of each tensor; those passed by value have the shape []."""
+    """Return name, shape and dtype of each tensor; values that are passed directly have the shape []."""
     items = problem.get(key)
     entries = items.items() if isinstance(items, dict) else ()
     return [(n, _sizes(i.get("shape")), str(i.get("dtype"))) for n, i in entries if isinstance(i, dict)]
@@ -203,9 +203,9 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
-    """Return a kernel for x [rows, cols], maybe a residual like it, and weight [cols] → [rows, cols], or None.
+    """Return a kernel for x [rows, cols], maybe a residual of that shape, and weight [cols] → [rows, cols], or None.
 
-    eps is an input, or the reference's literal.
+    eps is an input, or a literal of the reference.
     """
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     tensors = [item for item in inputs if item[1]]
@@ -246,7 +246,7 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _adds(reference: str, *tensors: tuple[str, list[str], str]) -> bool:
-    """Return whether the text adds the two tensors, each maybe cast."""
+    """Return whether the text adds the two tensors, with or without casts."""
     cast = r"(?:\.\w+\([\w.]*\))?"
     return any(
         re.search(rf"\b{re.escape(one)}{cast}\s*\+\s*{re.escape(other)}\b", reference)

@@ -1,4 +1,4 @@
-"""Read from a kernel's text which of its pointers it writes and reads, without compiling it."""
+"""Determine from a kernel's text which of its pointers it writes and reads, without compiling it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ASSIGNED = r"\s*(?:=(?!=)|[-+*/%&|^]=|<<=|>>=|\+\+|--)"
 _CALL = re.compile(r"\b(\w+)\s*(?:<[^;<>(){}]*>\s*)?\(")
 _NO_CALLS = frozenset("if for while switch return sizeof reinterpret_cast static_cast const_cast assert".split())
 DEPTH = 8
-"""of calls that are followed"""
+"""limit of nested calls that are followed"""
 
 
 class Use(NamedTuple):
@@ -21,7 +21,7 @@ class Use(NamedTuple):
 
 
 def pointer_uses(text: str, entry: str) -> list[Use] | None:
-    """Return how the kernel uses each of its parameters, in order; None where the text has no such function."""
+    """Return how the kernel uses each of its parameters, in order; None if the text has no such function."""
     code = _COMMENT.sub(" ", text)
     found = _function(code, entry)
     if found is None:
@@ -43,7 +43,7 @@ def _function(code: str, name: str) -> tuple[list[str], str] | None:
 
 
 def _use(code: str, body: str, name: str, depth: int) -> Use:
-    """Return whether a pointer, or one that is made from it, is written and read in a body."""
+    """Return whether a pointer, or one derived from it, is written and read in a body."""
     if not name or depth > DEPTH:
         return Use(False, bool(name))
     names, grown = {name}, True
@@ -68,7 +68,7 @@ def _use(code: str, body: str, name: str, depth: int) -> Use:
 
 
 def _is_value(arguments: list[str], at: list[int], names: set[str]) -> bool:
-    """Return whether a call gets elements of the pointer alone, and not the pointer."""
+    """Return whether a call receives only elements of the pointer, not the pointer itself."""
     return all(
         "&" not in arguments[i]
         and all(re.search(rf"\b{n}\s*\[", arguments[i]) for n in names if n in re.findall(r"\w+", arguments[i]))
@@ -77,7 +77,7 @@ def _is_value(arguments: list[str], at: list[int], names: set[str]) -> bool:
 
 
 def _is_followed(code: str, function: str) -> bool:
-    """Return whether `_of_call` says what a call does with a pointer."""
+    """Return whether `_of_call` knows what a call does with a pointer."""
     return function.startswith(("atomic", "__st", "store")) or _function(code, function) is not None
 
 
@@ -93,7 +93,7 @@ def _of_call(code: str, function: str, arguments: list[str], i: int, depth: int)
 
 
 def _stored(body: str, start: int, end: int) -> tuple[bool, bool]:
-    """Return whether the place is stored to, and whether it is stored to without being read."""
+    """Return whether an element is stored to, and whether it is stored to without being read."""
     behind, before = end, body[:start].rstrip()
     while (bracket := re.compile(r"\s*\[").match(body, behind)) is not None:
         behind = _closing(body, bracket.end() - 1) + 1
@@ -116,7 +116,7 @@ def _stored(body: str, start: int, end: int) -> tuple[bool, bool]:
 
 
 def _cast(body: str, start: int) -> int | None:
-    """Return the position behind the element of a cast pointer: `((T*)p)[i]`, `reinterpret_cast<T*>(p + k)[i]`."""
+    """Return the position after the element of a cast pointer: `((T*)p)[i]`, `reinterpret_cast<T*>(p + k)[i]`."""
     opening = _enclosing(body, start)
     if opening is None:
         return None
@@ -131,7 +131,7 @@ def _cast(body: str, start: int) -> int | None:
 
 
 def _enclosing(body: str, start: int) -> int | None:
-    """Return the position of the innermost bracket `(` that is open there, within its statement."""
+    """Return the position of the innermost open bracket `(` at a position, within its statement."""
     depth = 0
     for at in range(start - 1, -1, -1):
         if body[at] in ";{}":
@@ -143,7 +143,7 @@ def _enclosing(body: str, start: int) -> int | None:
 
 
 def _is_declared(body: str, start: int, end: int) -> bool:
-    """Return whether the name stands there in the declaration of a pointer, as its name or as what it is made from."""
+    """Return whether the name occurs in the declaration of a pointer, as its name or in its initial value."""
     if re.match(r"\s*=(?!=)", body[end:]) and re.search(r"[\w>]\s*\*+\s*(?:const\s+|__restrict__\s+)*$", body[:start]):
         return True
     statement = body[max(body.rfind(c, 0, start) for c in ";{}") + 1 : start]
@@ -151,7 +151,7 @@ def _is_declared(body: str, start: int, end: int) -> bool:
 
 
 def _calls(body: str) -> Iterator[tuple[tuple[int, int], str, list[str]]]:
-    """Yield where the arguments of a call are, the function's name, and the arguments."""
+    """Yield the position of the arguments of each call, the function's name, and the arguments."""
     for match in _CALL.finditer(body):
         if match[1] not in _NO_CALLS:
             end = _closing(body, match.end() - 1)
@@ -159,7 +159,7 @@ def _calls(body: str) -> Iterator[tuple[tuple[int, int], str, list[str]]]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are within no brackets."""
+    """Split a text at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for at, c in enumerate(text):
         depth += (c in "([{<") - (c in ")]}>" and text[at - 1 : at] != "-")
@@ -170,7 +170,7 @@ def _split(text: str) -> list[str]:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return the position of the bracket that closes the one at `opening`; the end where none does."""
+    """Return the position of the bracket that closes the one at `opening`; the end of the text if there is none."""
     depth = 0
     for at in range(opening, len(text)):
         depth += (text[at] in "([{") - (text[at] in ")]}")

@@ -1,7 +1,7 @@
 """Write a function of a tuner's script as a formula of its tuning parameters.
 
-Run by script_runner.py in the process of the script, without importing evoengine. Who reads the formula compares it
-with the function's own values in some configurations, so that what is misread here is found there.
+script_runner.py runs this in the process of the script, without importing evoengine. The importer compares a formula
+with the function's own values in some configurations, which detects formulas that were derived wrongly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _ROUNDED_DOWN = ("int", "floor", "trunc", "int32", "int64")
 
 
 class Unwritable(Exception):
-    """The function is no formula."""
+    """A function that cannot be written as a formula."""
 
 
 def formula(function: Callable[..., Any], names: list[str]) -> str | list[str] | None:
-    """Return the formula of a function of one dict of parameters, or of parameters by their names.
+    """Return the formula of a function of one dict of parameters, or of parameters by name.
 
-    A function that returns a tuple gives a list. None for what is no formula.
+    A function that returns a tuple gives a list. None if there is no formula.
     """
     try:
         node, body = _parsed(function)
@@ -56,7 +56,7 @@ def _enclosed(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _parsed(function: Callable[..., Any]) -> tuple[ast.Lambda | ast.FunctionDef, list[ast.stmt]]:
-    """Return the function's node in its file, and its statements. Of lambdas on one line, columns tell which it is."""
+    """Return the function's node in its file, and its statements. Columns distinguish lambdas on one line."""
     code = function.__code__
     with open(code.co_filename, encoding="utf-8") as file:
         tree = ast.parse(file.read())
@@ -78,13 +78,13 @@ def _parsed(function: Callable[..., Any]) -> tuple[ast.Lambda | ast.FunctionDef,
 
 
 class _Writer:
-    """Write expressions with parameters by their names, and with numbers for all else that the script knows."""
+    """Write expressions with parameters by name, and with numbers for all other values that the script knows."""
 
     def __init__(self, parameter: str, local: dict[str, ast.expr], known: Mapping[str, Any]) -> None:
         self.parameter, self.local, self.known = parameter, local, known
 
     def result(self, body: list[ast.stmt]) -> ast.expr:
-        """Return what a body of assignments, branches and returns gives."""
+        """Return the result of a body of assignments, branches and returns."""
         for i, statement in enumerate(body):
             match statement:
                 case ast.Expr(value=ast.Constant()):
@@ -137,7 +137,7 @@ class _Writer:
         return _plain(self._value(node))
 
     def _function(self, node: ast.expr) -> str:
-        """Return the name of a function of Python, math or NumPy; `get` where it is the parameters' own."""
+        """Return the name of a function of Python, math or NumPy; `get` for that of the parameters."""
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr="get") if name == self.parameter:
                 return "get"
@@ -164,7 +164,7 @@ class _Writer:
         raise Unwritable
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of what names no parameter, and calls nothing."""
+        """Return the value of an expression that names no parameter and calls nothing."""
         match node:
             case ast.Name(id=name) if name in self.known:
                 return self.known[name]

@@ -1,8 +1,8 @@
-"""Run a user's script in a process of its own, and record its description of a kernel.
+"""Run a user's script in a separate process, and record its description of a kernel.
 
-Run as a file, `script_runner.py KIND SCRIPT [ARGUMENT…] FD`, without importing evoengine. For `kernel-tuner` a
-stand-in module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at by
-model_probe.py. JSON is written to the open file FD.
+Run as a file, `script_runner.py KIND SCRIPT [ARGUMENT…] FD`, without importing evoengine. For `kernel-tuner` a stand-in
+module of that name records the calls of `tune_kernel`; for `kernelbench` model_probe.py examines the script's Model.
+JSON is written to the open file FD.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_BYTES = 256 << 20
-"""limit of each file that the script writes, and of its output"""
+"""limit of bytes of each file that the script writes, and of its output"""
 GPU_LIBRARIES = ("pycuda", "cupy", "cupy_backends", "cupyx", "nvidia", "cuda", "pynvml", "nvmetrics", "pmt")
 CALLS: list[dict[str, Any]] = []
 RESULTS: list[Any] = []
-"""of run_kernel, kept so that no other object gets the identity of one"""
+"""results of run_kernel, kept so that no other object gets the identity of one"""
 PARAMETERS: dict[str, list[Any]] = {}
-"""those of the call that is described"""
+"""results that belong to the described call"""
 
 
 class AnyClass(type):
-    """Attributes of the class itself are stand-ins too."""
+    """A metaclass for which attributes of the class itself are stand-ins too."""
 
     def __getattr__(cls, name: str) -> Anything:
         if name.startswith("__"):
@@ -41,9 +41,9 @@ class AnyClass(type):
 
 
 class Anything(metaclass=AnyClass):
-    """A stand-in for the tuner's other names: called, read, iterated or calculated with, it does nothing.
+    """Stand for the tuner's other names: do nothing when called, read, iterated or calculated with.
 
-    As a number it is 1, which divides.
+    As a number it is 1, by which a script may divide.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ _ALLOCATED = re.compile(r"(?:(?:pagelocked|aligned|managed)_)?(empty|zeros)(_lik
 
 
 class ArrayModule(types.ModuleType):
-    """cupy by NumPy, and what allocates memory in pycuda and cupyx: arrays that no GPU needs."""
+    """Replace cupy, and the functions of pycuda and cupyx that allocate memory, by NumPy arrays, which need no GPU."""
 
     def __getattr__(self, name: str) -> Any:
         import numpy as np
@@ -124,7 +124,7 @@ class ArrayModule(types.ModuleType):
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """`kernel_tuner` and libraries of a GPU, with every module below them, installed or not."""
+    """Stand for `kernel_tuner` and libraries of a GPU, with every module below them, installed or not."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] not in ("kernel_tuner", *GPU_LIBRARIES):
@@ -146,17 +146,17 @@ OWN = {
     "kernel_tuner.accuracy": ("TunablePrecision",),
     "kernel_tuner.util": ("get_best_config",),
 }
-"""names of the tuner that this file has itself"""
+"""names of the tuner that this file defines"""
 NAMES = (
     "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y",
     "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
     "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
 )  # fmt: skip # a table
-"""the documented order of kernel_tuner.tune_kernel's parameters"""
+"""parameters of kernel_tuner.tune_kernel in the documented order"""
 RUN_NAMES = (
     "kernel_name", "kernel_source", "problem_size", "arguments", "params", "grid_div_x", "grid_div_y", "grid_div_z",
 )  # fmt: skip # a table
-"""of run_kernel, the ones that both tuner and importer read"""
+"""parameters of run_kernel that both tuner and importer read"""
 BUILDER_NAMES = ("kernel_name", "kernel_source", "problem_size", "arguments", "params", "inputs", "outputs")
 
 
@@ -177,14 +177,14 @@ def record(by: str, given: dict[str, Any], params: Any) -> None:
 
 
 class Result(dict[str, Any]):
-    """A configuration with a time, so that a script which saves the best one proceeds to its next kernel."""
+    """A configuration with a time, so that a script that saves the best one proceeds to its next kernel."""
 
     def __missing__(self, key: str) -> float:
         return 1.0
 
 
 def get_best_config(results: list[Result], *args: Any, **kwargs: Any) -> Result:
-    """Return the first configuration, by which a script calculates the sizes of its next kernel."""
+    """Return the first configuration, from which a script calculates the sizes of its next kernel."""
     return results[0]
 
 
@@ -193,7 +193,7 @@ class util(Anything):  # the tuner's module
 
 
 def run_kernel(*args: Any, **kwargs: Any) -> Any:
-    """Return the arguments as they are, since no kernel is run here; arrays as views, which an answer may hold."""
+    """Return the arguments unchanged, because no kernel is run; arrays as views, which an answer may contain."""
     import numpy as np
 
     given = _one_configuration("run_kernel", RUN_NAMES, args, kwargs)
@@ -215,7 +215,7 @@ def _one_configuration(by: str, names: tuple[str, ...], args: Any, kwargs: Any) 
 
 
 class PythonKernel(Anything):
-    """A kernel with one configuration, which a script calls; the call gives its arguments back."""
+    """A kernel with one configuration that a script calls; the call returns its arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _one_configuration("PythonKernel", BUILDER_NAMES, args, kwargs)
@@ -257,7 +257,7 @@ def described(value: Any, depth: int = 0) -> Any:
 
 
 SAMPLE = 1 << 22
-"""elements of a large array of decimals that are looked at"""
+"""number of elements of a large array of decimals that are examined"""
 
 
 def described_array(value: Any) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def described_array(value: Any) -> dict[str, Any]:
 
     flat = np.ascontiguousarray(value).reshape(-1)
     if flat.dtype.kind == "c":
-        flat = flat.view(flat.real.dtype)  # as float2 and double2 have them
+        flat = flat.view(flat.real.dtype)  # structs such as float2 and double2
     found = {"array": flat.dtype.name, "size": int(flat.size), "identity": id(value)}
     found |= {"constant": None, "low": 0.0, "high": 0.0, "offsets": False}
     if flat.dtype.kind not in "biuf" or not flat.size:
@@ -282,20 +282,20 @@ def described_array(value: Any) -> dict[str, Any]:
 
 
 MOST_CONFIGURATIONS = 256
-"""in which a function of the script is compared with its formula"""
+"""number of configurations in which a function of the script is compared with its formula"""
 MOST_TRIED = 64
-"""in which a generator of text is compared with its text by names"""
+"""number of configurations in which a generator is compared with its text"""
 
 
 def configurations(most: int) -> list[dict[str, Any]]:
-    """Return some combinations of the values that are tuned, always the same."""
+    """Return some combinations of the tuned values, always the same."""
     rng = random.Random(1)
     values = {name: each for name, each in PARAMETERS.items() if each}
     return [{name: rng.choice(each) for name, each in values.items()} for _ in range(most)] if values else []
 
 
 def described_function(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the start of a function's source, its formula if it is one, and its values in some configurations."""
+    """Return the start of a function's source, its formula if there is one, and its values in some configurations."""
     try:
         found: dict[str, Any] = {"function": " ".join(inspect.getsource(function).split())[:120]}
     except (OSError, TypeError):
@@ -311,16 +311,16 @@ def described_function(function: Callable[..., Any]) -> dict[str, Any]:
             by_name = function.__code__.co_varnames[: function.__code__.co_argcount]
             takes_names = set(by_name) <= set(configuration)
             value = function(*(configuration[n] for n in by_name)) if takes_names else function(configuration)
-        except Exception:  # whatever the script raises, the configuration is none that it means
+        except Exception:  # any exception of the script: the configuration is not one that it means
             continue
         values.append([configuration, value])
     return found | {"formula": written, "values": described(values)}
 
 
 def generated_text(function: Callable[..., Any]) -> str | None:
-    """Return the text that a generator of kernels gives for the names in place of their values, if it holds for all.
+    """Return the text that a generator returns for names in place of values, if it holds for all values.
 
-    It does if the values in place of the names give what the generator gives for them.
+    It holds if replacing the names by values gives what the generator returns for the values.
     """
 
     def filled(text: str, configuration: dict[str, Any]) -> str:
@@ -345,12 +345,12 @@ def save() -> None:
 
 if __name__ == "__main__":
     KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[-1])
-    # the script's imports must not be searched in this file's own folder
+    # imports of the script must not be searched in this file's folder
     PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model_probe.py")
     sys.path[0] = os.path.dirname(SCRIPT)
     sys.argv = [SCRIPT, *sys.argv[3:-1]]
     os.chdir(os.path.dirname(SCRIPT))
-    # keep only the error output
+    # keep only error output
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))

@@ -29,12 +29,12 @@ _TYPES = {
     "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
     "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
 }  # fmt: skip # a table
-"""unsigned types become signed ones of the same size"""
+"""T1 type → dtype; unsigned types become signed ones of the same size"""
 _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """Return the folder of a T1 file and the kernel file beside it.
+    """Return the folder of a T1 file and of the kernel file in the same folder.
 
     Raises UsageError if the file describes no CUDA kernel.
     """
@@ -82,7 +82,7 @@ def _short(value: Any) -> str:
 
 
 def _knobs(file: Path, space: dict[str, Any], spec: dict[str, Any], remarks: list[str]) -> dict[str, list[Any]]:
-    """Return the tuning parameters, and the compiler's -DNAME=value as knobs of one value."""
+    """Return the tuning parameters, and the compiler's -DNAME=value as knobs with one value."""
     knobs: dict[str, list[Any]] = {}
     for entry in _list(space, "TuningParameters"):
         if not isinstance(entry, dict):
@@ -114,7 +114,7 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Set the grid: ProblemSize over GridDiv if the file states them, else GlobalSize.
+    """Set the grid: ProblemSize divided by GridDiv if the file states them, otherwise GlobalSize.
 
     GlobalSize counts blocks for CUDA and threads for OpenCL.
     """
@@ -160,7 +160,7 @@ def _arguments(
 
 
 def _copies(spec: dict[str, Any], text: str, arguments: Sequence[Argument]) -> dict[str, str]:
-    """Return the `__constant__` variables of the text that hold an argument too, which has MemType Constant."""
+    """Return the text's `__constant__` variables that contain an argument with MemType Constant."""
     given = [g for g in _list(spec, "Arguments") if g.get("MemoryType") not in ("Symbol", "Local")]
     found = {}
     for entry, argument in zip(given, arguments, strict=False):
@@ -172,9 +172,9 @@ def _copies(spec: dict[str, Any], text: str, arguments: Sequence[Argument]) -> d
 
 
 def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]]) -> str:
-    """Return a size with ProblemSize[0], max(knob) and min(knob) replaced by what the file says.
+    """Return a size with ProblemSize[0], max(knob) and min(knob) replaced by their values in the file.
 
-    A knob by itself is its largest value.
+    A knob alone stands for its largest value.
     """
     for knob, values in knobs.items():
         numbers = [int(v) for v in values if isinstance(v, int | float)]

@@ -31,7 +31,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class NotLiteral(ValueError):
-    """The text is not of this grammar; the message names the first part that is not."""
+    """A text that is not of this grammar; the message names the first part that does not fit."""
 
 
 def values_of(text: str) -> list[Any]:
@@ -140,7 +140,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True)
 class Argument:
-    """An input or output. `size` counts elements; None where it is passed by value."""
+    """An input or output. `size` counts elements; None if it is passed by value."""
 
     name: str
     dtype: str
@@ -148,21 +148,22 @@ class Argument:
     value: float | int | None = None
     output: bool = False
     inout: bool = False
-    """whether an output is read too"""
+    """whether an output is also read"""
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
     is_parameter: bool = True
-    """whether it is a parameter of the kernel; else it is only the contents of a variable of `constants`"""
+    """whether it is a parameter of the kernel; otherwise it is only the contents of a variable in `constants`"""
 
 
 class KernelText(str):
-    """The text of a CUDA kernel that is a reference, where else there is Python text."""
+    """The text of a CUDA kernel that is a reference, in place of Python text."""
 
 
 @dataclass
 class TunedKernel:
     """A kernel of another tuner, as an importer read it.
 
-    `problem_size` and `grid_div` are texts along x, y and z; a grid without `grid_div` is `problem_size` itself.
+    `problem_size` and `grid_div` are expressions along x, y and z; without `grid_div` the grid is `problem_size`
+    itself.
     """
 
     name: str
@@ -176,9 +177,9 @@ class TunedKernel:
     grid_div: Sequence[Sequence[str]] = ((), (), ())
     shared: str = "0"
     constants: Mapping[str, str] = field(default_factory=dict)
-    """`__constant__` variables, each with the argument whose contents it holds"""
+    """`__constant__` variable → the argument whose contents it has"""
     answered_by: TunedKernel | None = None
-    """a kernel of one configuration that says what is right, with arguments by this one's names"""
+    """a kernel of one configuration that is the reference, with arguments named as in this one"""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -219,8 +220,8 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
 def _problem(kernel: TunedKernel, sizes: Sizes, reference: Any, *, is_own: bool) -> dict[str, Any]:
     """Return problem.json.
 
-    With a reference that is a kernel (`is_own`) every output is updated in place; with any other, those that the kernel
-    reads.
+    With a kernel as reference (`is_own`) every output is updated in place; with any other reference, only those that
+    the kernel reads.
     """
     axes, shapes = sizes.axes, sizes.shapes
     kept = {a.name for a in kernel.arguments if a.output and (is_own or a.inout)}
@@ -250,7 +251,7 @@ def _problem(kernel: TunedKernel, sizes: Sizes, reference: Any, *, is_own: bool)
 def _workloads(
     kernel: TunedKernel, sizes: Sizes, free: Sequence[str], draws: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the kernel's own size as the example, and before it a smaller one that the gate can afford."""
+    """Return the kernel's own size as the example, preceded by a smaller one that the gate can afford."""
     own = {name: sizes.axes[name] for name in free}
     small = {name: _affordable(size) if name in sizes.in_text else size for name, size in own.items()}
     if small == own:
@@ -268,7 +269,7 @@ def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]
 
 
 def _draw(argument: Argument, axes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the draw, with offsets that end at an axis and indices below one where the script's own do."""
+    """Return the draw, with offsets that end at an axis and indices below one if the script's arrays have such."""
     if argument.size is None:
         return {"type": "scalar", "value": argument.value}
     draw, named = dict(argument.draw), {axes[name]: name for name in reversed([*axes])}
@@ -283,9 +284,9 @@ def _draw(argument: Argument, axes: Mapping[str, int]) -> dict[str, Any]:
 
 
 LEAST_SIZE = 64
-"""of a number in the text that may be a size of the problem"""
+"""smallest number in the text that may be a size of the problem"""
 LARGE = 512
-"""from which on a size that the text holds is too large for the gate"""
+"""smallest size in the text that is too large for the gate"""
 _DEFINE = re.compile(
     r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\d{2,9})[uUlL]*[ \t]*(?://[^\n]*|/\*[^\n]*)?$", re.MULTILINE
 )
@@ -297,7 +298,7 @@ _MOST_BORDER = 1024
 class Sizes:
     """The sizes of a kernel's problem.
 
-    `axes` has their values, `in_text` those that the text holds as macros, `tied` those that are always equal to an
+    `axes` has their values, `in_text` those that the text defines as macros, and `tied` those that always equal an
     earlier one. `shapes` has every tensor's shape in terms of them.
     """
 
@@ -310,7 +311,7 @@ class Sizes:
 def kernel_sizes(kernel: TunedKernel) -> Sizes:
     """Return the integer arguments and the numbers of the text that are sizes of a tensor or of the problem.
 
-    Sizes of equal value are tied to one another, since it is unknown which of them stands where.
+    Sizes of equal value are tied to one another, since it is unknown which of them is meant where.
     """
     values = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype in ("int32", "int64")}
     values |= _ends(kernel, values)
@@ -335,7 +336,7 @@ def kernel_sizes(kernel: TunedKernel) -> Sizes:
 
 
 def _ends(kernel: TunedKernel, values: Mapping[str, int]) -> dict[str, int]:
-    """Return a size for each end of offsets that some array has as its size: the entries of a sparse matrix, say."""
+    """Return a size for each last offset that is the size of some array, such as the entries of a sparse matrix."""
     sizes = {a.size for a in kernel.arguments}
     ends = {a.name: a.draw["total"] for a in kernel.arguments if a.draw.get("type") == "indptr"}
     return {f"{n}_end": end for n, end in ends.items() if end in sizes and end not in values.values()}
@@ -367,7 +368,7 @@ def _product(values: Mapping[str, int], names: Sequence[str]) -> int:
 
 
 def _affordable(size: int) -> int:
-    """Return a smaller size with the same remainder by 256, where it is large."""
+    """Return a smaller size with the same remainder modulo 256 if the size is large."""
     return size if size < LARGE else 256 + size % 256
 
 
@@ -375,7 +376,7 @@ MOST_TRIED = 200_000
 
 
 def first_configuration(knobs: Knobs, rules: Sequence[Rule], axes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the first combination of values, in their order, that all rules allow; {} where none is found."""
+    """Return the first combination of values, in order, that all rules allow; {} if none is found."""
     conditions = [Expression.parse(rule.expr, "it") for rule in rules]
     for values in islice(product(*knobs.values()), MOST_TRIED):
         chosen = dict(zip(knobs, values, strict=True))
@@ -388,9 +389,9 @@ def first_configuration(knobs: Knobs, rules: Sequence[Rule], axes: Mapping[str, 
 
 
 def _naive_reference(text: KernelText, kernel: TunedKernel, axes: Mapping[str, int], names: set[str]) -> dict[str, Any]:
-    """Return a naive kernel as a reference, which takes what the tuned kernel takes and has a thread for each place.
+    """Return a naive kernel as a reference, with the tuned kernel's parameters and a thread for each element.
 
-    Raises UsageError unless the text has one kernel.
+    Raises UsageError unless the text has exactly one kernel.
     """
     entries = re.findall(r"__global__[^;{}()]*?(?:\([^()]*\)[^;{}()]*?)?\b(\w+)\s*\(", _COMMENT.sub(" ", text))
     if len(entries) != 1:
@@ -402,7 +403,7 @@ def _naive_reference(text: KernelText, kernel: TunedKernel, axes: Mapping[str, i
 
 
 NAIVE_THREADS = 128
-"""of a naive kernel's blocks, along x"""
+"""threads of a naive kernel's blocks, along x"""
 
 
 def _problem_extent(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
@@ -482,9 +483,9 @@ def require_divisors(kernel: TunedKernel) -> None:
 
 
 def extern_c(text: str, entry: str) -> str:
-    """Return the text with its entry declared `extern "C"`, unless it is so already, or within `extern "C" {`.
+    """Return the text with its entry declared `extern "C"`, unless it is already, or is within `extern "C" {`.
 
-    The driver looks the entry up by that name.
+    The driver finds the entry by that name.
     """
     if re.search(rf'extern\s*"C"\s*(?:\{{|[^;{{}}]*\b{re.escape(entry)}\s*\()', text):
         return text

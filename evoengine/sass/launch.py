@@ -51,7 +51,7 @@ class SassLaunch(Structure):
     _fields_ = (
         ("grid", c_uint32 * 3), ("threads", c_uint32 * 3), ("cluster", c_uint32 * 3),
         ("shared_bytes", c_uint32), ("reserved_shared", c_uint32), ("local_bytes", c_uint32), ("registers", c_uint32),
-        ("arch", c_uint32), ("barriers", c_uint32), ("mbarriers", c_uint32),
+        ("arch", c_uint32), ("barriers", c_uint32), ("mbarriers", c_uint32), ("sms", c_uint32),
         ("bank_count", c_uint32), ("allocation_count", c_uint32),
         ("banks", POINTER(SassBank)), ("allocations", POINTER(SassAllocation)), ("seed", c_uint64),
     )  # fmt: skip # a table
@@ -88,7 +88,7 @@ NO_FUNCTION = 0xFC0000010000
 """where others are said to be, so that a call of one is an error"""
 
 SM_COUNT = 132
-"""of an H100, as in core/moves.cpp; a right kernel does not depend on it"""
+"""number of SMs that a kernel reads, an H100's on every chip; a right kernel does not depend on it"""
 _ALIGNMENT = 256
 _ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
@@ -207,7 +207,8 @@ class Launch:
             grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
             reserved_shared=self.reserved_shared, local_bytes=self.local_bytes, registers=self.registers,
             arch=kernel.arch, barriers=kernel.barriers,
-            mbarriers=_ANY if kernel.mbarriers is None else kernel.mbarriers, bank_count=len(self._banks),
+            mbarriers=_ANY if kernel.mbarriers is None else kernel.mbarriers, sms=SM_COUNT,
+            bank_count=len(self._banks),
             allocation_count=len(allocations), banks=self._banks,
             allocations=self._allocations, seed=seed % 2**64,
         )  # fmt: skip

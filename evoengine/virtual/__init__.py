@@ -24,11 +24,11 @@ __all__ = ["activate", "deactivate"]
 
 
 def activate(gpu: str = "h100", *, sample: bool = False) -> VirtualGpu:
-    """Make Triton of this process use the virtual GPU, and return it; `print(gpu.summary())` tells what ran.
+    """Make Triton in this process use the virtual GPU, and return it; `print(gpu.summary())` shows what ran.
 
-    With `sample`, of a launch that would take over a minute only some blocks are executed. Raises UsageError for a GPU
-    that is unknown or whose machine code cannot be executed, or another version of Triton than is supported;
-    MachineError where Triton is not installed.
+    With `sample`, only some blocks of a launch that would take more than a minute are executed. Raises UsageError for a
+    GPU that is unknown or whose machine code cannot be executed, or for an unsupported version of Triton, and
+    MachineError if Triton is not installed.
     """
     from evoengine.virtual.device import virtual_gpu
 
@@ -41,13 +41,13 @@ def activate(gpu: str = "h100", *, sample: bool = False) -> VirtualGpu:
 
 
 def require_triton() -> None:
-    """Raise MachineError where Triton is not installed."""
+    """Raise MachineError if Triton is not installed."""
     if find_spec("triton") is None:
         raise MachineError("Triton is not installed: pip install 'evoengine[triton]'")
 
 
 def deactivate() -> None:
-    """Leave Triton to find a GPU of this machine, as it does by itself."""
+    """Let Triton look for a GPU of this machine again."""
     if "evoengine.virtual.triton_driver" in sys.modules:
         from evoengine.virtual.triton_driver import uninstall
 

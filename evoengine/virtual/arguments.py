@@ -1,8 +1,8 @@
-"""The arguments of one launch: tensors on the CPU as the storages that they are views of, and where in these.
+"""The arguments of a launch: tensors on the CPU as views of storages, with their offsets.
 
-A kernel may be given addresses as integers, as those of the tutorial of grouped products are. Tensors whose address was
-asked for are remembered; a launch that gets such an address, in a tensor of 64-bit integers or as a number, has that
-tensor in its memory, at the address that it has on the CPU. The gate takes the tensors of such a table for arguments.
+A kernel may take addresses as integers, as in the tutorial of grouped products. Tensors whose address was requested are
+remembered; a launch that receives such an address, in a tensor of 64-bit integers or as a number, has that tensor in
+its memory at the address that it has on the CPU.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from evoengine.devices.base import (
 from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part
 
 WHOLE_BYTES = 1 << 20
-"""up to which the model works on a copy of a storage, so that counters count; its writes to a longer one are dropped,
-unless that is scratch memory"""
+"""bytes of a storage up to which the model works on a copy, so that counters count; writes to a longer one are dropped
+unless it is scratch memory"""
 _HELD_MULTIPLE = 256
 
 _FORMATS = {
     "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I",
     "u64": "<Q",
 }  # fmt: skip # a table
-"""Triton's type of an integer → how `struct` packs it"""
+"""Triton's integer type → its format in `struct`"""
 _FLOATS = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -45,51 +45,51 @@ _FLOATS = {
     "fp64": torch.float64,
 }
 _ADDRESSES, _WHOLE = ("i64", "u64"), 2**64 - 1
-"""types of integers that may be addresses"""
+"""integer types that may be addresses"""
 MAPPED = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.bool: "uint8",
     torch.int8: "uint8", torch.uint8: "uint8", torch.int16: "uint16", torch.uint16: "uint16", torch.int32: "int32",
     torch.uint32: "uint32", torch.int64: "int64", torch.uint64: "uint64", torch.float8_e4m3fn: "uint8",
     torch.float8_e5m2: "uint8", torch.float8_e4m3fnuz: "uint8", torch.float8_e5m2fnuz: "uint8",
 }  # fmt: skip # a table
-"""dtype of a tensor → that of a tensor map over it"""
+"""dtype of a tensor → dtype of a tensor map over it"""
 _SWIZZLES = (0, 32, 64, 128)
 
 
 class BadArgument(Exception):
-    """An argument that a kernel cannot be launched with; the message names it."""
+    """An argument with which a kernel cannot be launched; the message names it."""
 
 
 class Descriptor(NamedTuple):
-    """Triton's host-side tensor descriptor and what the compiler says of it."""
+    """Triton's host-side tensor descriptor, and what the compiler requires of it."""
 
     value: Any
     meta: Any
-    """swizzle (number of the pattern), element type and box; None where the kernel takes a plain pointer"""
+    """swizzle (its number), element type and box; None if the kernel takes a plain pointer"""
 
 
 class Arguments:
-    """Parameters in the order of a kernel's, and the storages that they point to."""
+    """Parameters in the order of the kernel's, and the storages that they point to."""
 
     def __init__(self) -> None:
         self.parameters: list[AnyArgument | ConstantArgument] = []
         self.given: dict[str, Any] = {}
-        """what the program passed, by the names of the function's parameters; of a table of addresses, the tensors"""
+        """arguments as the program passed them, by parameter name; the tensors of a table of addresses"""
         self._storages: dict[int, HostMemory] = {}
         self.fresh: dict[str, torch.UntypedStorage] = {}
-        """those that PyTorch alone has and no launch had before, by their names"""
+        """storages that only PyTorch holds and no earlier launch had, by name"""
         self.scratch: set[str] = set()
-        """names of memory in which a kernel keeps what it needs to go on, as tensor maps that it makes"""
+        """names of memory that a kernel needs internally, such as for tensor maps that it makes"""
         self._addresses: dict[str, np.ndarray] = {}
-        """64-bit integers that may be addresses, by the names of the parameters"""
+        """64-bit integers that may be addresses, by parameter name"""
 
     @property
     def mapped(self) -> Sequence[HostMemory]:
-        """Return the storages in place: a launch changes the tensors themselves."""
+        """Return the storages themselves: a launch changes the tensors."""
         return list(self._storages.values())
 
     def for_model(self) -> list[DrawnArgument]:
-        """Return the storages' contents for a prediction, which leaves the tensors as they are."""
+        """Return the storages' contents for a prediction, which does not change the tensors."""
 
         def held(s: HostMemory) -> int:
             return s.bytes if s.name in self.scratch else _held(s.bytes)
@@ -97,11 +97,11 @@ class Arguments:
         return [DrawnArgument(s.name, s.bytes, "uint8", True, s.data[: held(s)], s.address) for s in self.mapped]
 
     def key(self) -> tuple[object, ...]:
-        """Return what a prediction depends on, but for the contents of tensors."""
+        """Return what a prediction depends on, except the contents of tensors."""
         return (*map(_hashable, self.parameters), *((s.name, s.bytes) for s in self.mapped))
 
     def follow(self, known: KnownAddresses) -> None:
-        """Hold what addresses among the arguments point to: those in tensors of 64-bit integers, and numbers."""
+        """Hold the storages to which addresses among the arguments point, in int64 tensors or as numbers."""
         for storage in known.storages_at(np.concatenate([np.empty(0, np.int64), *self._addresses.values()])):
             start = storage.data_ptr()
             name = self._storages[start].name if start in self._storages else f"the tensor at {start:#x}"
@@ -112,7 +112,7 @@ class Arguments:
                 self.given[name] = tensors
 
     def add(self, name: str, kind: Any, value: Any) -> None:
-        """Append the parameters that an argument of Triton's type `kind` becomes. Raises BadArgument."""
+        """Append the parameters for an argument of Triton's type `kind`. Raises BadArgument."""
         if isinstance(kind, tuple):
             for number, (inner, each) in enumerate(zip(kind, value, strict=True)):
                 self.add(f"{name}[{number}]", inner, each)
@@ -134,8 +134,8 @@ class Arguments:
         return PointerArgument(name, storage, offset) if storage else ScalarArgument(name, np.int64(0))
 
     def _place(self, name: str, value: Any) -> tuple[str, int]:
-        """Return the storage of a tensor, empty for one without contents, and the tensor's offset in bytes."""
-        tensor = getattr(value, "base", value)  # triton.reinterpret wraps one
+        """Return the storage of a tensor, empty for a tensor without contents, and the tensor's offset in bytes."""
+        tensor = getattr(value, "base", value)  # triton.reinterpret wraps a tensor
         if not isinstance(tensor, torch.Tensor):
             raise BadArgument(f"argument {name} is a {type(value).__name__}; a virtual GPU takes tensors of PyTorch")
         if tensor.device.type != "cpu":
@@ -148,11 +148,11 @@ class Arguments:
         return self.hold(name, tensor).name, int(tensor.storage_offset()) * tensor.element_size()
 
     def hold(self, name: str, tensor: torch.Tensor, in_place: bool = False) -> HostMemory:
-        """Return the tensor's storage, now in the launch's memory, with `in_place` at its own address."""
+        """Return the tensor's storage, which is now in the launch's memory; with `in_place` at its own address."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in self._storages:
-            if storage.resizable():  # which NumPy's view ends
+            if storage.resizable():  # NumPy's view below makes it unresizable
                 self.fresh[name] = storage
             data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             self._storages[key] = HostMemory(name, data, key if in_place else None)
@@ -205,7 +205,7 @@ def _hashable(part: AnyArgument | ConstantArgument) -> object:
 
 
 def _held(size: int) -> int:
-    """Return how much of a storage the model holds: less than all of a long one, so that it is not copied."""
+    """Return how many bytes of a storage the model holds: part of a long one, so that it is not copied."""
     return size if size <= WHOLE_BYTES else (size - 1) // _HELD_MULTIPLE * _HELD_MULTIPLE
 
 
@@ -221,7 +221,7 @@ def _packed(name: str, kind: str, value: Any) -> bytes:
 
 
 class KnownAddresses:
-    """Storages and tensors whose address a program has asked for, as long as they live."""
+    """Storages and tensors whose address a program has requested, while they exist."""
 
     def __init__(self) -> None:
         self._refs: dict[int, StorageWeakRef] = {}
@@ -248,7 +248,7 @@ class KnownAddresses:
         return known if len(known) == addresses.size else []
 
     def storages_at(self, addresses: np.ndarray) -> list[torch.UntypedStorage]:
-        """Return the storages that hold one of these addresses, [n] int64."""
+        """Return the storages that contain one of these addresses, [n] int64."""
         live = self._live()
         if not live or not addresses.size:
             return []

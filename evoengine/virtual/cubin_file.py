@@ -1,4 +1,4 @@
-"""Kernels in cubins, fatbins, objects and libraries, which are parsed and not loaded; and in PTX."""
+"""Kernels in cubins, fatbins, object files and libraries, which are parsed and not loaded, and in PTX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASSEMBLING_SECONDS = 120
 
 
 def kernels_in(path: Path) -> Iterator[Kernel]:
-    """Yield the kernels of a file, of every architecture that it holds. Raises UsageError as `find` does."""
+    """Yield the kernels of a file for every architecture in it. Raises UsageError as `find` does."""
     with _named(path):
         for image in images(_mapped(path)):
             if image.kind is Kind.CUBIN:
@@ -32,8 +32,8 @@ def kernels_in(path: Path) -> Iterator[Kernel]:
 def find(path: Path, entry: str, gpu: Gpu) -> bytes:
     """Return the cubin with the kernel that the GPU would run; PTX is assembled for it.
 
-    Raises UsageError for a file that holds none, is damaged, or has the kernel for other GPUs only, and MachineError
-    where PTX is given and ptxas is not installed.
+    Raises UsageError for a file that is damaged, contains no kernel, or has the kernel only for other GPUs, and
+    MachineError if PTX is given and ptxas is not installed.
     """
     with _named(path):
         if path.suffix == PTX_SUFFIX:
@@ -47,7 +47,7 @@ def find(path: Path, entry: str, gpu: Gpu) -> bytes:
 
 
 def listing_of(path: Path, entry: str, arch: int | None) -> str:
-    """Return the machine code of a kernel as text, of an architecture or the newest. Raises as `find` does."""
+    """Return the machine code of a kernel as text, for an architecture or the newest. Raises as `find` does."""
     with _named(path):
         held = [image for image in images(_mapped(path)) if image.kind is Kind.CUBIN and arch in (None, image.arch)]
         for image in sorted(held, key=lambda image: -image.arch):
@@ -59,7 +59,7 @@ def listing_of(path: Path, entry: str, arch: int | None) -> str:
 
 
 def runs_on(arch: int, gpu: Gpu) -> bool:
-    """Return whether the GPU runs machine code of that architecture: its own, or an earlier minor version."""
+    """Return whether the GPU runs machine code for that architecture: its own, or an earlier minor version."""
     return arch // 10 == gpu.capability // 10 and arch <= gpu.capability
 
 
@@ -83,7 +83,7 @@ def _require_entry(cubin: bytes, entry: str) -> bytes:
 
 
 def _mapped(path: Path) -> memoryview:
-    """Return the file's bytes, read as they are needed."""
+    """Return the file's bytes, read on demand."""
     if not path.is_file():
         raise UsageError("there is no such file")
     try:
@@ -122,7 +122,7 @@ def _assembled(path: Path, gpu: Gpu) -> bytes:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Put the file's name before what is said of it."""
+    """Prefix error messages with the file's name."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""evoengine verify --cubin: a kernel out of a binary, launched as launch.json says, judged and predicted."""
+"""evoengine verify --cubin: execute, judge and predict a kernel of a binary with the launches of launch.json."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from evoengine.workloads.folder_tensors import LARGE, SHAPED
 AS_GIVEN, BIG = "as given", "large"
 DRAWS = (BIG, *SHAPED)
 LONG_SECONDS = 2.0
-"""estimated time of the launches from which on they are executed as given only"""
+"""estimated seconds of the launches above which they are executed only as given"""
 
 Reference = Callable[..., Any]
 
@@ -55,7 +55,7 @@ class LaunchVerdict:
     prediction: Prediction | Unpredicted
     figures: Mapping[str, float]
     sampled: int
-    """blocks that were executed, where not all were; else 0"""
+    """number of executed blocks if not all were executed, otherwise 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class Attempt:
 
     draw: str
     reason: str | None = None
-    """why it is wrong, where it is"""
+    """the reason if it is wrong"""
     share: float | None = None
-    """the largest error over the allowed one; None where nothing was compared"""
+    """the largest error over the allowed one; None if nothing was compared"""
 
 
 @dataclass(slots=True)
 class CubinVerdict:
-    """What was found of the launches."""
+    """The verdict on all launches."""
 
     launches: list[LaunchVerdict] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)
-    """tensor → elements that the launches stored to, as given"""
+    """tensor → number of elements that the launches stored to, as given"""
 
     @property
     def wrong(self) -> Attempt | None:
@@ -96,9 +96,9 @@ def verify(
 ) -> CubinVerdict:
     """Execute the launches of `launch`, judge what they write, and predict them.
 
-    `reference`, FILE.py::FUNCTION, takes tensors by their names and returns what is written; with it the launches are
-    repeated with other values. Raises UsageError where a file is none, a kernel is missing or made for another GPU, or
-    a launch does not fit.
+    `reference`, FILE.py::FUNCTION, takes tensors by name and returns what is written; with it the launches are repeated
+    with other values. Raises UsageError if a file is invalid, if a kernel is missing or made for another GPU, or if a
+    launch does not fit.
     """
     plan = read_launch(launch, seed)
     truth = function_in(reference, "--reference") if reference else None
@@ -120,11 +120,11 @@ class _Judge:
         self._seed, self._one_module = seed, one_module
         self._steps = list(zip(plan.steps, loaded, strict=True))
         self._blocks: list[Sequence[int]] = []
-        """of each launch those that are executed; none for all"""
+        """blocks to execute, for each launch; none for all"""
         self._seconds: list[float] = []
 
     def judged(self) -> CubinVerdict:
-        """Execute and judge as given, then, with a reference, under each draw until one is wrong."""
+        """Execute and judge the launches as given, then, with a reference, with each draw until one is wrong."""
         verdict = CubinVerdict(launches=[self._predicted(step, kernel) for step, kernel in self._steps])
         given = {name: tensor.clone() for name, tensor in self._plan.tensors.items()}
         self._attempt(AS_GIVEN, verdict)
@@ -168,7 +168,7 @@ class _Judge:
             verdict.attempts.append(Attempt(draw, None, share))
 
     def _run(self) -> Mapping[str, torch.Tensor]:
-        """Execute the launches one after the other; return tensor → which elements were stored to. Raises Wrong."""
+        """Execute the launches in order; return tensor → the elements that were stored to. Raises Wrong."""
         found = [self._plan.arguments(step) for step, _ in self._steps]
         everything = [
             (loaded.kernel, [*arguments.parameters, *arguments.mapped])
@@ -209,7 +209,7 @@ class _Judge:
     def _compared(
         self, draw: str, given: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
     ) -> float | None:
-        """Return the largest share of an allowed error; None where nothing says what is right. Raises Wrong."""
+        """Return the largest error over the allowed one; None without a reference and expected values. Raises Wrong."""
         if not stored:
             raise Wrong("the launches write to none of the tensors")
         partly = any(self._blocks)
@@ -220,7 +220,7 @@ class _Judge:
             if name not in stored:
                 raise Wrong(f"the launches write nothing to {name}, which has expected values")
             exact = right.double()
-            # the expected values are rounded to the dtype, which nobody who computes them can avoid
+            # the expected values are rounded to the dtype, which is unavoidable
             rough = exact.to(self._plan.tensors[name].dtype).double()
             shares.append(self._share(name, exact, [rough, right.to(torch.float32)], stored[name] if partly else None))
         if not shares:
@@ -248,9 +248,9 @@ class _Judge:
         return shares
 
     def _share(self, name: str, exact: torch.Tensor, rough: Sequence[torch.Tensor], mask: torch.Tensor | None) -> float:
-        """Return an output's largest error over the allowed one, of the elements in the mask alone where there is one.
+        """Return an output's largest error over the allowed one, only for the elements in the mask if there is one.
 
-        Raises Wrong where it is larger.
+        Raises Wrong if it is larger than allowed.
         """
         output = self._plan.tensors[name]
         values, own = output.double(), torch.stack([each.double() - exact for each in rough]).abs().amax(0)
@@ -268,8 +268,8 @@ class _Judge:
         return max((bound.error / bound.allowed for bound in bounds if bound.allowed), default=0.0)
 
     def _expected(self, given: Mapping[str, torch.Tensor], exactly: bool = False) -> list[torch.Tensor]:
-        """Return the reference's outputs, in float64 with `exactly`. Raises UsageError where it raises."""
-        assert self._reference is not None  # who calls has one
+        """Return the reference's outputs, in float64 with `exactly`. Raises UsageError if the reference raises."""
+        assert self._reference is not None  # callers have a reference
         values = {**self._plan.scalars, **{name: tensor.clone() for name, tensor in given.items()}}
         if exactly:
             values |= {
@@ -302,7 +302,7 @@ class _Judge:
 
 
 def _require_fits(gpu: Gpu, step: Step, kernel: Kernel) -> None:
-    """Raise UsageError for a launch that the GPU's driver would refuse, whatever the binary."""
+    """Raise UsageError for a launch that the GPU's driver would refuse for any binary."""
     shared = kernel.shared_bytes + step.geometry.shared_bytes
     if shared > gpu.shared_per_block:
         raise UsageError(
@@ -317,7 +317,7 @@ def profile_of(one: LaunchVerdict, gpu: str) -> Profile:
 
 
 def function_in(target: str, option: str) -> Callable[..., Any]:
-    """Return the function that FILE.py::FUNCTION names; the file is executed. Raises UsageError where there is none."""
+    """Return the function that FILE.py::FUNCTION names, executing the file. Raises UsageError if there is none."""
     file, separator, name = target.partition("::")
     path = Path(file)
     if not separator or not name or not path.is_file():
@@ -340,7 +340,7 @@ def function_in(target: str, option: str) -> Callable[..., Any]:
 
 
 def names_of(function: Callable[..., Any], known: Collection[str], of: str) -> tuple[str, ...]:
-    """Return the function's parameters. Raises UsageError for one that is not known."""
+    """Return the function's parameters. Raises UsageError for an unknown one."""
     names = tuple(inspect.signature(function).parameters)
     for name in names:
         if name not in known:

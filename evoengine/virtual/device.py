@@ -1,7 +1,7 @@
-"""The virtual GPU: executes launches, predicts them once each, and keeps the account of both.
+"""The virtual GPU: execute launches, predict each once, and keep account of both.
 
-In the loops of a profiler, what nobody can see any more is not computed: a launch like one that was executed before
-waits until the program looks at a tensor or launches again, and is dropped if what it writes is gone by then.
+In the loops of a profiler, results that nothing can read are not computed: a launch that repeats an executed one waits
+until the program reads a tensor or launches again, and is dropped if its outputs no longer exist by then.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS_PER_SECOND = 4e6
 PRODUCTS_PER_SECOND = 7e8
-"""warp instructions that the executor runs on one core with its checks, and products of tensor cores that it adds up
-beside: by these long launches are announced and sampled"""
+"""warp instructions per second that the executor runs on one core with its checks, and products of tensor cores per
+second that it adds in addition; from these, long launches are announced and sampled"""
 SAMPLED_FROM, SAMPLED_SECONDS, SAMPLED_LATER = 60.0, 10.0, 1.0
-"""with `sample`: from which estimated seconds of a kernel's launches in all they execute only some blocks, for how long
-the first of these does, and the later ones"""
+"""seconds, with `sample`: estimated total of a kernel's launches above which only some blocks are executed, duration of
+the first such execution, and of later ones"""
 LONGEST = 3600.0
-"""estimated seconds from which a launch that is not sampled is refused"""
+"""estimated seconds above which a launch that is not sampled is refused"""
 LEAST_LIMIT, SPINS = 4_000_000, 100
-"""after how many warp instructions a block hangs: so many, or so many times what the model counts, if that is more"""
+"""warp instructions after which a block hangs: this number, or this multiple of what the model counts if that is more
+"""
 ESTIMATED_FROM = 20_000_000
-"""warp instructions of a block at most, by which the time to execute a launch without a prediction is estimated"""
+"""limit of the warp instructions of a block from which the duration of a launch without a prediction is estimated"""
 CORES = min(len(os.sched_getaffinity(0)), 16)
-"""threads that execute one launch, at most"""
+"""maximum number of threads that execute one launch"""
 PATIENCE = 10.0
-"""seconds after which a launch that goes on is reported, and between such reports"""
+"""seconds after which a running launch is reported, and between reports"""
 
 
 class VirtualGpuError(RuntimeError):
-    """A launch that failed on the virtual GPU, in place of the error by which a driver reports it."""
+    """A failed launch on the virtual GPU, in place of a driver's error."""
 
 
 class Unpredicted(str):
-    """Why a launch has no predicted time."""
+    """The reason why a launch has no predicted time."""
 
     counts: Mapping[str, float]
-    """what a block of it executes; empty where that is not known"""
+    """counts of an executed block; empty if unknown"""
 
     def __new__(cls, reason: str, counts: Mapping[str, float]) -> Self:
         found = super().__new__(cls, reason)
@@ -73,7 +74,7 @@ class Unpredicted(str):
 
 
 class RaceWarning(UserWarning):
-    """Nothing orders two accesses of a launch. A GPU would say nothing, so the launch is completed, unchecked."""
+    """Two unordered accesses of a launch. A GPU would not report them, so the launch is completed without the check."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,16 +85,16 @@ class LoadedKernel:
     program: Program
     cubin: bytes = field(repr=False)
     function: Any = None
-    """the Python function with the kernel's own text, where it is known"""
+    """the Python function with the kernel's text, if it is known"""
 
     @property
     def source_file(self) -> str:
-        """Return the name of the file with the kernel's own text; empty where it is not known."""
+        """Return the name of the file with the kernel's text; empty if it is unknown."""
         return os.path.basename(self.function.__code__.co_filename) if self.function else ""
 
 
 class Instant(NamedTuple):
-    """The virtual clock, and what has happened until then."""
+    """The virtual clock, and the events up to now."""
 
     us: float
     launches: int
@@ -102,7 +103,7 @@ class Instant(NamedTuple):
 
 @dataclass(slots=True)
 class Use:
-    """What became of one kernel with one set of options."""
+    """The use of one kernel with one set of options."""
 
     name: str
     options: str
@@ -112,22 +113,22 @@ class Use:
     times_us: list[float] = field(default_factory=list)
     """of executed launches"""
     bounds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """µs by what bounds them"""
+    """µs, by what bounds them"""
     unpredictable: str = ""
-    """why the model has no time, where it has none"""
+    """why the model has no time, if it has none"""
     failures: list[str] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
 
 
 def virtual_gpu(gpu: str, sample: bool = False) -> VirtualGpu:
-    """Return the GPU of that name as a virtual one. Raises UsageError where its machine code cannot be executed."""
+    """Return the GPU of that name as a virtual one. Raises UsageError if its machine code cannot be executed."""
     found = find_gpu(gpu)
     require_arch_of(found.capability)
     return VirtualGpu(found, sample)
 
 
 class VirtualGpu:
-    """A GPU of which there is the data sheet and the model of an SM. Not for use by several threads at once."""
+    """A GPU represented by its data sheet and the model of an SM. Not safe for concurrent use by threads."""
 
     def __init__(self, gpu: Gpu, sample: bool = False) -> None:
         self.gpu, self.sample = gpu, sample
@@ -135,18 +136,18 @@ class VirtualGpu:
         self.only_predicts = False
         """whether launches are timed and not executed, as in the loops of a benchmark"""
         self.repeats: Repeats | None = None
-        """which launches may wait; None where nothing tells when the program looks at a tensor"""
+        """the launches that may wait; None if it is unknown when the program reads a tensor"""
         self.captured: list[Callable[[], object]] | None = None
-        """where launches are noted, so that they can be made again"""
+        """where launches are recorded, to be repeated"""
         self.launched: Callable[[str, float], None] | None = None
-        """called with the name and the predicted µs of each launch, infinite for one without"""
+        """called with the name and the predicted µs of each launch; infinite without a prediction"""
         self._uses: dict[tuple[str, str], Use] = {}
         self._predictions: dict[object, Prediction | Unpredicted] = {}
         self._spent: dict[str, float] = defaultdict(float)
         """kernel → estimated seconds for which its launches were executed"""
 
     def load(self, cubin: bytes, name: str) -> LoadedKernel:
-        """Decode a kernel. Raises VirtualGpuError where it cannot be executed."""
+        """Decode a kernel. Raises VirtualGpuError if it cannot be executed."""
         try:
             kernel, program = read_kernel(cubin, name), Program(linked_listing(cubin, name), name)
         except UsageError as error:
@@ -157,7 +158,7 @@ class VirtualGpu:
         return LoadedKernel(kernel, program, cubin)
 
     def launch(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments, options: str = "") -> None:
-        """Predict the launch, and execute it unless `only_predicts`. Raises VirtualGpuError where a launch fails."""
+        """Predict the launch, and execute it unless `only_predicts`. Raises VirtualGpuError if the launch fails."""
         name = loaded.kernel.entry
         use = self._uses.setdefault((name, options), Use(name, options))
         self.settle()
@@ -178,18 +179,18 @@ class VirtualGpu:
         if self.only_predicts:
             drop()
         elif self.repeats is not None and self.repeats.put_off(key, arguments.fresh, execute, drop):
-            arguments.given.clear()  # so that nothing here keeps a tensor alive
+            arguments.given.clear()  # no reference here keeps a tensor alive
         else:
             execute()
 
     def settle(self) -> None:
-        """Execute a launch that waits, if what it writes can still be seen."""
+        """Execute a waiting launch if its outputs can still be read."""
         if self.repeats is not None:
             self.repeats.settle()
 
     @contextmanager
     def _failures(self, loaded: LoadedKernel, use: Use) -> Iterator[None]:
-        """Turn what fails into VirtualGpuError with source lines, and end any benchmark."""
+        """Convert failures to VirtualGpuError with source lines, and end any benchmark."""
         try:
             yield
         except (KernelFailure, UsageError, VirtualGpuError) as error:
@@ -224,7 +225,7 @@ class VirtualGpu:
         arguments: Arguments,
         prediction: Prediction | Unpredicted,
     ) -> Sequence[int]:
-        """Execute the launch in the tensors' own memory; return the blocks where it was some only."""
+        """Execute the launch in the tensors' own memory; return the executed blocks if they are not all."""
         memory = Memory([(loaded.kernel, [*arguments.parameters, *arguments.mapped])], self.now.launches)
         watched = memory.watch([s.name for s in arguments.mapped]) if self.repeats is not None else {}
         launch = prepare(
@@ -245,7 +246,7 @@ class VirtualGpu:
         return blocks
 
     def sampled(self, loaded: LoadedKernel, geometry: Geometry, seconds: float) -> Sequence[int]:
-        """Return the blocks to execute, none for all. Raises VirtualGpuError for a launch that would take hours."""
+        """Return the blocks to execute; none for all. Raises VirtualGpuError for a launch that would take hours."""
         spent = self._spent[loaded.kernel.entry]
         allowed = SAMPLED_LATER if spent > SAMPLED_FROM else SAMPLED_SECONDS
         if self.sample and spent + seconds > SAMPLED_FROM and seconds > allowed:
@@ -262,7 +263,7 @@ class VirtualGpu:
         return ()
 
     def _pass(self, use: Use, prediction: Prediction | Unpredicted) -> None:
-        """Let the launch's time pass."""
+        """Advance the virtual clock by the launch's time."""
         us, launches, unpredicted = self.now
         if isinstance(prediction, Unpredicted):
             use.unpredictable = prediction
@@ -278,7 +279,7 @@ class VirtualGpu:
         self.now = self.now._replace(us=self.now.us + us)
 
     def ms_between(self, start: Instant, end: Instant) -> float:
-        """Return the predicted milliseconds of the launches between; infinite without any, or where one has no time."""
+        """Return the predicted milliseconds of the launches between; infinite without one or if one has no time."""
         if end.launches == start.launches or end.unpredicted > start.unpredicted:
             return math.inf
         return (end.us - start.us) / 1e3
@@ -304,7 +305,7 @@ def _note(use: Use, prediction: Prediction | Unpredicted, sampled: bool) -> None
 
 
 def _counted(loaded: LoadedKernel, launch: Launch) -> Mapping[str, float]:
-    """Return what the block in the middle of the grid executes; nothing where it cannot be run alone."""
+    """Return the counts of the block in the middle of the grid; empty if it cannot be run alone."""
     grid = grid_of(launch)
     try:
         return count_block(loaded.program, launch, grid.block(grid.clusters // 2), ESTIMATED_FROM)
@@ -313,7 +314,7 @@ def _counted(loaded: LoadedKernel, launch: Launch) -> Mapping[str, float]:
 
 
 def seconds_to_execute(prediction: Prediction | Unpredicted, geometry: Geometry) -> float:
-    """Return an estimate of how long the executor takes; 0 where nothing was counted."""
+    """Return an estimate of how long the executor takes in seconds; 0 if nothing was counted."""
     counts = prediction.counts
     if not counts:
         return 0.0
@@ -323,14 +324,14 @@ def seconds_to_execute(prediction: Prediction | Unpredicted, geometry: Geometry)
 
 
 def limit_of(prediction: Prediction | Unpredicted) -> int:
-    """Return how many warp instructions a block may execute before it is said to hang."""
+    """Return the number of warp instructions after which a block hangs."""
     if isinstance(prediction, Unpredicted):
         return core.LIMIT
     return int(min(max(SPINS * prediction.counts["instructions"], LEAST_LIMIT), core.LIMIT))
 
 
 def explained(error: Exception, loaded: LoadedKernel) -> str:
-    """Return what went wrong with the kernel's name and the lines of its source."""
+    """Return the failure with the kernel's name and the lines of its source."""
     message, entry = str(error), loaded.kernel.entry
     if names_an_instruction(message):
         message = with_source_lines(message, line_table(loaded.cubin, entry), loaded.source_file)
@@ -338,7 +339,7 @@ def explained(error: Exception, loaded: LoadedKernel) -> str:
 
 
 def _warn(message: str) -> None:
-    """Warn at the line of the program that launched, outside of Triton and of this package."""
+    """Warn at the program's line that launched, outside Triton and this package."""
     frame = sys._getframe(1)  # noqa: SLF001 # `warnings` itself takes the frame by it
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in (
         "evoengine",
@@ -357,9 +358,9 @@ def run_watched(
     races: Races = Races.NO_REPLICAS,
     limit: int = core.LIMIT,
 ) -> None:
-    """Execute, on all cores where blocks cannot tell each other anything, and print what the kernel prints.
+    """Execute, on all cores if blocks cannot communicate, and print the kernel's output.
 
-    After a race the memory is as it was before. Raises as `core.run` does.
+    After a race the memory is restored. Raises as `core.run` does.
     """
     before = [(a.held, a.held.copy()) for a in launch.allocations if a.writable] if races else []
     try:
@@ -367,9 +368,7 @@ def run_watched(
             _watched(loaded, launch, blocks, seconds, races, limit, CORES)
         except core.RacedInParallel as race:
             _restore(before)
-            _watched(
-                loaded, launch, blocks, seconds, races, limit, 1
-            )  # which names the first race of all, or finds none
+            _watched(loaded, launch, blocks, seconds, races, limit, 1)  # names the first race of all, or finds none
             if names_an_instruction(str(race)):
                 raise
     except KernelRaced:
@@ -391,7 +390,7 @@ def _watched(
     limit: int,
     threads: int,
 ) -> None:
-    """Execute in another thread, so that Ctrl-C is heard meanwhile, and say from ten seconds on that it goes on."""
+    """Execute in another thread, so that Ctrl-C works, and report progress every ten seconds."""
     failures: list[BaseException] = []
     printed: list[str] = []
 
@@ -427,7 +426,7 @@ _LEFT = (0, 4, 5)
 
 
 def table(gpu: Gpu, uses: Sequence[Use]) -> str:
-    """Return a line for each kernel that was executed, then what failed, was sampled, only timed, or has no time."""
+    """Return a line for each executed kernel, then for those that failed, were sampled or have no time."""
     executed = [_cells(use) for use in uses if use.executed]
     if not uses:
         return f"virtual {gpu.key}: no Triton kernel was launched"
@@ -469,12 +468,12 @@ def _remarks(uses: Sequence[Use]) -> list[str]:
 
 
 OWN_REFERENCES = 2
-"""to a storage, by a launch that waits: its handle, and the tensor below its memory"""
+"""number of references to a storage by a waiting launch: its handle, and the tensor below its memory"""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A launch that was put off."""
+    """A deferred launch."""
 
     written: Sequence[torch.UntypedStorage]
     execute: Callable[[], object]
@@ -482,19 +481,19 @@ class Waiting:
 
     @property
     def is_of_use(self) -> bool:
-        """Return whether the program still has a tensor in what the launch writes."""
+        """Return whether the program still has a tensor in the launch's outputs."""
         return any(references(storage) > OWN_REFERENCES for storage in self.written)
 
 
 class Repeats:
-    """Keep what launches write, by what they are, and the one that waits."""
+    """Record the outputs of launches by launch, and the waiting launch."""
 
     def __init__(self) -> None:
         self._written: dict[object, frozenset[str]] = {}
         self._waiting: Waiting | None = None
 
     def note(self, key: object, written: frozenset[str]) -> None:
-        """Remember the names of the storages that a launch has written."""
+        """Record the names of the storages that a launch has written."""
         self._written[key] = written
 
     def put_off(
@@ -504,7 +503,7 @@ class Repeats:
         execute: Callable[[], None],
         drop: Callable[[], None],
     ) -> bool:
-        """Let a launch wait, and return whether it may: one like it was executed, and wrote to fresh memory alone."""
+        """Defer a launch, and return whether it may wait: an equal one was executed, and wrote only to new memory."""
         names = self._written.get(key)
         if not names or not names <= fresh.keys():
             return False
@@ -512,17 +511,17 @@ class Repeats:
         return True
 
     def wait(self, waiting: Waiting) -> None:
-        """Put something off that writes to storages of PyTorch."""
+        """Defer a function that writes to storages of PyTorch."""
         self.settle()
         self._waiting = waiting
 
     def settle(self) -> None:
-        """Execute the launch that waits, or drop it where nobody can see what it writes."""
+        """Execute the waiting launch, or drop it if nothing can read its outputs."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             (waiting.execute if waiting.is_of_use else waiting.drop)()
 
 
 def references(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors and handles share a storage."""
+    """Return the number of tensors and handles that share a storage."""
     return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001 # there is no public one

@@ -46,15 +46,15 @@ AS_GIVEN, NORMAL, BIG = "as given", "normal", "large"
 DRAWS = (NORMAL, BIG, *SHAPED)
 FP32 = float(torch.finfo(torch.float32).eps)
 ROUNDED = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float8_e4m3fn: 2.0**-11, torch.float8_e5m2: 2.0**-11}
-"""by how much a number may be off where tensor cores multiply: they cut sums, those of FP8 to 13 bits, and a kernel
-rounds what it multiplies, such as the weights of an attention, to the type of its inputs"""
+"""relative error allowed for products on tensor cores: they cut off sums, those of FP8 to 13 bits, and a kernel rounds
+operands, such as the weights of attention, to the type of its inputs"""
 TF32 = 2.0**-11
 MOST_DRAWN = 1 << 24
-"""elements of floating-point tensors that a search's gate draws: in float64 each draw of them takes seconds"""
+"""limit of the elements of floating-point tensors that a search's gate draws: each draw takes seconds in float64"""
 OFTEN_DRAWN = 1 << 22
-"""elements of which a search's gate makes every draw, and of more the first alone"""
+"""limit of the elements for which a search's gate makes every draw; for more, only the first"""
 LONG_SECONDS = 2.0
-"""estimated time of an attempt from which on only the first of these is drawn"""
+"""estimated seconds of an attempt above which only the first draw is made"""
 
 Outputs = Mapping[str, torch.Tensor]
 
@@ -66,36 +66,36 @@ class Attempt:
     sizes: str
     draw: str
     reason: str | None = None
-    """why it is wrong, where it is"""
+    """the reason if it is wrong"""
     outcome: Outcome | None = None
-    """how it ended, where it is wrong"""
+    """the outcome if it is wrong"""
     bound: Bound | None = None
-    """the error that is nearest to what is allowed of it; None where there is no reference"""
+    """the error closest to its limit; None without a reference"""
     difference: float | None = None
     """the largest difference from the first configuration's outputs; None for that one itself"""
 
     @property
     def share(self) -> float | None:
-        """Return the largest error over the allowed one; None where there is no reference."""
+        """Return the largest error over the allowed one; None without a reference."""
         return None if self.bound is None else share_of(self.bound)
 
 
 @dataclass(slots=True)
 class ConfigVerdict:
-    """What the gate found of one configuration."""
+    """The gate's verdict on one configuration."""
 
     config: str
     attempts: list[Attempt] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """sizes → why the function or Triton refused them"""
     inexact: list[str] = field(default_factory=list)
-    """sizes with which Triton's exact algebra gives other results than for the first configuration, or the reference"""
+    """sizes for which Triton's exact algebra gives other results than for the first configuration, or the reference"""
     with_reference: bool = False
-    """whether the reference is compared with in exact algebra: it launches Triton kernels"""
+    """whether exact results are compared with the reference, because it launches Triton kernels"""
     unbuilt: dict[str, str] = field(default_factory=dict)
     """sizes → why the build in exact algebra could not be executed"""
     prediction: Prediction | Unpredicted | None = None
-    """of the first launch with the function's own sizes, or why there is none"""
+    """prediction of the first launch with the function's own sizes, or why there is none"""
 
     @property
     def wrong(self) -> Attempt | None:
@@ -103,12 +103,12 @@ class ConfigVerdict:
 
     @property
     def outcome(self) -> str:
-        """Return correct, wrong, or refused where no attempt was possible."""
+        """Return correct, wrong, or refused if no attempt was possible."""
         return "wrong" if self.wrong else "correct" if self.attempts else "refused"
 
     @property
     def worst_share(self) -> float | None:
-        """Return the largest error over the allowed one; None where nothing was compared."""
+        """Return the largest error over the allowed one; None if nothing was compared."""
         return max((a.share for a in self.attempts if a.share is not None), default=None)
 
     @property
@@ -126,7 +126,7 @@ class Wrong(Exception):
 
 
 class TooLarge(BaseException):
-    """An attempt would take more time or memory than it may. No handler of a user's for Exception stops it."""
+    """An attempt would exceed its time or memory. A BaseException, which no user's handler for Exception stops."""
 
 
 class GatingGpu(VirtualGpu):
@@ -141,17 +141,17 @@ class GatingGpu(VirtualGpu):
         self.exact = False
         """whether launches are of Triton's build in exact algebra: executed as given, and compared bit by bit"""
         self.longest = math.inf
-        """estimated seconds of an attempt, from which on TooLarge is raised before it"""
+        """estimated seconds of an attempt above which TooLarge is raised before it"""
         self.most = math.inf
-        """elements of floating-point tensors, for more of which it is raised too"""
+        """number of elements of floating-point tensors above which it is raised too"""
         self.verdict = ConfigVerdict("")
         self.products: frozenset[str] = frozenset()
         """opcodes of tensor cores in the kernel"""
         self.sizes = ""
         self.launches = 0
-        """of the kernel, in this call of the function"""
+        """number of launches of the kernel in this call of the function"""
         self._computed: set[int] = set()
-        """addresses of storages to which launches of this call have written"""
+        """addresses of storages that launches of this call have written"""
 
     def begin(self, sizes: str) -> None:
         """Begin a call of the function, with these sizes."""
@@ -193,7 +193,7 @@ class GatingGpu(VirtualGpu):
         self.launches += 1
 
     def _note_computed(self, arguments: Arguments, before: Sequence[np.ndarray]) -> None:
-        """Note the storages whose contents a launch has changed."""
+        """Record the storages whose contents a launch has changed."""
         for storage, data in zip(arguments.mapped, before, strict=True):
             if not np.array_equal(storage.data, data):
                 self._computed.add(storage.data.ctypes.data)
@@ -201,8 +201,8 @@ class GatingGpu(VirtualGpu):
     def _attempt(self, draw: str, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
         """Execute once and judge.
 
-        Raises VirtualGpuError where it is wrong, which ends the function's call, UsageError where the reference cannot
-        tell.
+        Raises VirtualGpuError if the result is wrong, which ends the function's call, and UsageError if the reference
+        cannot decide.
         """
         given = {name: _copied(value) for name, value in arguments.given.items()}
         try:
@@ -213,14 +213,15 @@ class GatingGpu(VirtualGpu):
         self.verdict.attempts.append(Attempt(self.sizes, draw, bound=bound, difference=difference))
 
     def _refute(self, draw: str, wrong: Wrong) -> NoReturn:
-        """Note what is wrong, and raise VirtualGpuError, which ends the function's call."""
+        """Record the fault, and raise VirtualGpuError, which ends the function's call."""
         self.verdict.attempts.append(Attempt(self.sizes, draw, str(wrong), wrong.outcome))
         raise VirtualGpuError(str(wrong)) from None
 
     def _compare_bits(self, loaded: LoadedKernel, geometry: Geometry, arguments: Arguments) -> None:
-        """Execute once, and note where the results are not bit by bit those that they are compared with.
+        """Execute once, and record whether the results differ in any bit.
 
-        These are the reference's, where it launches Triton kernels too, or the first configuration's.
+        They are compared with the reference's if it launches Triton kernels too, otherwise with those of the first
+        configuration.
         """
         given = {name: _copied(value) for name, value in arguments.given.items()}
         outputs, _ = self._outputs(loaded, geometry, arguments)
@@ -237,7 +238,7 @@ class GatingGpu(VirtualGpu):
         self.launches += 1
 
     def _by_tritons_reference(self, given: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """Return the reference's outputs; None where it launches no Triton kernel, whose algebra is exact too."""
+        """Return the reference's outputs; None if it launches no Triton kernel, so that its algebra is not exact."""
         if self._reference is None:
             return None
         before = self.now.launches
@@ -273,7 +274,7 @@ class GatingGpu(VirtualGpu):
         }
 
     def require_reference(self, arguments: Arguments) -> None:
-        """Call the reference with the arguments of a launch. Raises UsageError where it raises."""
+        """Call the reference with the arguments of a launch. Raises UsageError if it raises."""
         if self._reference is not None:
             self._expected(arguments.given)
 
@@ -286,9 +287,10 @@ class GatingGpu(VirtualGpu):
     def _redraw(self, draw: str, arguments: Arguments) -> bool:
         """Draw the values of the inputs again, and return whether the reference is finite for them.
 
-        Those are floating-point tensors of which not all elements are alike: others are counters, or as the function
-        needs them. What is never negative stays so, and values keep their size. Where an earlier launch has computed
-        a tensor, from the others perhaps, nothing is drawn, as they would not belong together; zeros are an output's.
+        Inputs are floating-point tensors whose elements are not all equal: others are counters or parameters of the
+        function. Tensors without negative values keep this property, and values keep their magnitude. If an earlier
+        launch has computed one of the tensors, nothing is drawn, because they would not be consistent; a tensor of
+        zeros counts as an output.
         """
         if any(storage.data.ctypes.data in self._computed and storage.data.any() for storage in arguments.mapped):
             return False
@@ -316,7 +318,7 @@ class GatingGpu(VirtualGpu):
     def _judge(
         self, draw: str, given: Mapping[str, Any], outputs: Outputs, stored: Mapping[str, torch.Tensor]
     ) -> tuple[Bound | None, float | None]:
-        """Return the worst error, and the difference from the first configuration. Raises Wrong."""
+        """Return the largest error, and the difference from the first configuration. Raises Wrong."""
         if not outputs:
             raise Wrong("it writes to none of its tensors")
         bound = None if self._reference is None else self._compared(given, outputs)
@@ -335,7 +337,7 @@ class GatingGpu(VirtualGpu):
             said = f"the reference returns {len(exact)} tensors; the kernel writes {len(outputs)}: {', '.join(outputs)}"
             if len(exact) > len(outputs) or self._first:
                 raise Wrong(said)
-            raise UsageError(said)  # it may have scratch memory, of which the reference must tell
+            raise UsageError(said)  # it may have scratch memory; only the reference tells
         bounds = []
         for (name, output), right, *rough in zip(outputs.items(), exact, own, nudged, strict=True):
             if output.shape != right.shape:
@@ -346,13 +348,13 @@ class GatingGpu(VirtualGpu):
     def _expected_exactly(
         self, given: Mapping[str, Any], generator: torch.Generator | None = None
     ) -> list[torch.Tensor]:
-        """Return the reference's outputs in float64; with a generator, of inputs that are off by a rounding."""
+        """Return the reference's outputs in float64; with a generator, for inputs with random rounding errors."""
         with all_in_float64():
             found = self._expected({name: self._widened(given[name], generator) for name in self._names})
         return [output.double() for output in found]
 
     def _widened(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return a floating-point tensor in float64, with a generator off by some rounding; else the value."""
+        """Return a floating-point tensor in float64, with rounding errors given a generator; other values unchanged."""
         if isinstance(value, list):
             return [self._widened(each, generator) for each in value]
         value = getattr(value, "base", value)
@@ -366,14 +368,14 @@ class GatingGpu(VirtualGpu):
         )
 
     def _rounding(self, tensor: torch.Tensor) -> float:
-        """Return by how much, relative to it, a number of a tensor may be off in a computation that is right."""
+        """Return the relative error that a number of a tensor may have in a correct computation."""
         if tensor.dtype == torch.float32 and any("TF32" in opcode for opcode in self.products):
             return TF32
         return ROUNDED.get(tensor.dtype, FP32) if self.products else FP32
 
     def _expected(self, given: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the reference's outputs. Raises UsageError where it raises."""
-        assert self._reference is not None  # who calls has one
+        """Return the reference's outputs. Raises UsageError if it raises."""
+        assert self._reference is not None  # callers have a reference
         try:
             with torch.no_grad():
                 found = self._reference(*(_copied(given[name]) for name in self._names))
@@ -384,7 +386,7 @@ class GatingGpu(VirtualGpu):
 
 
 def _tensors(arguments: Arguments) -> dict[str, torch.Tensor]:
-    """Return the launch's tensors by the names of the parameters; of a descriptor, its tensor, of a table, each."""
+    """Return the launch's tensors by parameter name; for a descriptor its tensor, for a table each tensor."""
     found = []
     for name, value in arguments.given.items():
         each = {f"{name}[{n}]": one for n, one in enumerate(value)} if isinstance(value, list) else {name: value}
@@ -402,7 +404,7 @@ def _restore(arguments: Arguments, contents: Sequence[np.ndarray]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, of a descriptor's and of those of a table too; anything else as it is."""
+    """Return a copy of a tensor, a descriptor's tensor or those of a table; other values unchanged."""
     if isinstance(value, list):
         return [_copied(each) for each in value]
     value = getattr(value, "base", value)
@@ -410,7 +412,7 @@ def _copied(value: Any) -> Any:
 
 
 def _mask(tensor: torch.Tensor, stored: Mapping[int, np.ndarray]) -> torch.Tensor:
-    """Return which elements of a tensor were stored to, bool in its shape."""
+    """Return which elements of a tensor were stored to, as bool in its shape."""
     of_bytes = stored[tensor.untyped_storage().data_ptr()]
     size = tensor.element_size()
     of_elements = torch.from_numpy(of_bytes[: len(of_bytes) // size * size].reshape(-1, size).all(1))
@@ -418,7 +420,7 @@ def _mask(tensor: torch.Tensor, stored: Mapping[int, np.ndarray]) -> torch.Tenso
 
 
 def _varies(tensor: torch.Tensor) -> bool:
-    """Whether its elements are numbers, not all alike, and each at a place of its own."""
+    """Return whether the elements are numbers, not all equal, each at an address of its own."""
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return False
     plain = tensor if tensor.element_size() > 1 else tensor.float()
@@ -426,7 +428,7 @@ def _varies(tensor: torch.Tensor) -> bool:
 
 
 def _values(draw: str, given: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return float32 values in the shape of a tensor, of its size and never negative where it is not."""
+    """Return float32 values in the shape of a tensor, of its magnitude, and never negative if it never is."""
     plain = given.float()
     positive = bool((plain >= 0).all())
     values = torch.randn(given.shape, generator=generator) * plain.square().mean().sqrt()
@@ -436,15 +438,15 @@ def _values(draw: str, given: torch.Tensor, generator: torch.Generator) -> torch
 
 
 def share_of(bound: Bound) -> float:
-    """Return an error over what is allowed of it; 0 where nothing is allowed, and there is none."""
+    """Return an error over its allowed value; 0 if nothing is allowed, in which case there is no error."""
     return bound.error / bound.allowed if bound.allowed else 0.0
 
 
 def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[torch.Tensor]) -> Bound:
-    """Return the error that is nearest to what is allowed of it. Raises Wrong where it is larger.
+    """Return the error closest to its limit. Raises Wrong if one exceeds it.
 
-    `rough` are other computations of the outputs, whose largest error counts as that of the kernel's own dtypes. One in
-    these dtypes alone may be right by chance, for a sum that nearly cancels for one.
+    `rough` are other computations of the outputs; the largest of their errors counts as that of the kernel's own
+    dtypes, because for a sum that nearly cancels a single one may be exact by chance.
     """
     named = f" of {of}" if of else ""
     missing = int((output.float().isnan() & ~exact.isnan()).sum()) if output.is_floating_point() else 0
@@ -455,7 +457,7 @@ def _worst(of: str, output: torch.Tensor, exact: torch.Tensor, rough: Sequence[t
     eps = max((torch.finfo(t.dtype).eps for t in (output, *rough) if t.is_floating_point()), default=0.0)
     eps = eps if output.is_floating_point() else 0.0
     own = torch.stack([each.double() - exact for each in rough]).abs().amax(0)
-    if output.is_floating_point():  # a reference in wider types has numbers where the kernel has infinities
+    if output.is_floating_point():  # a reference in wider types has finite values where the kernel has infinities
         above = (exact.abs() > torch.finfo(output.dtype).max) & (output.double() == exact.sign() * torch.inf)
         error, exact, own = (t.masked_fill(above, 0) for t in (error, exact, own))
     found = by_own_error(named, error, exact, own, eps, Tolerance())

@@ -1,6 +1,6 @@
 """What worker processes do with a user's Triton kernel in a search: examine, compile, judge and predict it.
 
-A candidate is the file's text with a configuration. It is compiled, and predicted, by calling the user's function until
+A candidate is the file's text with a configuration. It is compiled and predicted by calling the user's function until
 it launches the kernel, and judged by the gate of `evoengine verify --triton`.
 """
 
@@ -63,17 +63,18 @@ from evoengine.workloads.triton_kernel import (
 )
 
 LONGEST_ATTEMPT = 12.0
-"""estimated seconds of one execution in a search; a candidate's judge may take 180 s, on a busy machine too"""
+"""limit of the estimated seconds of one execution in a search; a candidate's judge may take 180 s, also on a busy
+machine"""
 SMALLEST_HALVED = 16
 NO_TEXT = "its text was not executed: it is Python, and the emulator reads CUDA"
 
 
 class Refused(Exception):
-    """Triton, or the function, refuses a configuration; the message states why."""
+    """A configuration that Triton or the function refuses; the message states why."""
 
 
 class _Reached(BaseException):
-    """The kernel is launched, so that the function need not go on. No handler of a user's for Exception stops it."""
+    """Ends the function when the kernel is launched. A BaseException, which no user's handler for Exception stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class _Reaching(VirtualGpu):
 
 
 def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu: Gpu) -> Reached:
-    """Call the function until it launches the kernel, with this configuration alone unless it is None.
+    """Call the function until it launches the kernel, only with this configuration unless it is None.
 
     Raises Refused.
     """
@@ -126,7 +127,7 @@ def reach(program: Program, sizes: Mapping[str, int], config: Config | None, gpu
 
 
 def examine(host: Host, gpu: Gpu) -> Examined:
-    """Execute the file. Raises UsageError where it has no such kernel, functions or list of configurations."""
+    """Execute the file. Raises UsageError if it has no such kernel, functions or list of configurations."""
     require_arch_of(gpu.capability)
     program = Program(host, gpu)
     return Examined(program.sizes, program.kernel.settings)
@@ -136,9 +137,9 @@ NO_REFERENCE = "without --reference nothing says what is right: hazards, races, 
 
 
 def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
-    """Call the function and the reference as the gate will, and return what a person should know of them.
+    """Call the function and the reference as the gate will, and return remarks for the user.
 
-    Raises UsageError where one of them raises for the first configuration of the list.
+    Raises UsageError if one of them raises for the first configuration of the list.
     """
     program = Program(host, gpu)
     try:
@@ -158,7 +159,7 @@ def compiler_version() -> str:
 
 
 def compile_text(source: Source, arch: str) -> Binary:
-    """Return what Triton makes of a candidate's text, with the launch that the function makes. Raises Refused."""
+    """Return Triton's binary of a candidate's text, with the function's launch. Raises Refused."""
     start = time.perf_counter()
     stated = read_last_line(source.text)
     reached = _reach(stated)
@@ -205,10 +206,10 @@ def predict_launch(contender: CompiledCandidate, clock: Clock, cold: bool) -> Pr
 
 
 def autotune_entry(text: str, times_ms: Sequence[float]) -> AutotuneEntry:
-    """Return the entry of the autotuner's cache by which the user's file gets this candidate.
+    """Return the entry of the autotuner's cache that makes the user's file use this candidate.
 
-    The autotuner itself makes it: it is given the candidate in place of its benchmarks, with the three times of one,
-    and launches nothing. Raises UsageError where it keeps none.
+    The autotuner itself writes it: it is given the candidate's three times in place of its benchmarks and launches
+    nothing. Raises UsageError if it keeps no cache.
     """
     stated = read_last_line(text)
     program = Program(stated.host, stated.gpu)
@@ -247,7 +248,7 @@ class HostJudge:
         self._program: Program | None = None
 
     def judge_short(self) -> Judged:
-        """Judge the small sizes, and the problem's own where the function takes none of them."""
+        """Judge the small sizes, or the problem's own if the function accepts no small ones."""
         found = self._verdict(self._plans.short)
         if found.correct and not found.cases:
             return self._ended(self._verdict(self._plans.long))
@@ -274,7 +275,7 @@ class HostJudge:
         return Judged((verdict, Verdict(EMULATOR, None, NO_TEXT, (), 0.0, gate_version=GATE_VERSION)))
 
     def _verdict(self, plan: Plan) -> Verdict:
-        """Call the function with the sizes of each case, until a launch is wrong."""
+        """Call the function with the sizes of each case until a launch is wrong."""
         start = time.perf_counter()
         stated = self._stated
         program = self._program = self._program or Program(stated.host, stated.gpu)
@@ -312,9 +313,9 @@ class HostJudge:
 
 
 def _run_affordably(gating: GatingGpu, program: Program, case: Any, number: int) -> str | None:
-    """Gate a case, with smaller sizes where its own would take too long; return a remark on these.
+    """Gate a case, with smaller sizes if its own would take too long; return a remark on them.
 
-    The largest size is halved until the rest is affordable. Raises CannotJudge where it never is.
+    The largest size is halved until the case is affordable. Raises CannotJudge if it never is.
     """
     own: dict[str, int] = dict(case.problem.sizes)
     sizes, remark = own, None
@@ -336,16 +337,16 @@ def _run_affordably(gating: GatingGpu, program: Program, case: Any, number: int)
 # ── files of vLLM and SGLang ────────────────────────────────────────────────────────────────────────────────────────
 
 
-# Such a file is parsed, and not executed: it imports the whole of its framework. It stays where it is, and the kernel's
-# text goes into the ledger as that of any other kernel of a user's.
+# Such a file is parsed and not executed, because it imports its whole framework. It stays in its place, and the
+# kernel's text is stored in the ledger as that of any other kernel of a user.
 
 FRAMEWORKS = ("vllm", "sglang")
 
 
 def with_functions(host: Host) -> Host:
-    """Return a file with the kernel alone, an autotuner around it, `call` and `reference`.
+    """Return a file with only the kernel, an autotuner around it, `call` and `reference`.
 
-    Raises UsageError where the file is no text of Python, has no such kernel, or is of no framework that is known.
+    Raises UsageError if the file is not Python, has no such kernel, or belongs to no known framework.
     """
     try:
         tree = ast.parse(host.text)
@@ -369,7 +370,7 @@ IMPORTS = "import triton\nimport triton.language as tl\n"
 
 
 def _extracted(host: Host, tree: ast.Module) -> str:
-    """Return the text of the kernel and of what it names in its own file."""
+    """Return the text of the kernel and of the names that it uses in its own file."""
     defined = {name: node for node in tree.body for name in _names_of(node)}
     if not isinstance(defined.get(host.kernel), ast.FunctionDef):
         raise UsageError(f"{host.file} has no kernel {host.kernel}")
@@ -387,7 +388,7 @@ def _extracted(host: Host, tree: ast.Module) -> str:
 
 
 def _names_of(node: ast.stmt) -> list[str]:
-    """Return the names that a function or a constant at the top of a file defines."""
+    """Return the names that a function or a constant at the top level of a file defines."""
     if isinstance(node, ast.FunctionDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

@@ -1,6 +1,6 @@
-"""launch.json: the tensors of some launches, and how each kernel is launched on them. docs/virtual-gpu.md describes it.
+"""launch.json: the tensors of launches, and how each kernel is launched; docs/virtual-gpu.md describes the format.
 
-It is data: nothing in it is executed, and the files that it names are arrays beside it.
+It is data: nothing in it is executed, and the files that it names are arrays in the same folder.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SCALARS = {
     "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",
     "bool": "?", "fp16": "e", "fp32": "f", "fp64": "d",
 }  # fmt: skip # a table
-"""type of a scalar argument → how `struct` packs it"""
+"""type of a scalar argument → its format in `struct`"""
 LARGEST = 1 << 33
-"""bytes of all tensors"""
+"""limit of the bytes of all tensors"""
 MOST_THREADS, LARGEST_GRID = 1024, (2**31 - 1, 65535, 65535)
 BELOW = 64
-"""integers are drawn below it where nothing else is said"""
+"""default limit below which integers are drawn"""
 
 _TOP = ("tensors", "grid", "block", "shared", "cluster", "arguments", "constants", "then")
 _LAUNCH = ("entry", *_TOP[1:-1])
@@ -54,7 +54,7 @@ _MAP = ("tensor", "dims", "strides", "box", "swizzle", "offset", "name")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch: of the kernel `entry`, empty for the one that the command names."""
+    """One launch of the kernel `entry`; an empty name means the kernel that the command names."""
 
     entry: str
     geometry: Geometry
@@ -63,20 +63,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFile:
-    """What launch.json says."""
+    """The contents of launch.json."""
 
     tensors: Mapping[str, torch.Tensor]
     scalars: Mapping[str, Any]
     """values of arguments that have a name"""
     expected: Mapping[str, torch.Tensor]
     normal: tuple[str, ...]
-    """tensors of normal values, which may as well have others"""
+    """tensors of normal values, which may be drawn again"""
     tables: frozenset[str]
     """tensors of pointers"""
     steps: tuple[Step, ...]
 
     def arguments(self, step: Step) -> Arguments:
-        """Return a launch's arguments; all tensors are in its memory, as they are in a GPU's."""
+        """Return a launch's arguments; all tensors are in its memory, as on a GPU."""
         found = Arguments()
         found.given = {**self.tensors, **self.scalars}
         for name, tensor in self.tensors.items():
@@ -86,7 +86,7 @@ class LaunchFile:
 
 
 def read_launch(path: Path, seed: int) -> LaunchFile:
-    """Read the file and draw its tensors. Raises UsageError with the place of what is wrong."""
+    """Read the file and draw its tensors. Raises UsageError with the position of the error."""
     try:
         found = parse_json(read_limited_text(path))
     except OSError as error:
@@ -151,7 +151,7 @@ class _Reader:
             self.expected[name] = self._array(described["expected"], f"{where}.expected", None, shape)
 
     def _array(self, name: Any, where: str, dtype: torch.dtype | None, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return an array of a .npy file beside the launch's, as bits of the dtype where NumPy does not have that."""
+        """Return an array of a .npy file in the folder, as bits if NumPy does not have the dtype."""
         try:
             array = np.load(self.folder / str(name), allow_pickle=False)
             tensor = torch.from_numpy(np.ascontiguousarray(array))

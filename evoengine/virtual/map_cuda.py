@@ -1,6 +1,6 @@
-"""PyTorch's CUDA on a CPU: device="cuda" makes tensors on the CPU, and torch.cuda answers for the virtual GPU.
+"""PyTorch's CUDA on a CPU: device="cuda" creates tensors on the CPU, and torch.cuda reports the virtual GPU.
 
-Triton's profiler, Proton, gets predicted times of launches there, by the scopes around them.
+Triton's profiler, Proton, gets predicted times of launches, by the scopes around them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ MULTIPLY = (
     torch.nn.functional.linear, torch.addmm, torch.baddbmm,
 )  # fmt: skip
 OWN_NAMES = 3
-"""of a result: an attribute, a variable, and the argument of the function that counts"""
+"""references to a result by: an attribute, a variable, and the argument of the function that counts"""
 
 
 @contextmanager
 def cuda_on_cpu(device: VirtualGpu, *, drop_repeats: bool) -> Iterator[None]:
-    """Make PyTorch put on the CPU what is asked for on CUDA, and describe the virtual GPU where it is asked.
+    """Make PyTorch create on the CPU what is requested on CUDA, and report the virtual GPU if asked.
 
-    With `drop_repeats`, a launch or product like one before it, of which nothing can be seen, is not computed again.
+    With `drop_repeats`, a launch or product that repeats an earlier one and whose result cannot be read is not
+    computed.
     """
     mode = _OnCpu(device)
     device.repeats = Repeats() if drop_repeats else None
@@ -62,7 +63,7 @@ def cuda_on_cpu(device: VirtualGpu, *, drop_repeats: bool) -> Iterator[None]:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Sees each of PyTorch's functions that a program calls."""
+    """Intercepts each of PyTorch's functions that a program calls."""
 
     def __init__(self, device: VirtualGpu) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class _OnCpu(TorchFunctionMode):
 
     @contextmanager
     def capture(self, graph: Graph, *_: object, **__: object) -> Iterator[None]:
-        """Execute what follows, and remember it for the graph's replays."""
+        """Execute the calls that follow, and record them for the graph's replays."""
         before, self._graph = self._graph, graph
         with graph.launches():
             try:
@@ -103,7 +104,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _answers(device: VirtualGpu) -> dict[str, Any]:
-    """Return functions of torch.cuda by their names: about one GPU, whose work has ended when a launch returns."""
+    """Return functions of torch.cuda by name: there is one GPU, whose work has ended when a launch returns."""
     gpu = device.gpu
     major, minor = divmod(gpu.capability, 10)
     properties = SimpleNamespace(
@@ -112,7 +113,7 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
         shared_memory_per_block=48 << 10, shared_memory_per_block_optin=gpu.shared_per_block,
         shared_memory_per_multiprocessor=gpu.shared_per_sm,
     )  # fmt: skip
-    # each a function of its own, since torch.compile tells functions of torch apart by what they are
+    # distinct functions, because torch.compile tells functions of torch apart by identity
     nothing = {name: lambda *_, **__: None for name in ("set_device", "synchronize", "empty_cache", "set_stream")}
     streams = {name: lambda *_, **__: Stream() for name in ("current_stream", "default_stream")}
     return {
@@ -134,7 +135,7 @@ def _answers(device: VirtualGpu) -> dict[str, Any]:
 
 
 class Graph:
-    """Stands for torch.cuda.CUDAGraph: what is captured is executed at once, and again by each replay."""
+    """Stands for torch.cuda.CUDAGraph: captured calls are executed at once, and again by each replay."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -142,7 +143,7 @@ class Graph:
 
     @contextmanager
     def launches(self) -> Iterator[None]:
-        """Remember the launches of Triton kernels."""
+        """Record the launches of Triton kernels."""
         before, self._device.captured = self._device.captured, self._calls
         try:
             yield
@@ -150,7 +151,7 @@ class Graph:
             self._device.captured = before
 
     def note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        """Remember a call of PyTorch; a replay puts what it returns into the tensors that it returned before."""
+        """Record a call of PyTorch; a replay copies its results into the tensors that it returned before."""
         before = _tensors(result)
 
         def again() -> None:
@@ -178,9 +179,9 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 
 def multiply(function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> torch.Tensor:
-    """Return `function` of tensors, FP16 by way of FP32: PyTorch's own FP16 products on a CPU take minutes at 2048³.
+    """Return `function` of tensors, FP16 via FP32: PyTorch's own FP16 products on a CPU take minutes at 2048³.
 
-    A GPU adds up in FP32 too.
+    A GPU accumulates in FP32 too.
     """
     halves = [x.dtype == torch.float16 for x in factors if isinstance(x, torch.Tensor)]
     if not halves or not all(halves):
@@ -189,13 +190,13 @@ def multiply(function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> t
 
 
 class Products:
-    """The last product of PyTorch's, which a program that repeats it gets again while nobody has it or changes it."""
+    """The last product of PyTorch's, returned again for the same factors unless the program holds or changed it."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
         self._key: object = None
         self._factors: Sequence[Any] = ()
-        """held, so that no other tensor gets their memory"""
+        """held so that no other tensor reuses their memory"""
         self._result: torch.Tensor | None = None
 
     def of(self, function: Callable[..., torch.Tensor], factors: Sequence[Any]) -> torch.Tensor:
@@ -207,11 +208,11 @@ class Products:
         key = (function, seen, self._device.now.launches)
         if key != self._key or self._is_elsewhere():
             self._key, self._factors, self._result = key, factors, multiply(function, factors)
-        assert self._result is not None  # it was computed under the key
+        assert self._result is not None  # it was computed with the key
         return self._result
 
     def _is_elsewhere(self) -> bool:
-        """Return whether the program has the last result, or has changed it."""
+        """Return whether the program holds the last result or has changed it."""
         result = self._result
         assert result is not None  # there is a key
         mine = sys.getrefcount(result) <= OWN_NAMES and references(result.untyped_storage()) <= OWN_REFERENCES
@@ -219,13 +220,13 @@ class Products:
 
 
 class Blas:
-    """Products by PyTorch in place of those by the cuBLAS that Triton loads to compare with."""
+    """Products by PyTorch in place of the cuBLAS that Triton loads for comparisons."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
 
     def matmul(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Put a [M, K] · b [N, K]ᵀ into c [M, N], unless nobody looks at c."""
+        """Compute a [M, K] · b [N, K]ᵀ into c [M, N], unless nothing can read c."""
         out = c.detach()
 
         def multiply() -> None:
@@ -238,21 +239,21 @@ class Blas:
 
 
 class Stream:
-    """A stream of the virtual GPU, on which launches run in the order of the program."""
+    """A stream of the virtual GPU, on which launches run in program order."""
 
     cuda_stream = 0
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Create one; all are alike."""
+        """Create a stream; all are alike."""
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave it."""
+        """Leave the stream."""
 
     def synchronize(self) -> None:
-        """Return at once: launches have ended when they return."""
+        """Return at once, because launches have ended when they return."""
 
     def wait_stream(self, stream: object) -> None:
         """Return at once."""
@@ -262,7 +263,7 @@ class Stream:
 
 
 class Event:
-    """A moment of the virtual clock."""
+    """A point in virtual time."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -278,7 +279,7 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """Return at once: it has happened when it is recorded."""
+        """Return at once, because an event is complete when it is recorded."""
 
     def elapsed_time(self, end: Event) -> float:
         """Return milliseconds."""
@@ -310,7 +311,7 @@ class Frame:
 
 
 class Profiler:
-    """The sessions of a program, all of which see the same launches while they are active."""
+    """The sessions of a program; all active ones record the same launches."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -331,7 +332,7 @@ class Profiler:
         self._active -= self._named(session)
 
     def finalize(self, session: int | None = None, output_format: str = "") -> None:
-        """Write what was seen to NAME.hatchet, as Proton does."""
+        """Write the recorded frames to NAME.hatchet, as Proton does."""
         gpu = self._device.gpu
         here = {
             "arch": str(gpu.capability), "num_sms": gpu.sms, "clock_rate": round(gpu.clock_ghz * 1e6),
@@ -361,12 +362,12 @@ class Profiler:
         return frame
 
     def launched(self, kernel: str, us: float) -> None:
-        """Add a launch to its own frame, in the scopes that are open."""
+        """Add a launch to its own frame, within the open scopes."""
         for number in self._active if math.isfinite(us) else ():
             frame = self._here(number) if self._in_launch else self._here(number).child(kernel)
             frame.add({"time (ns)": 1e3 * us, "count": 1})
 
-    # Triton calls these around a launch, with what the kernel's `launch_metadata` says of it
+    # Triton calls these around a launch, with the result of the kernel's `launch_metadata`
 
     def enter_launch(self, metadata: Any) -> None:
         if self._active:
@@ -382,7 +383,7 @@ class Profiler:
 
 @contextmanager
 def profiled(device: VirtualGpu) -> Iterator[None]:
-    """Let Proton see predicted times."""
+    """Give Proton predicted times."""
     profiler = Profiler(device)
     names = ("start", "activate", "deactivate", "finalize")
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook

@@ -1,6 +1,7 @@
-"""pytest --virtual-gpu NAME: the Triton kernels of a project's tests run on a virtual GPU.
+"""pytest --virtual-gpu NAME: run the Triton kernels of a project's tests on a virtual GPU.
 
-A machine with the package offers the option to every project's pytest, so nothing is imported before it is given.
+The option is available to every project's pytest on a machine with the package, so nothing is imported before it is
+given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 from evoengine.errors import EvoengineError
 
 _DEVICE = pytest.StashKey[Any]()
-"""of the VirtualGpu"""
+"""key of the VirtualGpu"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

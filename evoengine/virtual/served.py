@@ -1,6 +1,6 @@
 """Launch tuned kernels of vLLM and SGLang with the arguments that their own launchers pass.
 
-This text stands behind a kernel's in the text of its candidates (evoengine.virtual.host).
+This text follows a kernel's in the text of its candidates (evoengine.virtual.host).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 BLOCK = 128
-"""of the scales of fp8_w8a8_block"""
+"""block sizes of the scales of fp8_w8a8_block"""
 SMALLEST_TILE = 16
-"""of tl.dot"""
+"""smallest tile dimension that tl.dot accepts"""
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 STARTS = (
     (16, 64, 128, 1, 4, 4), (16, 128, 128, 1, 4, 3), (32, 64, 128, 1, 4, 3), (64, 128, 128, 16, 4, 3),
@@ -27,13 +27,13 @@ OFF = (
     "use_int8_w8a8", "use_int8_w8a16", "per_channel_quant", "HAS_BIAS", "USE_TD", "c_sorted", "FUSE_ADD_TO_OUTPUT",
     "MASK_OUTPUT", "FUSE_SUM_ALL_REDUCE",
 )  # fmt: skip # a table
-"""parameters of the fused MoE kernel for what is not tuned here"""
+"""values of the fused MoE kernel's parameters that are not tuned"""
 NONE = ("a_desc", "b_desc", "b_bias_ptr", "bias_ptr", "add_mask_ptr")
 ZERO = ("stride_bbe", "stride_bbn", "stride_bias_e", "stride_bias_n")
 NO_STRIDES = dict.fromkeys(("stride_asm", "stride_ask", "stride_bse", "stride_bsk", "stride_bsn"), 0)
 
 Placed = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
-"""rows in the order of their experts, the expert of each tile of them, the number of rows with padding"""
+"""rows in the order of their experts, the expert of each tile of rows, the number of rows with padding"""
 
 
 class _Served:
@@ -42,7 +42,7 @@ class _Served:
     def __init__(self, kernel: Any, framework: str, data: str, drawn: int) -> None:
         """Take the kernel of `framework`, "vllm" or "sglang", for "bf16", "fp8_w8a8" or "fp8_w8a8_block".
 
-        A tensor of more than `drawn` elements is zeros that take no memory: launches of such are predicted alone.
+        A tensor of more than `drawn` elements is zeros that use no memory: launches with such are only predicted.
         """
         self._names, self._framework, self._drawn = kernel.arg_names, framework, drawn
         self._fp8, self._block = data != "bf16", BLOCK if data == "fp8_w8a8_block" else 0
@@ -60,7 +60,7 @@ class _Served:
         return {}
 
     def _valid(self, configs: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Return the configurations with tiles that tl.dot takes, and that are no deeper than the scales' blocks."""
+        """Return the configurations whose tiles tl.dot accepts and are no deeper than the blocks of scales."""
         tiles = [(config, [config.kwargs[name] for name in TILE[:3]]) for config in configs]
         deepest = self._block or max(k for _, (*_, k) in tiles)
         return [config for config, tile in tiles if min(tile) >= SMALLEST_TILE and tile[2] <= deepest]
@@ -71,11 +71,11 @@ class _Served:
         count = torch.Size(shape).numel()
         if count > self._drawn:
             return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype).reshape(shape)
-        # FP8 has few numbers near 0, and its scales are there for that
+        # FP8 has few numbers near 0, which is why there are scales
         return (torch.randn(shape) * (1.0 if self._fp8 else scale)).to(dtype)
 
     def _launch(self, rows: int, columns: int, known: Mapping[str, Any]) -> None:
-        """Launch the kernel on a grid over [rows, columns], with those of `known` that it takes."""
+        """Launch the kernel on a grid over [rows, columns] with those of the arguments `known` that it takes."""
         passed = {name: value for name, value in known.items() if name in self._names}
 
         def grid(meta: Mapping[str, int]) -> tuple[int]:
@@ -85,15 +85,15 @@ class _Served:
 
 
 class FusedMoe(_Served):
-    """The two products of an MoE layer, of which the first is timed."""
+    """The two products of an MoE layer, of which the first one is timed."""
 
     _chosen: torch.Tensor
     """the expert of each row of an output"""
 
     def call(self, M: int = 64, E: int = 8, N: int = 14336, K: int = 4096, topk: int = 2) -> None:
-        """Launch both products for M tokens of K values, which take `topk` of E experts each.
+        """Launch both products for M tokens of K values, each routed to `topk` of E experts.
 
-        Gate and up have N columns each, as in the names of the files of configurations.
+        Gate and up have N columns each, as in the names of the configuration files.
         """
         topk = min(topk, E)
         scores, experts = torch.rand(M, E, generator=torch.Generator().manual_seed(M)).topk(topk)
@@ -214,12 +214,12 @@ def _spread(scale: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 
 
 def _one_by_one(chosen: torch.Tensor, tile: int) -> Placed:
-    """Return a tile for each row, as vLLM places few rows."""
+    """Return a tile for each row, as vLLM arranges few rows."""
     return None, chosen, torch.tensor([chosen.numel() * tile], dtype=torch.int32)
 
 
 def _aligned(chosen: torch.Tensor, experts: int, tile: int) -> Placed:
-    """Return the rows in the order of their experts, each expert's padded to a multiple of `tile`."""
+    """Return the rows in the order of their experts, those of each expert padded to a multiple of `tile`."""
     rows = chosen.numel()
     longest = rows * tile if rows < experts else rows + experts * (tile - 1)
     counts = torch.bincount(chosen, minlength=experts)

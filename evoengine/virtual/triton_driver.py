@@ -1,6 +1,6 @@
-"""Triton's side of the virtual GPU: a driver and a launcher, set by Triton's own `runtime.driver.set_active`.
+"""The virtual GPU as Triton's driver and launcher, set by Triton's `runtime.driver.set_active`.
 
-What Triton asks of a driver changes between its releases, so the versions that it was tried with are checked.
+Triton's interface to drivers changes between releases, so only tested versions are accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ WARP, LARGEST_BLOCK = 32, 1024
 _INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _LINE = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
 CLEARING_US = 1e6
-"""virtual time of clearing the cache between a benchmark's runs: a loop that is to fill a span of time makes one run"""
+"""virtual time of clearing the cache between runs of a benchmark, so long that a loop over a span of time makes one run
+"""
 
 
 def install(device: VirtualGpu) -> None:
@@ -48,14 +49,14 @@ def install(device: VirtualGpu) -> None:
 
 
 def stop() -> None:
-    """Let the active driver, if it is ours, forget the tensors that it knows."""
+    """Let the active driver, if it is ours, forget its tensors."""
     active = triton.runtime.driver._active  # noqa: SLF001 # `active` would look for a GPU
     if isinstance(active, Driver):
         active.stop()
 
 
 def uninstall() -> None:
-    """Leave Triton to find a GPU of this machine."""
+    """Let Triton look for a GPU of this machine."""
     stop()
     triton.runtime.driver.set_active(Aside())
     if triton.knobs.runtime.add_stages_inspection_hook is correct_lines:
@@ -64,7 +65,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(device: VirtualGpu) -> Iterator[None]:
-    """Make the virtual GPU Triton's active driver, and that of what PyTorch is asked for on CUDA, for a while."""
+    """Make the virtual GPU the device of Triton, and of PyTorch's CUDA, for a while."""
     install(device)
     try:
         with cuda_on_cpu(device, drop_repeats=False):
@@ -76,10 +77,10 @@ def installed(device: VirtualGpu) -> Iterator[None]:
 def correct_lines(
     backend: Any = None, stages: Any = None, options: Any = None, language: Any = None, capability: Any = None
 ) -> tuple[str, str] | None:
-    """Correct the line table of what Triton compiles: its hook for stages, which is asked for a key too.
+    """Correct the line table of Triton's binaries, as a hook for its stages, which must also return a key.
 
-    Triton 3.9 writes a load without a mask as inline assembly of several lines, and numbers these on, so that the load
-    stands some lines behind its own.
+    Triton 3.9 writes a load without a mask as several lines of inline assembly and counts them as lines, so that the
+    load appears some lines after its own.
     """
     if stages is None:
         return "evoengine lines", "1"
@@ -94,7 +95,7 @@ def _one_line(block: re.Match[str]) -> str:
 
 
 class Driver(DriverBase):
-    """What Triton asks of a GPU's driver."""
+    """The interface that Triton requires of a GPU's driver."""
 
     def __init__(self, device: VirtualGpu) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class Driver(DriverBase):
         self._recording = ExitStack()
 
     def start(self) -> None:
-        """Remember tensors whose addresses the program takes, and predict benchmarks, until `stop`."""
+        """Record the tensors whose addresses the program takes, and predict benchmarks, until `stop`."""
         self._recording.enter_context(self.addresses.recorded())
         self._recording.enter_context(predicted_benchmarks(self.device))
 
@@ -128,7 +129,7 @@ class Driver(DriverBase):
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """Do nothing: there is one device."""
+        """Do nothing, because there is one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -145,7 +146,7 @@ class Driver(DriverBase):
     # ── benchmarks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get_benchmarker(self) -> Callable[..., float | list[float]]:
-        """Return what autotuners time a configuration by: one call, predicted and not executed."""
+        """Return the function that times a configuration for autotuners: one call, predicted and not executed."""
 
         def benchmark(
             call: Callable[[], object], *, quantiles: Sequence[float] | None = None, **_: object
@@ -167,9 +168,9 @@ class Driver(DriverBase):
 
 @contextmanager
 def predicted_benchmarks(device: VirtualGpu) -> Iterator[None]:
-    """Put benchmarks by prediction in place of `do_bench` and `do_bench_cudagraph` in triton.testing.
+    """Replace `do_bench` and `do_bench_cudagraph` in triton.testing by predictions.
 
-    What is given is called once to be executed, and once to be predicted.
+    The function is called once to be executed and once to be predicted.
     """
 
     def do_bench(
@@ -180,7 +181,7 @@ def predicted_benchmarks(device: VirtualGpu) -> Iterator[None]:
         quantiles: Sequence[float] | None = None,
         return_mode: str = "mean",
     ) -> Any:
-        """Return the predicted milliseconds of a call; infinite where it launches nothing, or what has no time."""
+        """Return the predicted milliseconds of a call; infinite if it launches nothing or a kernel without a time."""
         assert return_mode in ("min", "max", "mean", "median", "all")
         before = device.now
         fn()
@@ -214,7 +215,7 @@ def predicted_ms(device: VirtualGpu, call: Callable[[], object]) -> float:
 
 
 class Benchmark:
-    """Stands for the buffer by which `do_bench` clears the cache; while it lives, launches are only predicted."""
+    """Stands for the buffer with which `do_bench` clears the cache; while it exists, launches are only predicted."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -225,7 +226,7 @@ class Benchmark:
 
 
 class Aside:
-    """The driver when the virtual GPU is gone: it frees that one's kernels, and asks Triton's own for all else."""
+    """The driver after the virtual GPU is gone: it frees its kernels, and passes all else to Triton's own driver."""
 
     def __init__(self) -> None:
         self.utils = AsideUtilities()
@@ -244,7 +245,7 @@ class AsideUtilities:
 
 
 class Interface:
-    """What `triton.testing` uses of `torch.cuda`."""
+    """The part of `torch.cuda` that `triton.testing` uses."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -253,14 +254,14 @@ class Interface:
         return Event(self._device)
 
     def synchronize(self, device: object = None) -> None:
-        """Return at once: launches have ended when they return."""
+        """Return at once, because launches have ended when they return."""
 
     def current_device(self) -> int:
         return 0
 
 
 class Utilities:
-    """What Triton's compiler and runtime ask of a driver's C module."""
+    """The functions of a driver's C module that Triton's compiler and runtime call."""
 
     def __init__(self, device: VirtualGpu) -> None:
         self._device = device
@@ -274,10 +275,10 @@ class Utilities:
         return loaded, loaded, kernel.registers, kernel.local_bytes // 4, kernel.max_threads or LARGEST_BLOCK
 
     def unload_module(self, module: LoadedKernel) -> None:
-        """Leave the kernel to be freed when nothing refers to it."""
+        """Do nothing: the kernel is freed with its last reference."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return the data sheet. Memory clock and bus are such that their product is its bandwidth."""
+        """Return the data sheet. The product of memory clock and bus width is the GPU's bandwidth."""
         gpu = self._device.gpu
         return {
             "max_shared_mem": gpu.shared_per_block,
@@ -352,7 +353,7 @@ class Launcher:
 
 
 def _with_meta(kind: Any, value: Any, descriptors: Iterator[Any]) -> Any:
-    """Put what the compiler says of each tensor descriptor beside it."""
+    """Add the compiler's description to each tensor descriptor."""
     if isinstance(kind, tuple):
         return [_with_meta(inner, each, descriptors) for inner, each in zip(kind, value, strict=True)]
     if isinstance(kind, str) and kind.startswith("tensordesc"):

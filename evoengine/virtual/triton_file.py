@@ -1,4 +1,4 @@
-"""A Triton kernel in a user's file: the kernel, its configurations, and functions beside it."""
+"""A Triton kernel in a user's file: the kernel, its configurations, and functions of the file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from evoengine.workloads.base import Host
 from evoengine.workloads.triton_kernel import FIELDS
 
 USUAL = FIELDS[:2]
-"""those that are always varied"""
+"""fields that are always varied"""
 DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None}
 
 
 def load(file: str, text: str) -> ModuleType:
-    """Execute the text as the module in `file`, which may have changed since. Raises UsageError where it raises."""
+    """Execute the text as the module in `file`, which may have changed since. Raises UsageError if the text raises."""
     path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # the suffix is .py
@@ -41,7 +41,7 @@ def load(file: str, text: str) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Triton reads a kernel's text by way of `inspect`; without a time of change the entry is not read again
+    # Triton reads a kernel's text through `inspect`; without a modification time the entry is not read again
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         exec(compile(text, file, "exec"), module.__dict__)
@@ -60,15 +60,15 @@ def said(error: BaseException, path: Path) -> str:
 
 
 class Pruned(Exception):
-    """The autotuner's own function leaves a configuration out."""
+    """The autotuner's own function skips a configuration."""
 
 
 REFUSALS = (Pruned, OutOfResources, CompileTimeAssertionFailure, PTXASError)
-"""what makes an autotuner leave out one configuration and go on"""
+"""exceptions for which an autotuner skips a configuration"""
 
 
 def why_refused(error: BaseException) -> str:
-    """Return why one of REFUSALS was raised, in one line; of an assertion, its text in the kernel."""
+    """Return why one of REFUSALS was raised, in one line; for an assertion, its text in the kernel."""
     if isinstance(error, CompileTimeAssertionFailure) and error.src and error.node is not None:
         return f"{error.src.splitlines()[error.node.lineno - 1].strip()} fails"
     return " ".join(str(error).split())
@@ -78,7 +78,7 @@ class Program:
     """A user's file, executed: the kernel, the function that launches it, and the reference."""
 
     def __init__(self, host: Host, gpu: Gpu) -> None:
-        """Execute the file on a virtual GPU. Raises UsageError where it raises, or lacks what `host` names."""
+        """Execute the file on a virtual GPU. Raises UsageError if it raises or lacks a name in `host`."""
         with installed(VirtualGpu(gpu)):
             module = load(host.file, host.text)
         self.host, self.path = host, Path(host.file)
@@ -86,16 +86,16 @@ class Program:
         self.function = function_of(module, host.call, "--call")
         self.reference = function_of(module, host.reference, "--reference") if host.reference else None
         self.names = require_names(self.reference, self.kernel) if self.reference else ()
-        """of the kernel's parameters that the reference takes"""
+        """names of the kernel's parameters that the reference takes"""
         self.sizes = sizes_of(self.function, host.call)
         """the function's integer parameters with their defaults"""
 
 
 class TritonKernel:
-    """A kernel with the decorators around it."""
+    """A kernel with its decorators."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
-        """Find the kernel. Raises UsageError naming the module's kernels where it is none of them."""
+        """Find the kernel. Raises UsageError, with the names of the module's kernels, if there is none of that name."""
         found = getattr(module, name, None)
         if not isinstance(found, KernelInterface):
             names = [own for own, value in vars(module).items() if isinstance(value, KernelInterface)]
@@ -114,7 +114,7 @@ class TritonKernel:
 
     @property
     def tuner(self) -> Autotuner:
-        """Return its autotuner. Raises UsageError where it has none."""
+        """Return its autotuner. Raises UsageError if it has none."""
         if self._tuner is None:
             raise UsageError(
                 f"kernel {self.name} has no @triton.autotune, so nothing of it can be varied: add one with a list of "
@@ -124,14 +124,14 @@ class TritonKernel:
 
     @property
     def configs(self) -> list[Config | None]:
-        """Return the configurations of its autotuner; a None where it has no autotuner."""
+        """Return the configurations of its autotuner; a None if it has no autotuner."""
         return list(self._tuner.configs) if self._tuner else [None]
 
     @property
     def settings(self) -> list[dict[str, Value]]:
         """Return the configurations of its autotuner as knobs and values: the kernel's own parameters, then fields.
 
-        A value that is no number or text is named by its text. Raises UsageError without an autotuner, and where the
+        A value that is neither number nor text is named by its text. Raises UsageError without an autotuner, or if the
         configurations have different parameters.
         """
         configs: list[Config] = self.tuner.configs
@@ -152,12 +152,12 @@ class TritonKernel:
         ]
 
     def _is_plain(self, name: str) -> bool:
-        """Whether all values of a parameter are of one type that a knob may have."""
+        """Return whether all values of a parameter have one type that a knob may have."""
         types = {type(config.kwargs[name]) for config in self.tuner.configs}
         return len(types) == 1 and types <= {bool, int, float, str}
 
     def config_of(self, settings: Mapping[str, Value]) -> Config:
-        """Return the configuration that `settings`, of the names in the property, mean."""
+        """Return the configuration for `settings`, whose names are those of the property."""
         first = self.tuner.configs[0]
         kwargs = {name: self._value(name, settings[name]) for name in first.kwargs}
         fields = {name: settings.get(name) or DEFAULTS[name] for name in FIELDS}
@@ -170,9 +170,9 @@ class TritonKernel:
 
     @contextmanager
     def only(self, config: Config | None) -> Iterator[None]:
-        """Leave the autotuner no other configuration, so that it launches with this one and times nothing.
+        """Reduce the autotuner's list to this configuration, so that it launches with it and times nothing.
 
-        A launch raises Pruned where the autotuner's own function leaves the configuration out.
+        A launch raises Pruned if the autotuner's own function skips the configuration.
         """
         if self._tuner is None:
             yield
@@ -180,7 +180,7 @@ class TritonKernel:
         tuner, before = self._tuner, self._tuner.configs
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            """Prune as the autotuner does where it has several configurations."""
+            """Prune as the autotuner does if it has several configurations."""
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             if tuner.early_config_prune and not tuner.early_config_prune(tuner.configs, tuner.nargs, **kwargs):
                 raise Pruned("the autotuner's early_config_prune leaves it out")
@@ -195,14 +195,14 @@ class TritonKernel:
 
 
 def config_text(config: Config | None) -> str:
-    """Return a configuration's fields that it sets, as NAME=VALUE."""
+    """Return the fields that a configuration sets, as NAME=VALUE."""
     if config is None:
         return "as launched"
     return " ".join(f"{name}={value}" for name, value in config.all_kwargs().items() if value is not None)
 
 
 def function_of(module: ModuleType, name: str, option: str) -> Callable[..., Any]:
-    """Return a function of the module. Raises UsageError where it has none of the name."""
+    """Return a function of the module. Raises UsageError if it has none of that name."""
     found = getattr(module, name, None)
     if isinstance(found, KernelInterface) or not callable(found):
         names = [own for own, value in vars(module).items() if inspect.isfunction(value)]
@@ -215,7 +215,7 @@ def function_of(module: ModuleType, name: str, option: str) -> Callable[..., Any
 
 
 def sizes_of(call: Callable[..., Any], name: str) -> dict[str, int]:
-    """Return the function's integer parameters with their defaults. Raises UsageError where another has no default."""
+    """Return the function's integer parameters with their defaults. Raises UsageError if one has no default."""
     sizes = {}
     for parameter in inspect.signature(call).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -1,4 +1,4 @@
-"""evoengine verify --triton: every configuration of a Triton kernel through the gate."""
+"""evoengine verify --triton: gate every configuration of a Triton kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Session:
     """A user's kernel in this process, whose configurations are gated one after the other."""
 
     def __init__(self, host: Host, gpu: Gpu, seed: int) -> None:
-        """Execute the file. Raises UsageError where a function is missing."""
+        """Execute the file. Raises UsageError if a function is missing."""
         self._program = Program(host, gpu)
         self.configs = tuple(config_text(config) for config in self._program.kernel.configs)
         self._gating = GatingGpu(gpu, self._program, seed)
@@ -32,9 +32,9 @@ class Session:
     def gate(self, number: int, exact: bool = False) -> ConfigVerdict:
         """Gate the configuration of that number in the list.
 
-        Its outputs are compared with those of the first that was gated. With `exact`, it is also built in Triton's
-        exact algebra and compared so, which says nothing about its verdict. Raises UsageError where the function raises
-        for its own sizes, or launches no such kernel, and where Triton has no exact algebra.
+        Its outputs are compared with those of the first gated one. With `exact`, it is also built and compared in
+        Triton's exact algebra, which does not affect the verdict. Raises UsageError if the function raises for its own
+        sizes or launches no such kernel, and if Triton has no exact algebra.
         """
         if exact and not hasattr(triton.knobs.compilation, "fpsan_homomorphic_casts"):
             raise UsageError(f"--exact needs FpSan of Triton 3.9; this is Triton {triton.__version__}")
@@ -48,7 +48,7 @@ class Session:
 
 
 def _run_cases(gating: GatingGpu, program: Program, cases: Sequence[Mapping[str, int]]) -> None:
-    """Call the function with each set of sizes, until one of its launches is wrong."""
+    """Call the function with each set of sizes until one of its launches is wrong."""
     for number, sizes in enumerate(cases):
         why = run_case(gating, program, sizes, number)
         if gating.verdict.wrong:
@@ -58,10 +58,10 @@ def _run_cases(gating: GatingGpu, program: Program, cases: Sequence[Mapping[str,
 
 
 def run_case(gating: GatingGpu, program: Program, sizes: Mapping[str, int], number: int) -> str | None:
-    """Call the function with these sizes, and gate the kernel's launches within.
+    """Call the function with these sizes, and gate the kernel's launches.
 
-    Returns why the function launches nothing with them, which is noted as a refusal, as one by Triton is. Raises
-    UsageError where the kernel cannot be judged.
+    Return why the function launches nothing with them, which is recorded as a refusal, as is one by Triton. Raises
+    UsageError if the kernel cannot be judged.
     """
     gating.begin(sizes_text(sizes))
     try:
@@ -85,7 +85,7 @@ def run_case(gating: GatingGpu, program: Program, sizes: Mapping[str, int], numb
 
 
 def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[str, int]]) -> None:
-    """Call the function with each set of sizes that it took, with launches of the build in exact algebra."""
+    """Call the function with each set of sizes that it accepted, with launches of the build in exact algebra."""
     before, triton.knobs.compilation.instrumentation_mode = triton.knobs.compilation.instrumentation_mode, "fpsan"
     gating.exact = True
     try:
@@ -97,7 +97,7 @@ def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[st
                 with uninitialized_as_nan():
                     torch.manual_seed(gating.seed_of(number))
                     program.function(**sizes)
-            except Exception as error:  # what the function makes of such results may be anything
+            except Exception as error:  # the function may fail on such results in any way
                 if not gating.launches:
                     gating.verdict.unbuilt[gating.sizes] = str(error)
     finally:
@@ -107,7 +107,7 @@ def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[st
 
 @contextmanager
 def uninitialized_as_nan() -> Iterator[None]:
-    """Let PyTorch fill new tensors that nobody initialises with NaN, or the largest integer."""
+    """Make PyTorch fill new uninitialized tensors with NaN, or with the largest integer."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

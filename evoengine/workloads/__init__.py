@@ -1,7 +1,7 @@
-"""The workloads. Each folder here is one, which its __init__.py names as `WORKLOAD`.
+"""The workloads. Each folder here is a workload, which its __init__.py names as `WORKLOAD`.
 
-Others may be registered. Problems are given by their texts, as a named set (`gemm:llama3-8b`), or as the lines of a
-file (`@FILE`).
+Further ones can be registered. Problems are given by their texts, as a named set (`gemm:llama3-8b`), or as the lines of
+a file (`@FILE`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_workload(name: str) -> AnyWorkload:
 
 
 def workload_from_definition(name: str, text: str) -> AnyWorkload:
-    """Return the user's own kernel that a ledger's run defines by this text. Raises UsageError where it is at fault."""
+    """Return the user's own kernel that a ledger's run defines by this text. Raises UsageError if it is invalid."""
     from evoengine.workloads.folder import FolderWorkload
     from evoengine.workloads.triton_kernel import TritonWorkload, is_definition
 
@@ -67,24 +67,26 @@ def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
     try:
         return workload, workload.parse(text)
     except UsageError as error:
-        if "-" in parts and (hint := did_you_mean(text, _sets())):  # as in a set's name, and in no part of a problem
+        if "-" in parts and (
+            hint := did_you_mean(text, _sets())
+        ):  # only in the name of a set, never in a part of a problem
             raise UsageError(f"{text!r} is no problem, such as {workload.example}, and no named set{hint}") from error
         raise
 
 
 def stored_problem(text: str) -> str:
-    """Return a problem that a ledger may hold, in the form it has there.
+    """Return a problem that a ledger may hold, in the form that it has there.
 
-    A recorded space's, or that of an unknown workload, is returned as it is. Raises UsageError.
+    The problem of a recorded space or of an unknown workload is returned unchanged. Raises UsageError.
     """
     name, colon, _ = text.partition(":")
     return str(parse_problem(text)[1]) if not colon or name in workloads() else text
 
 
 def expand(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the problems that the texts stand for, each once, in their order and in the form a ledger has them.
+    """Return the problems that the texts stand for, each once, in order and in the form that a ledger has.
 
-    Raises UsageError for a text that is no problem, an unreadable or empty file, and problems of unlike workloads.
+    Raises UsageError for an invalid problem, an unreadable or empty file, and problems of different workloads.
     """
     parsed = dict.fromkeys(str(parse_problem(problem)[1]) for problem in expanded(texts))
     kinds = dict.fromkeys(problem.partition(":")[0] if ":" in problem else "attention" for problem in parsed)
@@ -94,7 +96,7 @@ def expand(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def expanded(texts: Sequence[str]) -> list[str]:
-    """Return the problems that the texts stand for as written. Raises UsageError as `expand` does for files."""
+    """Return the problems that the texts stand for, as written. Raises UsageError as `expand` does for files."""
     return [problem for text in texts for problem in _expanded(text)]
 
 
@@ -113,7 +115,7 @@ def _sets() -> dict[str, tuple[str, ...]]:
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the problems of a file, one a line; what follows a # is a remark."""
+    """Return the problems of a file, one per line; text after # is a comment."""
     try:
         lines = read_limited_text(file).splitlines()
     except (OSError, ValueError) as error:

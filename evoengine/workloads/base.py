@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evoengine.workloads.coverage import Cell
 
 Inputs = Mapping[str, "torch.Tensor"]
-"""by the names of the kernel's parameters"""
+"""tensors by the names of the kernel's parameters"""
 Outputs = Mapping[str, "torch.Tensor"]
 LaunchOf = Callable[["Problem"], Launch]
 
@@ -54,7 +54,7 @@ C = TypeVar("C")
 class Case(Generic[P]):
     """One test of a candidate: a small problem and a way to draw its inputs.
 
-    `config` is the candidate's: some kernels take parameters that depend on it, tensor maps for one.
+    `config` is that of the candidate, because some parameters of kernels depend on it, such as tensor maps.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Case(Generic[P]):
     draw: str = "normal"
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
-    """whether it is run only for candidates that may be ranked, since it takes longer than the others"""
+    """whether it is run only for candidates that may be ranked, because it takes longer than the others"""
     part: str | None = None
-    """the part of the problem's own extent that it covers, where all of it would take too long"""
+    """the part of the problem's own extent that it covers if all of it would take too long"""
     whole: P | None = None
-    """the problem that is tuned, where its cells are known"""
+    """the tuned problem, if its cells are known"""
     once: bool = False
-    """whether one of the judges without a GPU suffices, as the text and the machine code made of it fail it alike"""
+    """whether one of the judges without a GPU is sufficient, because the text and its machine code fail it alike"""
 
 
 AnyCase = Case[Any]
-"""of a workload that the engine does not know"""
+"""a case of a workload that the engine does not know"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Tolerance:
     """The allowed error of an output against the float64 reference.
 
     By default FlashAttention's rule: `own` times the error of the same computation in the kernel's own dtypes, plus
-    `roundings` spacings of the output's dtype at its largest value. Where `rtol` or `atol` is given they hold instead,
+    `roundings` spacings of the output's dtype at its largest value. If `rtol` or `atol` is given, they apply instead,
     element by element: atol + rtol·|expected|, for a share `matched` of the elements.
     """
 
@@ -93,7 +93,10 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`inputs` are for the kernel, `expected` for the reference; they differ only where a case tests an invariance."""
+    """Drawn tensors: `inputs` for the kernel, `expected` for the reference.
+
+    They differ only if a case tests an invariance.
+    """
 
     inputs: Inputs
     expected: Inputs
@@ -101,7 +104,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Sample(Generic[P]):
-    """Part of a whole problem's outputs as a small problem of its own, that float64 can afford."""
+    """Part of a whole problem's outputs as a small problem of its own, which float64 can afford."""
 
     problem: P
     inputs: Inputs
@@ -113,14 +116,14 @@ class Tensors(ABC, Generic[P]):
     """The tensor half of a workload. Tensors are torch's, on the CPU or a GPU, by the names of the parameters."""
 
     independent: frozenset[str] = frozenset()
-    """draws for which the errors of different rows are independent, so that sums of them can be judged too"""
+    """draws for which the errors of different rows are independent, so that their sums can be judged too"""
 
     @abstractmethod
     def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
         """Draw the inputs of a case; the same seed gives the same tensors."""
 
     def changed_in_part(self, case: Case[P], inputs: Inputs, seed: int) -> Inputs | None:
-        """Return the inputs with some of their elements drawn again, or None where that may leave them invalid."""
+        """Return the inputs with some elements drawn again, or None if that may make them invalid."""
         return None
 
     @abstractmethod
@@ -135,15 +138,15 @@ class Tensors(ABC, Generic[P]):
         """
 
     def nudged(self, case: Case[P], inputs: Inputs) -> Outputs | None:
-        """Return float64 outputs from inputs that are each half a float32 spacing off, None where that is unknown.
+        """Return float64 outputs from inputs that are each half a float32 spacing off; None if unknown.
 
-        What they differ by, no computation in float32 can be expected to avoid. An output of whole numbers that is
-        among them is not compared where it differs.
+        No computation in float32 can be expected to avoid this difference. An integer output is not compared if it
+        differs.
         """
         return None
 
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
-        """Return the best result of a correct kernel: float32 throughout, rounded where it must be.
+        """Return the best result of a correct kernel: float32 throughout, rounded where necessary.
 
         It is used for `independent` draws.
         """
@@ -154,7 +157,7 @@ class Tensors(ABC, Generic[P]):
         return frozenset()
 
     def baselines(self, problem: P) -> tuple[str, ...]:
-        """Return the names of a library's implementations that candidates are timed beside."""
+        """Return the names of a library's implementations that are timed in turns with candidates."""
         return ()
 
     def baseline(self, name: str, problem: P, inputs: Inputs) -> Callable[[], object]:
@@ -174,21 +177,21 @@ class Tensors(ABC, Generic[P]):
     def samples(self, problem: P, inputs: Inputs, seed: int) -> Sequence[Sample[P]]:
         """Return the parts of a whole problem that are compared in float64 on a GPU.
 
-        That is all of it unless it takes too long.
+        This is all of it unless it takes too long.
         """
         return (Sample(problem, inputs, lambda outputs: outputs),)
 
     def check_bytes(self, problem: P) -> int:
-        """Return the GPU memory in bytes for drawing inputs and checking outputs of a whole problem, beside both."""
+        """Return the GPU memory in bytes for drawing inputs and checking outputs, in addition to both."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class IndexBound:
-    """The elements of an input are from 0 to `most`, as the loader of an exported kernel checks.
+    """Bounds of an input's elements, 0 to `most`, which the loader of an exported kernel checks.
 
-    With `lengths`, the name of an input, only the first ⌈length / page⌉ elements of each row count. With `rising`, none
-    is less than the one before.
+    With `lengths`, the name of an input, only the first ⌈length / page⌉ elements of each row count. With `rising`, no
+    element is less than the previous one.
     """
 
     tensor: str
@@ -199,44 +202,44 @@ class IndexBound:
 
 
 class FullSize(ABC, Generic[C]):
-    """Cases at full size in the emulator: blocks of the problem itself, over tensors that exist in part."""
+    """Cases at full size on the CPU: blocks of the problem itself, over tensors that exist in part."""
 
     unknown_cost = False
-    """whether the duration of a block is unknown, so that one is run before the others"""
+    """whether the duration of a block is unknown, so that one block is run before the others"""
 
     @abstractmethod
     def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch | None:
-        """Return what to run; None where another case of the plan asks it.
+        """Return what to run; None if another case of the plan covers it.
 
-        Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule.
+        Raises KernelUnbuildable if a tensor map of the whole problem breaks a rule.
         """
 
     @abstractmethod
     def written_parts(self, case: C, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return what the blocks wrote, as small problems.
 
-        Raises WrongBlock where it cannot be right, whatever the values.
+        Raises WrongBlock if it cannot be correct for any values.
         """
 
     def needs_others(self, case: C) -> bool:
-        """Return whether a block of a right kernel may be wrong by itself."""
+        """Return whether a single block of a correct kernel may be wrong."""
         return False
 
     def alone(self, case: C, seed: int) -> BlockLaunch | None:
-        """Return the blocks of a small launch, each by itself, where a kernel's blocks may need one another."""
+        """Return the blocks of a small launch, each run by itself, if a kernel's blocks may need one another."""
         return None
 
     def in_small(self, case: C) -> C:
-        """Return the case of the launch by `alone`."""
+        """Return the case of the launch of `alone`."""
         return case
 
 
 class WrongBlock(Exception):
-    """A block's stores cannot be correct, whatever the values. The message names the block and what it did."""
+    """A block's stores cannot be correct for any values. The message names the block and what it did."""
 
 
 class NothingWritten(WrongBlock):
-    """No block wrote any of `output`: none can be right, unless the kernel's blocks need one another."""
+    """No block wrote any of `output`, which is wrong unless the kernel's blocks need one another."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -251,46 +254,46 @@ class WrittenPart:
     drawn: Drawn
     outputs: Outputs
     expected: Outputs | None = None
-    """the expected outputs in float64, where they are known"""
+    """the expected outputs in float64, if they are known"""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """A user's Python file that launches a Triton kernel by a function of its own.
 
-    Grid, arguments and reference are known only by running it, which is done in worker processes.
+    Grid, arguments and reference are known only from running it, which worker processes do.
     """
 
     file: str
-    """its path, as messages and line tables name it"""
+    """its path in messages and line tables"""
     text: str
     kernel: str
     call: str
-    """the function that launches the kernel on tensors of its own; its integer parameters are sizes"""
+    """function that launches the kernel on tensors of its own; its integer parameters are sizes"""
     reference: str | None
-    """the function that takes parameters of the kernel by name and returns what it writes"""
+    """function that takes parameters of the kernel by name and returns what it writes"""
 
 
 class Workload(ABC, Generic[P]):
     """A kernel that can be tuned, without its tensors. Instances are picklable and immutable."""
 
     name: str
-    """also the prefix of its problems' texts, and the name of its templates and its space file"""
+    """name of the workload, prefix of its problems' texts, and name of its templates and its space file"""
     grammar: str
     """the grammar of a problem's text, for the user"""
     example: str
     """the text of a problem, which is the default"""
     compile_time: tuple[str, ...]
-    """the problem's variables that a template may bake into its text; all others are the kernel's parameters"""
+    """the problem's variables that a template may use as constants; all others are parameters of the kernel"""
     tolerance: Tolerance = Tolerance()
     is_default: bool = False
-    """whether problems without a name before the colon are of this workload"""
+    """whether problems without a name before the colon belong to this workload"""
     baseline_label: str = "baseline"
     """the usual name of the baselines"""
     definition_text: str | None = None
     """the definition of a user's own kernel as JSON, which ledgers store"""
     host: Host | None = None
-    """the program that launches candidates, where only that knows their launches and arguments"""
+    """the program that launches candidates, if only it knows their launches and arguments"""
 
     @abstractmethod
     def parse(self, text: str) -> P:
@@ -301,7 +304,7 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def flops(self, problem: P) -> float:
-        """Return the number of operations by the field's own count, so that figures compare."""
+        """Return the number of operations, counted as is usual in the field, so that figures are comparable."""
 
     @abstractmethod
     def min_dram_bytes(self, problem: P) -> float:
@@ -318,7 +321,7 @@ class Workload(ABC, Generic[P]):
     def parameters(self, problem: P, config: Config) -> tuple[Parameter, ...]:
         """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps.
 
-        The tensors are the same for every config, also an empty one.
+        The tensors are the same for every config, including an empty one.
         """
 
     def constants(self, problem: P) -> dict[str, Value]:
@@ -331,26 +334,26 @@ class Workload(ABC, Generic[P]):
         return {}
 
     def at_run_time(self, problem: P) -> P | None:
-        """Return the problem with a Symbol in the place of each size that an exported kernel is given as it runs.
+        """Return the problem with a Symbol in place of each size that an exported kernel receives at run time.
 
-        What `parameters` computes of it holds for all sizes. None where the kernel is for one size alone.
+        What `parameters` computes from it holds for all sizes. None if the kernel supports only one size.
         """
         return None
 
     def size_rules(self, problem: P) -> list[tuple[str, str]]:
-        """Return expressions that the Symbols of such a problem must fulfil, each with the reason."""
+        """Return expressions that the Symbols of such a problem must satisfy, each with the reason."""
         return []
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
-        """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
+        """Return the names of the parameters of one of several kernels, in order; None for all parameters."""
         return None
 
     def indices(self, problem: P, config: Config, seed: int) -> Mapping[str, np.ndarray]:
-        """Return contents [bytes uint8] of inputs on which it depends what a kernel does: indices, orders of tiles."""
+        """Return contents [bytes uint8] of inputs on which the work of a kernel depends: indices, orders of tiles."""
         return {}
 
     def index_bounds(self, problem: P) -> tuple[IndexBound, ...]:
-        """Return the bounds of inputs by which a kernel finds elements of others, each after those that it needs."""
+        """Return the bounds of inputs by which a kernel finds elements of others, each after those it depends on."""
         return ()
 
     @abstractmethod
@@ -358,18 +361,18 @@ class Workload(ABC, Generic[P]):
         """Return the half that imports torch."""
 
     def cells(self, problem: P, config: Config) -> frozenset[Cell]:
-        """Return the distinct behaviours of a kernel of this configuration, which the gate's cases must all visit.
+        """Return the distinct behaviours of a kernel of this configuration, all of which the gate's cases must visit.
 
-        Empty where they are not known.
+        Empty if they are not known.
         """
         return frozenset()
 
     def visited(self, case: Case[P], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        """Return the cells that a case visits, by its sizes and by what the device counted, VISIT [n]."""
+        """Return the cells that a case visits by its sizes and by the device's counts, VISIT [n]."""
         return frozenset()
 
     def gate_launch(self, case: Case[P], launch: Launch) -> Launch:
-        """Return the launch of a case: the space's, unless a kernel must be right with others too."""
+        """Return the launch of a case: that of the space, unless a kernel must be correct with others too."""
         return launch
 
     def full_plan(self, problem: P, config: Config, launch_of: LaunchOf) -> Plan:
@@ -386,11 +389,11 @@ class Workload(ABC, Generic[P]):
         return self.name
 
     def loader(self) -> Path | None:
-        """Return a file to ship beside an exported kernel that calls it; None for the common loader."""
+        """Return a file to ship with an exported kernel that calls it; None for the common loader."""
         return None
 
     def source_text(self, problem: P, config: Config, gpu: Gpu) -> str | None:
-        """Return the text of a candidate that is not made from a template; None where it is."""
+        """Return the text of a candidate that is not made from a template; None if it is."""
         return None
 
     def space_file(self) -> Path | None:
@@ -398,7 +401,7 @@ class Workload(ABC, Generic[P]):
         return None
 
     def space_text(self) -> str | None:
-        """Return the default search space where it is in no file."""
+        """Return the default search space if it is in no file."""
         return None
 
     def templates(self) -> Path | None:
@@ -423,7 +426,8 @@ N = TypeVar("N", bound=Named)
 def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
     """Return those of a candidate's parameters, or arguments, that one of its kernels takes.
 
-    Behind them stands what only its tensor maps and structs point to, not passed, and then the constants.
+    They are followed by those that are only accessed through its tensor maps and structs, which are not passed, and by
+    the constants.
     """
     names = workload.kernel_parameters(entry)
     if names is None:
@@ -436,7 +440,7 @@ def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
 
 
 def _passed(one: N, passed: bool) -> N:
-    """Return the parameter or argument with its mark `passed` set, where it has one."""
+    """Return the parameter or argument with its mark `passed` set, if it has one."""
     if getattr(one, "passed", passed) == passed:
         return one
     changed: N = replace(one, passed=passed)  # type: ignore[type-var]

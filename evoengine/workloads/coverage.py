@@ -1,7 +1,7 @@
 """Cells of a configuration: distinct behaviours of its kernel, each of which some case of the gate must visit.
 
-Workloads derive cells from a configuration. Which of them a plan visits is measured: by the visits that a device
-counts, with the sizes of the cases, and by what was drawn.
+Workloads derive cells from a configuration. The cells that a plan visits are measured: from a device's counts of visits
+together with the sizes of the cases, and from the drawn values.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from evoengine.devices.base import VisitKind
 
 PASSES = ("first", "second", "third")
-"""passes over a pipeline's buffers; at the third the barriers' phases equal those of the first"""
+"""passes over a pipeline's buffers; in the third the barriers' phases equal those of the first"""
 COUNTED = ("steps", "votes")
 """kinds of cells whose visits a device must count"""
 NEAR = 3
-"""distance from the end of a tile, in elements, within which each length may show another fault"""
+"""distance from the end of a tile, in elements, within which each length may expose another fault"""
 MANY = 36
-"""groups of rows or sequences, more than the lanes of a warp look at together"""
+"""number of groups of rows or sequences, more than the lanes of a warp examine at once"""
 SUMMED_ROWS = 32
-"""rows from which on sums of all errors are judged: with 32 columns each their root mean square scatters by 2 %"""
+"""rows above which sums of all errors are judged: with 32 columns each, their root mean square scatters by 2 %"""
 ROUNDINGS = f"roundings of {SUMMED_ROWS} rows and more, whose sums are judged"
 GUARD = 3
-"""rows, or pages of a pool, that belong to no group or sequence, in every case of those"""
+"""rows, or pages of a pool, that belong to no group or sequence, in each of those cases"""
 
 
 class Cell(NamedTuple):
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 def own_tail(length: int, tile: int, unit: int = 1) -> int:
     """Return the remainder that a length leaves for its last tile.
 
-    Where there is none, return about a third of a tile in whole units.
+    If there is none, return about a third of a tile in whole units.
     """
     return length % tile or -(-(tile // 3 + 1) // unit) * unit
 
@@ -47,7 +47,7 @@ def own_tail(length: int, tile: int, unit: int = 1) -> int:
 def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = NEAR) -> Iterator[Cell]:
     """Yield the cells of an axis that is cut into tiles.
 
-    They are lengths that end with a tile, up to `near` units before or behind its end, or with the problem's own tail;
+    They are lengths that end with a tile, up to `near` units before or after its end, or with the problem's own tail,
     and a single unit. Lengths are multiples of `unit`. Remainders that a tile cannot have are no cells.
     """
     yield Cell(axis, "one alone")
@@ -58,7 +58,7 @@ def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = N
 
 
 def visited_remainders(axis: str, length: int, tile: int, own: int, unit: int = 1) -> Iterator[Cell]:
-    """Yield those of them that a length visits."""
+    """Yield the remainder cells that a length visits."""
     if length == unit:
         yield Cell(axis, "one alone")
     for away in range(-NEAR, NEAR + 1):
@@ -87,7 +87,7 @@ def pipeline_cells(parts: Sequence[str], buffers: int) -> Iterator[Cell]:
 
 
 def visited_steps(parts: Iterable[str], buffers: int, steps: int | Sequence[int]) -> Iterator[Cell]:
-    """Yield those of them that a block with these parts visits in so many steps, or in the steps of these numbers."""
+    """Yield the pipeline cells that a block with these parts visits in so many steps, or in those of these numbers."""
     parts, numbers = list(parts), range(steps) if isinstance(steps, int) else steps
     if not numbers or not parts:
         return
@@ -100,7 +100,7 @@ def visited_steps(parts: Iterable[str], buffers: int, steps: int | Sequence[int]
 
 
 def visits_by_block(visits: np.ndarray, kind: VisitKind, warps: Sequence[int]) -> dict[int, int]:
-    """Return for each block how often the one of those warps that did so least was at any site of a kind."""
+    """Return for each block the lowest number of visits of those warps to any site of a kind."""
     of_kind = visits[visits["kind"] == kind]
     found: dict[int, int] = {}
     for block in np.unique(visits["block"]):
@@ -111,13 +111,13 @@ def visits_by_block(visits: np.ndarray, kind: VisitKind, warps: Sequence[int]) -
 
 
 def vote_cells(warps: Iterable[int]) -> Iterator[Cell]:
-    """Yield a vote of each warp that comes out true, and one that comes out false."""
+    """Yield a vote of each warp that is true, and one that is false."""
     for warp in warps:
         yield from (Cell("votes", f"warp {warp}, {sign}") for sign in ("true", "false"))
 
 
 def visited_votes(visits: np.ndarray) -> Iterator[Cell]:
-    """Yield those of them that a device counted."""
+    """Yield the vote cells that a device counted."""
     votes = visits[visits["kind"] == VisitKind.VOTE]
     for vote in votes:
         if vote["true"]:

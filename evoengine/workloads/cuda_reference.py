@@ -41,7 +41,7 @@ def read_reference(
     expression: Callable[[Any, str], Expression],
     fail: Callable[[str], Any],
 ) -> CudaReference:
-    """Read the object that problem.json has as its reference; `parameters` are those of the kernel that is tuned."""
+    """Read the object that is the reference in problem.json; `parameters` are those of the tuned kernel."""
     for key in given:
         if key not in _KEYS:
             fail(f"reference has the unknown key {key!r}; known are {', '.join(_KEYS)}")
@@ -71,7 +71,7 @@ def run_reference(
 ) -> Mapping[str, np.ndarray]:
     """Return every tensor by name as the kernel leaves it.
 
-    Raises UsageError where the kernel cannot be built or run.
+    Raises UsageError if the kernel cannot be built or run.
     """
     threads, grid = (_three(sizes, axes) for sizes in (reference.threads, reference.grid))
     launch = Launch(grid, prod(threads), int(reference.shared.evaluate(axes)), threads[1:])

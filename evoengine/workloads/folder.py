@@ -55,21 +55,21 @@ from evoengine.workloads.problem_text import read_size
 PROBLEM, SPACE = "problem.json", "space.toml"
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 _MADE = ("indptr", "permutation", "made", "integers", "arange")
-"""draws of what a kernel reads by or branches on, which a prediction must have as it is"""
+"""draws of values that a kernel uses as indices or branches on, which a prediction must have unchanged"""
 
 
 class FolderWorkload(Workload[FolderProblem]):
-    """A workload read from text, by which it is sent to worker processes, and in a ledger to other machines.
+    """A workload read from text, in which form it is sent to worker processes and, in a ledger, to other machines.
 
-    `definition_text` is a problem.json that needs no other file: the reference and the search space are in it. Without
-    `folder` it can be measured, ranked and exported; only rendering a kernel needs the folder.
+    `definition_text` is a problem.json that needs no other file: it contains the reference and the search space.
+    Without `folder` the workload can be measured, ranked and exported; only rendering a kernel needs the folder.
     """
 
     baseline_label = "reference"
     definition_text: str
 
     def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
-        """Parse the definition. Raises UsageError where it is at fault or names another kernel."""
+        """Parse the definition. Raises UsageError if it is invalid or names another kernel."""
         self.definition_text, self.folder = definition_text, folder
         self.definition = parse_definition(
             definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}"
@@ -118,9 +118,9 @@ class FolderWorkload(Workload[FolderProblem]):
         return self._problem(given)
 
     def _problem(self, given: Mapping[str, int], example: int | None = None) -> FolderProblem:
-        """Return the problem with these values of the var axes, drawn as the workload number `example` says.
+        """Return the problem with these values of the var axes, drawn as in the workload number `example`.
 
-        Raises UsageError where the sizes break a constraint or give no shape.
+        Raises UsageError if the sizes violate a constraint or give no shape.
         """
         definition = self.definition
         number = definition.example_of(given) if example is None else example
@@ -136,7 +136,7 @@ class FolderWorkload(Workload[FolderProblem]):
         return problem
 
     def problem_like(self, problem: FolderProblem) -> Problems:
-        """Return what makes a problem of values for the var axes, whose inputs are drawn as this one's."""
+        """Return a function that makes a problem from values of the var axes, with inputs drawn as for this one."""
         return lambda given: self._problem(given, problem.example)
 
     def at_run_time(self, problem: FolderProblem) -> FolderProblem:
@@ -150,14 +150,14 @@ class FolderWorkload(Workload[FolderProblem]):
         return [(str(rule), "a constraint of problem.json") for rule in rules if isinstance(rule, Symbol)]
 
     def flops(self, problem: FolderProblem) -> float:
-        """Return the FLOPs that the folder states, else one for every element of inputs and outputs."""
+        """Return the FLOPs that the folder states, or else one for every element of inputs and outputs."""
         rule = self.definition.flops
         if rule:
             return float(rule.evaluate(problem.axes))
         return float(sum(prod(shape_of(i, problem)) for i in self._tensors()))
 
     def min_dram_bytes(self, problem: FolderProblem) -> float:
-        """Return the bytes that the folder states, else those of every tensor read or written once."""
+        """Return the bytes that the folder states, or else those of every tensor read or written once."""
         rule = self.definition.bytes
         if rule:
             return float(rule.evaluate(problem.axes))
@@ -183,7 +183,7 @@ class FolderWorkload(Workload[FolderProblem]):
         return tuple(found)
 
     def _every_parameter(self, problem: FolderProblem, config: Config) -> dict[str, Parameter]:
-        """Return all that a kernel can take, or a struct can hold, by name."""
+        """Return everything that a kernel can take, or a struct can contain, by name."""
         definition = self.definition
         draws, scope = definition.draws_for(problem), scope_of(definition, problem, config)
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
@@ -245,7 +245,7 @@ class FolderWorkload(Workload[FolderProblem]):
 
 
 def load_folder(path: Path) -> FolderWorkload:
-    """Read a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
+    """Read a kernel's folder. Raises UsageError naming the file that is missing or invalid."""
     if not path.is_dir():
         raise UsageError(
             f"there is no folder {path}; {hint('new', path)} writes one to start from{nearest_folder(path)}"

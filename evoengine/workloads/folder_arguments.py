@@ -25,15 +25,15 @@ from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.space.symbol import Symbol, typed
 
 MOST_BYTES = 4096
-"""of a struct, as of all parameters of a kernel before CUDA 12.1"""
+"""limit of the bytes of a struct, and of all parameters of a kernel before CUDA 12.1"""
 MOST_RANK = 5
 SCALARS = {
     "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",
     "float32": "f", "float64": "d",
 }  # fmt: skip # a table
-"""a number in a struct → its format of `struct`"""
+"""type of a number in a struct → its format in `struct`"""
 _MAP_DTYPES = {"int8": "uint8", "bool": "uint8", "int16": "uint16"}
-"""dtypes of tensors that tensor maps name otherwise"""
+"""dtypes of tensors → their names in tensor maps, if these differ"""
 _MAP_KEYS = ("tensor", "dims", "strides", "box", "swizzle", "offset", "nan", "description")
 
 
@@ -53,7 +53,7 @@ class MapRule:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a struct: the parameter `name`, a pointer to it with an offset, or a number of a type of SCALARS."""
+    """A part of a struct: the parameter `name`, a pointer to it with an offset, or a number of a type in SCALARS."""
 
     at: int
     name: str | None = None
@@ -71,14 +71,14 @@ class StructRule:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the tensors, scalars, axes and tensor maps that it holds or points to."""
+        """Return the tensors, scalars, axes and tensor maps that it contains or points to."""
         return tuple(dict.fromkeys(part.name for part in self.parts if part.name is not None))
 
 
 # ── what problem.json says ──────────────────────────────────────────────────────────────────────────────────────────
 
 Fail = Callable[[str], Any]
-"""raises UsageError with the sentence"""
+"""raises UsageError with the given message"""
 
 
 def read_maps(entries: Mapping[str, Any], tensors: Collection[str], where: str, fail: Fail) -> tuple[MapRule, ...]:
@@ -123,7 +123,7 @@ def _size(value: Any, at: str, where: str, fail: Fail) -> Expression:
 
 
 def read_structs(entries: Mapping[str, Any], known: Collection[str], where: str, fail: Fail) -> tuple[StructRule, ...]:
-    """Return the structs of `structs`; `known` are the names that a part may hold."""
+    """Return the structs of `structs`; `known` are the names that a part may refer to."""
     return tuple(_struct(name, entry, known, where, fail) for name, entry in entries.items())
 
 
@@ -168,9 +168,9 @@ def _part(offset: str, value: Any, known: Collection[str], size: int, at: str, w
 
 
 def map_argument(rule: MapRule, of: TensorParameter | ScratchParameter, scope: Scope, exact: bool) -> TensorMapArgument:
-    """Return the map of a tensor. Without `exact` what needs a knob that has no value is 1.
+    """Return the map of a tensor. Without `exact`, sizes that depend on a knob without a value are 1.
 
-    Raises UsageError where a size is no integer.
+    Raises UsageError if a size is no integer.
     """
     element = DTYPE_BYTES[of.dtype]
     dims, box = (tuple(_whole(size, scope, exact) for size in sizes) for sizes in (rule.dims, rule.box))
@@ -188,7 +188,7 @@ def _dense(dims: Sequence[int], element: int) -> Iterator[int]:
 
 
 def struct_argument(rule: StructRule, parameters: Mapping[str, Parameter], scope: Scope, exact: bool) -> StructArgument:
-    """Return the struct. Raises UsageError where a part ends behind it, or a number does not fit its type."""
+    """Return the struct. Raises UsageError if a part exceeds it, or a number does not fit its type."""
     parts = []
     for part in rule.parts:
         value, size = _value(rule, part, parameters, scope, exact)
@@ -216,7 +216,7 @@ def _value(
         return PointerArgument(name, part.name, offset), 8
     if isinstance(found, TensorMapArgument):
         return found, 128
-    assert isinstance(found, ScalarArgument)  # the reader admits nothing else
+    assert isinstance(found, ScalarArgument)  # the reader admits no other part
     return found, found.value.nbytes
 
 

@@ -1,6 +1,7 @@
 """The gate's cases of a folder's workload.
 
-They are its own, or small problems set against the configuration's knobs, and the problem's own lengths.
+They are those that the folder states, or small problems chosen against the configuration's knobs, and problems with the
+problem's own lengths.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from evoengine.workloads.folder_definition import (
 MOST_SIZES = 8
 """number of small problems of different sizes"""
 LARGEST_KNOB = 256
-"""largest knob that may be a tile: twice as many rows would make the gate slow"""
+"""largest knob that may be a tile: longer tiles would make the gate slow"""
 MOST_WORK = 1 << 20
-"""elements of a case's tensors plus a quarter of its operations: tens of milliseconds in the emulator"""
+"""limit of a case's cost, elements of tensors plus a quarter of the operations: tens of milliseconds in the emulator"""
 FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative", "ties")
 """patterns that replace the draw of `random` floating-point inputs"""
 INTEGER_PATTERN = "ends"
-"""the pattern that takes integers from the ends of their ranges, and equal or nearly equal booleans"""
+"""the pattern that draws integers from the ends of their ranges, and equal or nearly equal booleans"""
 WIDE_PATTERN = "wide"
-"""the pattern that takes `random` integers from all that their dtype holds, or as many as outputs stay in range for"""
+"""the pattern that draws `random` integers from the whole range of their dtype, or from as much as outputs can hold"""
 OTHER_SCALARS = "other scalars"
-"""the case with other floating-point inputs by value than the example's"""
+"""the case with other by-value floating-point inputs than the example's"""
 NEARBY = 128
-"""distance from a size within which its nearest allowed one is searched"""
+"""distance from a size within which the nearest allowed one is searched"""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
-"""multiples to which all sizes are rounded up where no single change is enough"""
+"""multiples to which all sizes are rounded up if changing a single one is not enough"""
 
 
 def gate_cases(
     definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
 ) -> tuple[Case[FolderProblem], ...]:
-    """Return the folder's cases where it states any, else cases chosen by size.
+    """Return the folder's cases if it states any, or else cases chosen by size.
 
-    These are sizes around those of tiles, draws that show what others hide, and the problem's own length along each
-    axis. Where there is time, the problem itself is among them. Axes that the text of the kernel contains keep the
+    These are sizes around those of tiles, draws that expose faults that others hide, and the problem's own length along
+    each axis. If affordable, the problem itself is among them. Axes that the text of the kernel contains keep the
     problem's values. Sizes respect the problem's constraints, and those of the search space that state by `%` which
     sizes a configuration supports.
     """
@@ -90,8 +91,8 @@ def _part(
 ) -> FolderProblem | None:
     """Return the problem with axes shortened until a launch of all blocks is affordable, sums before outputs.
 
-    Kernels whose blocks talk are not judged at full size, where blocks run alone: what they count over several axes
-    goes far in this case alone.
+    Kernels whose blocks communicate are not judged at full size, where blocks run alone: only in this case do they
+    count far over several axes.
     """
     kept = {name for item in definition.outputs for size in item.shape or () for name in size.names}
     sums = [axis for axis in free_axes(definition) if axis not in kept]
@@ -113,7 +114,7 @@ def _sizes(problem: FolderProblem) -> str:
 
 
 def patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
-    """Return the draws that change something: of the inputs' dtypes and of how they are drawn."""
+    """Return the draws that have an effect, given the inputs' dtypes and how they are drawn."""
     draws = definition.draws_for(problem)
     tensors = [item for item in definition.inputs if item.shape is not None]
     drawn = [(item, draws[item.name].kind if item.name in draws else "random") for item in tensors]
@@ -141,7 +142,7 @@ def _own_lengths(
 
 
 def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the values that a stated case may change: not those that the kernel's text holds."""
+    """Return the values that a stated case may change: those that the kernel's text does not contain."""
     return {axis: axes[axis] for axis in free_axes(definition) if axis in axes}
 
 
@@ -160,9 +161,9 @@ def _small_problems(
 def _behind_tiles(
     definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return a problem that is longer than two tiles along each axis; None where it is invalid or costs much.
+    """Return a problem that is longer than two tiles along each axis; None if it is invalid or expensive.
 
-    There values meet that threads and blocks get in later turns.
+    Its values reach what threads and blocks process in later turns.
     """
     free = free_axes(definition)
     values = {axis: _around(found, config) for axis, found in tiles(definition, free, config).items()}
@@ -174,13 +175,13 @@ def _behind_tiles(
 def cheap_problems(
     definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
 ) -> list[FolderProblem]:
-    """Return the small problems that cost little; the first one where none does."""
+    """Return the small problems that are cheap; the first one if none is."""
     small = _small_problems(definition, problem, config, size_rules(definition, config), problem_of)
     return [p for p in small if cost(definition, p, config) <= MOST_WORK] or small[:1]
 
 
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
-    """Yield values for the free axes: 1, one below and one above a tile, past two of it, the same of each knob.
+    """Yield values for the free axes: 1, one below and above a tile, beyond two tiles, and the same for each knob.
 
     The axes run through their lists at different offsets, so that whole tiles of one meet tails of another.
     """
@@ -202,7 +203,7 @@ def _nearest(
 ) -> FolderProblem | None:
     """Return the wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow.
 
-    None where no such problem is near.
+    None if no such problem is near.
     """
     given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **wanted}
     fixed = {axis for axis, _ in _equalities(definition, wanted)}
@@ -222,7 +223,7 @@ def _allowed(
 ) -> FolderProblem | None:
     """Return the problem, or the nearest allowed one that differs in one size.
 
-    Where there is none, all sizes are rounded up to multiples of one number.
+    If there is none, all sizes are rounded up to multiples of one number.
     """
 
     def attempt(sizes: Mapping[str, int]) -> FolderProblem | None:
@@ -254,7 +255,7 @@ _ENDS = {-1: "1 short of a tile's end", 0: "whole tiles", 1: "1 behind a tile's 
 def cells(definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems) -> frozenset[Cell]:
     """Return the cells of each free axis, and those of the draws.
 
-    An axis has its own length, one element, and lengths about the ends of each tile into which the grid cuts it, where
+    An axis has its own length, one element, and lengths around the ends of each tile into which the grid cuts it, if
     the problem's and the space's constraints admit such lengths.
     """
     rules = size_rules(definition, config)
@@ -283,7 +284,7 @@ def visited(definition: Definition, case: Case[FolderProblem]) -> frozenset[Cell
 
 
 def _lengths(sizes: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Yield what a length may be against tiles, with lengths that are so."""
+    """Yield the relations that a length may have to tiles, with lengths that have them."""
     yield "one alone", [1]
     for tile in sizes:
         for away, end in _ENDS.items():
@@ -300,10 +301,10 @@ def _visited(length: int, sizes: list[int]) -> Iterator[str]:
                 yield f"{end} of {tile}"
 
 
-# A folder's problem at its own lengths: one axis at a time, shortened where that takes too long.
+# A folder's problem at its own lengths: one axis at a time, shortened if that takes too long.
 
 Problems = Callable[[Mapping[str, int]], FolderProblem]
-"""the problem with these values of the var axes; raises UsageError where there is none"""
+"""returns the problem with these values of the var axes; raises UsageError if there is none"""
 SMALL = (3, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 """lengths of the other axes, in the order in which they are tried"""
 MOST_LONG_WORK = 1 << 24
@@ -319,33 +320,33 @@ class Extent:
     axis: str
     problem: FolderProblem
     part: str | None
-    """the part of that length that it has, where all of it takes too long"""
+    """the part of that length that it has if all of it takes too long"""
 
 
 def free_axes(definition: Definition) -> list[str]:
-    """Return the axes that may have other lengths than the problem's: the kernel's text does not hold them."""
+    """Return the axes that may have other lengths than the problem's: those that the kernel's text does not contain."""
     return [axis for axis in definition.var_axes if axis not in definition.compile_time]
 
 
 def elements(definition: Definition, problem: FolderProblem) -> int:
-    """Return how many elements inputs and outputs have."""
+    """Return the number of elements of inputs and outputs."""
     axes = problem.axes
     shapes = [item.shape for item in (*definition.inputs, *definition.outputs) if item.shape is not None]
     return sum(prod(whole(size, axes) for size in shape) for shape in shapes)
 
 
 def operations(definition: Definition, problem: FolderProblem) -> float:
-    """Return the operations that the folder states; 0 where it states none."""
+    """Return the operations that the folder states; 0 if it states none."""
     return float(definition.flops.evaluate(problem.axes)) if definition.flops else 0.0
 
 
 def work(definition: Definition, problem: FolderProblem) -> float:
-    """Return what a case costs at least, about: elements and a quarter of the operations."""
+    """Return approximately the least cost of a case: elements and a quarter of the operations."""
     return elements(definition, problem) + operations(definition, problem) / 4
 
 
 def cost(definition: Definition, problem: FolderProblem, config: Config) -> float:
-    """Return what a launch costs the emulator, about: the work, and each of the threads."""
+    """Return approximately the cost of a launch in the emulator: the work, and that of each thread."""
     return work(definition, problem) + _THREAD * launched_threads(definition, problem, config)
 
 
@@ -364,7 +365,7 @@ def own_extents(
 ) -> Iterator[Extent]:
     """Yield for each free axis the smallest valid problem that has its own length there.
 
-    Where that is not affordable, it is the longest affordable one that leaves the same remainders.
+    If that is not affordable, it is the longest affordable one that leaves the same remainders.
     """
     for axis in free_axes(definition):
         own = problem.axes[axis]
@@ -376,7 +377,7 @@ def own_extents(
 
 
 def shorter_lengths(length: int) -> Iterator[int]:
-    """Yield lengths below this one, the longest first, that leave the same remainders modulo powers of two."""
+    """Yield shorter lengths, the longest first, that leave the same remainders modulo powers of two."""
     step = 1 << (length.bit_length() - 1)
     while step > 1:
         if step + length % step < length:
@@ -387,7 +388,7 @@ def shorter_lengths(length: int) -> Iterator[int]:
 def smallest_with(
     definition: Definition, problem: FolderProblem, axis: str, length: int, rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the first valid problem with that length of the axis: others short, or as few as need be at their own."""
+    """Return the first valid problem with that length of the axis: others short, or as few as possible at their own."""
     others = [other for other in free_axes(definition) if other != axis]
     own = {name: problem.axes[name] for name in definition.var_axes}
     for kept in range(len(others) + 1):
@@ -403,7 +404,7 @@ def smallest_with(
 def attempt(
     given: Mapping[str, int], definition: Definition, movable: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """Return the problem of these sizes, or None where it is invalid.
+    """Return the problem of these sizes, or None if it is invalid.
 
     Movable axes that a constraint `axis == expression` fixes are set first.
     """
@@ -415,7 +416,7 @@ def attempt(
 
 
 def with_equalities(definition: Definition, given: Mapping[str, int], movable: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes with the axes set that a constraint `axis == expression` fixes, as FlashInfer-Trace has them."""
+    """Return sizes with those axes set that a constraint `axis == expression` fixes, as in FlashInfer-Trace."""
     sizes = dict(given)
     for axis, expression in _equalities(definition, movable):
         with suppress(UsageError):
@@ -450,7 +451,7 @@ def cut_until(
 ) -> FolderProblem | None:
     """Return the problem with axes shortened until it fits, keeping their remainders.
 
-    Axes of `first` are shortened before others, and the longest first. None where no shorter problem is valid.
+    Axes of `first` are shortened before others, and the longest first. None if no shorter problem is valid.
     """
     found = problem
     while not fits(found):
@@ -475,7 +476,7 @@ def _shortened(
 
 
 def part_of(definition: Definition, problem: FolderProblem, whole_problem: FolderProblem) -> str | None:
-    """Return which lengths a problem has of the whole one's, or None where it has all."""
+    """Return which of the whole problem's lengths a problem has; None for all."""
     lengths = [(axis, problem.axes[axis], whole_problem.axes[axis]) for axis in definition.var_axes]
     return ", ".join(f"{axis} {own:,} of {all_of:,}" for axis, own, all_of in lengths if own < all_of) or None
 
@@ -483,7 +484,7 @@ def part_of(definition: Definition, problem: FolderProblem, whole_problem: Folde
 def small_problem(
     definition: Definition, problem: FolderProblem, least: int, rules: Rules, problem_of: Problems
 ) -> FolderProblem:
-    """Return a problem whose free axes are all short, `least` at least, or the problem itself where none is valid."""
+    """Return a problem whose free axes are all short, but at least `least`, or the problem itself if none is valid."""
     free = free_axes(definition)
     for length in sorted({size for size in SMALL if size >= least} | {least}):
         short = {axis: min(length, problem.axes[axis]) for axis in free}
@@ -502,20 +503,20 @@ def small_problem(
 LaunchOf = Callable[[FolderProblem], Launch]
 
 MOST_ELEMENTS = 1 << 26
-"""of all tensors, such that the reference of a whole problem fits into a few gigabytes in float64"""
+"""limit of the bytes of all tensors, up to which the float64 reference of a whole problem fits into a few gigabytes"""
 MOST_OPERATIONS = 4e10
-"""of a whole problem, which a core executes in some seconds"""
+"""limit of the operations of a whole problem, which a core executes in some seconds"""
 REAL_BYTES = 1 << 28
-"""limit of inputs that are drawn whole where they cannot be pooled"""
+"""limit of the bytes of inputs that are drawn whole if they cannot be pooled"""
 LEAST = 5
-"""the length of short axes, more than the few sampled places"""
+"""length of short axes, more than the few sampled places"""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFullCase:
     """Some blocks of a launch for `problem`, which is `whole` or a part of it.
 
-    `small` is a problem with few blocks, whose launch shows whether a block by itself does what it should.
+    `small` is a problem with few blocks, whose launch shows whether a single block does what it should.
     """
 
     name: str

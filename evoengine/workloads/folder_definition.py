@@ -26,21 +26,20 @@ LARGEST_AXIS = 2**31 - 1
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
-"""dtype of what is passed by value → its type"""
+"""dtype of a value that is passed directly → its type"""
 PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ties", "ends", "wide")
-"""draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`, `wide`)"""
+"""draws of a gate case that apply to all floating-point inputs, or to all integers and booleans (`ends`, `wide`)"""
 WIDE = {"int64": (64, 40), "int32": (32, 20), "int16": (16, 12), "uint8": (8,)}
-"""dtype → bits of `random` integers in the pattern `wide`: all, and fewer where outputs leave their range"""
+"""dtype → bits of `random` integers in the pattern `wide`: all of them, and fewer if outputs leave their range"""
 OTHER_SCALAR = 0.75
-"""factor of floating-point inputs by value in the case with other ones: a probability or a scale stays one"""
+"""factor of by-value floating-point inputs in the case with other ones: a probability or a scale stays one"""
 
 
 @dataclass(frozen=True)
 class Axis:
     """A size.
 
-    It has a `value` where it is constant, an `expression` where it follows from others, and neither where a problem
-    states it.
+    It has a `value` if it is constant, an `expression` if it follows from others, and neither if a problem states it.
     """
 
     name: str
@@ -54,33 +53,33 @@ class Axis:
 
 @dataclass(frozen=True)
 class Item:
-    """An input or an output. `shape` holds expressions of axes; None for an input passed by value."""
+    """An input or an output. `shape` contains expressions of axes; None for an input passed by value."""
 
     name: str
     shape: tuple[Expression, ...] | None
     dtype: str
     writes: tuple[tuple[Expression, Expression], ...] | None = None
-    """the first index and the one behind the last, along each dimension, that the kernel writes; None for all"""
+    """along each dimension, the first index that the kernel writes and the one after the last; None for all"""
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Scratch memory, neither an input nor an output. `shape` holds expressions of axes and knobs."""
+    """Scratch memory, neither an input nor an output. `shape` contains expressions of axes and knobs."""
 
     name: str
     shape: tuple[Expression, ...]
     dtype: str
     zeroed: bool
-    """whether it is zero before the first launch, else poisoned. It keeps its contents between launches"""
+    """whether it is zero before the first launch, or else poisoned (NaN). It keeps its contents between launches"""
 
 
 @dataclass(frozen=True)
 class Draw:
     """The draw of an input: a type and its numbers, which may be expressions of axes.
 
-    `low` and `high` are of `indptr` the shortest segment and the sum of all, of `permutation` `high` is what all
-    integers are below. `maker` is the function of the folder that makes it. Segments of an `indptr` are at least as
-    long as those of the input `over`.
+    For `indptr`, `low` and `high` are the shortest segment and the sum of all; for `permutation`, `high` is above all
+    integers. `maker` is the function of the folder that makes the input. Segments of an `indptr` are at least as long
+    as those of the input `over`.
     """
 
     kind: str = "random"
@@ -101,7 +100,7 @@ class Example:
 
 @dataclass(frozen=True)
 class NamedCase:
-    """A gate case that the folder states: a pattern over all floating-point inputs, or draws input by input."""
+    """A gate case that the folder states: a pattern for all floating-point inputs, or draws input by input."""
 
     name: str
     axes: Mapping[str, int]
@@ -115,15 +114,15 @@ class Definition:
     axes: tuple[Axis, ...]
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
-    """what the reference returns, in order: in-out tensors, which are inputs too, behind the others"""
+    """the outputs of the reference, in order; in-out tensors, which are inputs too, come last"""
     reference: str
-    """Python text; empty where a kernel is the reference"""
+    """Python text; empty if a kernel is the reference"""
     kernel_reference: CudaReference | None
     examples: tuple[Example, ...]
     constraints: tuple[Expression, ...]
     entry: str
     parameters: tuple[str, ...]
-    """the first kernel's, in order: names of inputs, outputs, scratch memory and axes"""
+    """the first kernel's parameters, in order: names of inputs, outputs, scratch memory and axes"""
     then: Mapping[str, tuple[str, ...]]
     """kernels after the first, in stream order, each with its parameters"""
     scratch: tuple[Scratch, ...]
@@ -132,7 +131,7 @@ class Definition:
     makers: str
     """the Python text with the functions that make inputs"""
     constants: Mapping[str, str]
-    """`__constant__` variables of the kernel, each with the input whose contents it holds"""
+    """`__constant__` variable of the kernel → the input whose contents it has"""
     compile_time: tuple[str, ...]
     tolerance: Tolerance
     cases: tuple[NamedCase, ...]
@@ -153,7 +152,7 @@ class Definition:
 
     @property
     def runs_alone(self) -> bool:
-        """Return whether what one block writes can be judged by itself: without scratch and in-out tensors."""
+        """Return whether the writes of one block can be judged alone: without scratch and in-out tensors."""
         return not self.scratch and not self.inout and not self.then and self.writes_whole
 
     @property
@@ -167,7 +166,7 @@ class Definition:
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Return the value of every axis, given those of the var axes.
 
-        Raises UsageError where one is no positive int32.
+        Raises UsageError if one is no positive int32.
         """
         known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
         derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
@@ -183,14 +182,14 @@ class Definition:
         return next((number for number, found in enumerate(fits) if found), 0)
 
     def draws_for(self, problem: FolderProblem) -> Mapping[str, Draw]:
-        """Return how inputs are drawn for a problem, and for the gate's cases of it: as its workload says."""
+        """Return how inputs are drawn for a problem and for its gate cases, as its workload states."""
         draws = self.examples[problem.example].draws
         if not problem.other_scalars:
             return draws
         return {**draws, **{name: replace(draws[name], value=value) for name, value in self._others(problem)}}
 
     def passes_fractions(self, problem: FolderProblem) -> bool:
-        """Return whether a kernel takes a floating-point number by value that a case can change: one unlike zero."""
+        """Return whether a kernel takes a nonzero floating-point number by value, which a case can change."""
         return any(True for _ in self._others(problem))
 
     def _others(self, problem: FolderProblem) -> Iterator[tuple[str, float]]:
@@ -203,9 +202,9 @@ class Definition:
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
-    """Return an expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS.
+    """Return an expression's value as a size. Raises UsageError if it is no integer from 1 to LARGEST_AXIS.
 
-    Of Symbols it is one.
+    The value of an expression of Symbols is a Symbol.
     """
     value = expression.evaluate(sizes)
     if isinstance(value, Symbol):
@@ -221,7 +220,7 @@ def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FolderProblem:
-    """`sizes` holds every axis, in the order of problem.json; `given` names those that the problem's text gives."""
+    """A problem. `sizes` has every axis, in the order of problem.json; `given` names those in the problem's text."""
 
     name: str
     sizes: tuple[tuple[str, int], ...]
@@ -229,7 +228,7 @@ class FolderProblem:
     example: int = 0
     """the number of the workload with the draws of inputs"""
     other_scalars: bool = False
-    """whether numbers that a kernel takes by value are other ones than the workload's"""
+    """whether by-value numbers differ from those of the workload"""
 
     def __str__(self) -> str:
         return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)
@@ -243,7 +242,7 @@ class FolderProblem:
 
 
 def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Return the shape of an item. Raises UsageError where a size is no positive integer."""
+    """Return the shape of an item. Raises UsageError if a size is no positive integer."""
     axes = problem.axes
     return tuple(whole(size, axes) for size in item.shape or ())
 
@@ -251,7 +250,7 @@ def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
 def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | None:
     """Return the indices along each dimension that the kernel writes; None for all of them.
 
-    Raises UsageError where one is no range within the output.
+    Raises UsageError if one is no range within the output.
     """
     if item.writes is None:
         return None
@@ -259,7 +258,7 @@ def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | No
     for (first, last), size in zip(item.writes, shape_of(item, problem), strict=True):
         begin, end = first.evaluate(axes), last.evaluate(axes)
         if isinstance(begin, Symbol) or isinstance(end, Symbol):
-            return None  # an exported kernel's loader leaves all of the output to it
+            return None  # an exported kernel's loader leaves the whole output to the kernel
         if type(begin) is not int or type(end) is not int or not 0 <= begin < end <= size:
             raise UsageError(
                 f"{first.where}: `{first.text}:{last.text}` is {begin}:{end} for {problem}; a part of {size} indices "
@@ -275,14 +274,14 @@ def scope_of(definition: Definition, problem: FolderProblem, config: Config) -> 
 
 
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
-    """Return whether a constraint holds; True where it needs a name without a value."""
+    """Return whether a constraint holds; True if it needs a name without a value."""
     try:
         return bool(constraint.evaluate(values))
     except Undefined:
         return True
 
 
-# What the search space of a folder states about sizes: which a configuration supports, and its tiles.
+# What the search space of a folder states about sizes: those that a configuration supports, and its tiles.
 
 Rules = Callable[[Mapping[str, int]], bool]
 LARGEST_TILE = 1024
@@ -306,7 +305,7 @@ class _Space:
 def size_rules(definition: Definition, config: Config) -> Rules:
     """Return whether a configuration supports sizes, by those constraints in which `%` applies to an axis.
 
-    Other constraints may concern sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
+    Other constraints may concern sizes too, but only for speed: the gate's problems are smaller than any worth tuning.
     """
     space = _read(definition.space)
     names = {axis.name for axis in definition.axes}
@@ -320,7 +319,7 @@ def size_rules(definition: Definition, config: Config) -> Rules:
 
 
 def first_config(definition: Definition) -> Config:
-    """Return the first start point of the folder's space, else the first value of every knob; {} where none is told."""
+    """Return the first start point of the folder's space, or else the first value of every knob; {} if unknown."""
     tables = parse_toml(definition.space) if definition.space else {}
     starts, knobs = tables.get("start") or [{}], tables.get("knobs", {})
     values = {name: given.get("values", [0]) if isinstance(given, dict) else given for name, given in knobs.items()}
@@ -330,7 +329,7 @@ def first_config(definition: Definition) -> Config:
 
 
 def require_launches(definition: Definition) -> None:
-    """Raise UsageError unless problem.json and the space name the same kernels behind the first."""
+    """Raise UsageError unless problem.json and the space name the same kernels after the first."""
     if not definition.space:
         return
     launched = _read(definition.space).kernels
@@ -350,9 +349,9 @@ def require_launches(definition: Definition) -> None:
 def scratch_parameter(
     definition: Definition, scratch: Scratch, problem: FolderProblem, config: Config
 ) -> ScratchParameter:
-    """Return scratch memory by its size, an expression of axes, knobs and the space's lets.
+    """Return scratch memory with its size, an expression of axes, knobs and the space's lets.
 
-    Without a configuration what needs a knob has one element. Raises UsageError where a size is no positive integer.
+    Without a configuration, sizes that depend on a knob are 1. Raises UsageError if a size is no positive integer.
     """
     scope = scope_of(definition, problem, config)
     try:
@@ -365,7 +364,7 @@ def scratch_parameter(
 
 
 def launched_threads(definition: Definition, problem: FolderProblem, config: Config) -> int:
-    """Return the threads of all blocks of a launch; 0 where the space does not tell."""
+    """Return the threads of all blocks of a launch; 0 if the space does not state them."""
     space = _read(definition.space)
     scope = Scope({**problem.axes, **config}, space.lets, config)
     family = str(config.get("family")) if str(config.get("family")) in space.grids else ""
@@ -399,7 +398,7 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 def _read(text: str) -> _Space:
     """Return the constraints without a condition, the lets of every family and the grids.
 
-    Raises UsageError where the text is no space file; the exact fault is reported by the space's own reader.
+    Raises UsageError if the text is no space file; the space's own reader reports the exact fault.
     """
     try:
         return _parsed(parse_toml(text) if text else {})
@@ -451,9 +450,9 @@ def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _divisor(node: ast.expr, scope: Scope) -> int:
-    """Return the product of the divisors along a chain of divisions; 0 where one is no size.
+    """Return the product of the divisors along a chain of divisions; 0 if one is no size.
 
-    ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128.
+    ceil_div(ceil_div(n, 32), 4) divides n into tiles of 128.
     """
     parts = _parts(node)
     if parts is None:
@@ -462,7 +461,7 @@ def _divisor(node: ast.expr, scope: Scope) -> int:
 
 
 def _size(expression: Expression, scope: Scope) -> int:
-    """Return the expression's value where it is an integer, else 0."""
+    """Return the expression's value if it is an integer, or else 0."""
     try:
         value = expression.evaluate(scope)
     except UsageError:

@@ -1,4 +1,4 @@
-"""A folder's problem at full size: the kernel's arguments, and what the blocks that were run should have written."""
+"""A folder's problem at full size: the kernel's arguments, and what the executed blocks should have written."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ POOL_PAGES = 256
 _INPUT_LIMIT = 1 << 28
 """bytes of pooled inputs after which a block is aborted"""
 _SMALL_BYTES = 1 << 22
-"""limit of inputs that are passed to the emulator whole"""
+"""limit of the bytes of inputs that are passed to the emulator whole"""
 _ALL = 64
 """number of blocks up to which all blocks of a launch are run"""
 _SLICE_ELEMENTS, _SLICE_OPERATIONS = 1 << 24, 4e9
-"""of the reference of a few places"""
+"""limits of elements and of operations of the reference for a few places"""
 _ALL_ELEMENTS = 1 << 26
-"""of the references of all places"""
+"""limit of the elements of the references for all places"""
 
 
 class FolderFullSize(FullSize[FolderFullCase]):
@@ -74,8 +74,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def draw_blocks(self, case: FolderFullCase, launch: Launch, seed: int) -> BlockLaunch | None:
         """Return the blocks to run.
 
-        None where the reference is not affordable at that size, or where it is affordable at the whole one's and the
-        case is a part of it.
+        None if the reference is not affordable at that size, or if the case is a part of a problem whose reference is.
         """
         can_whole = (
             self._drawn_bytes(case.whole) <= REAL_BYTES if not case.compared else self._can_be_judged(case, case.whole)
@@ -89,7 +88,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return self._launch(case, case.problem, launch, seed, [int(block) for block in order])
 
     def alone(self, case: FolderFullCase, seed: int) -> BlockLaunch:
-        """Return the blocks of a small launch, each by itself; with repeated indices where blocks may meet by them."""
+        """Return the blocks of a small launch, each run by itself; with repeated indices if blocks may collide by them."""
         total = prod(case.small_launch.grid)
         draw = (
             INTEGER_PATTERN
@@ -107,10 +106,10 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def written_parts(
         self, case: FolderFullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]
     ) -> list[WrittenPart]:
-        """Return the outputs that blocks wrote, at the places along independent axes where they did.
+        """Return the outputs that blocks wrote, at the places along independent axes where they wrote.
 
-        Raises WrongBlock where a block read too much or stores cannot cover an output, NothingWritten where no block
-        wrote any of one.
+        Raises WrongBlock if a block read too much or stores cannot cover an output, and NothingWritten if no block
+        wrote any of an output.
         """
         if not case.compared:
             return []
@@ -136,7 +135,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def _alike(
         self, case: FolderFullCase, stored: Sequence[Stored], axes: Sequence[str]
     ) -> list[tuple[Places, list[Stored]]]:
-        """Return the blocks that wrote at the same places together, with these places."""
+        """Return groups of blocks that wrote at the same places, with these places."""
         found: dict[tuple[bytes, ...], tuple[Places, list[Stored]]] = {}
         for one in stored:
             places = _places(self._definition, case.problem, [one], axes)
@@ -146,7 +145,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def _affordable_parts(
         self, case: FolderFullCase, asked: BlockLaunch, alike: Sequence[tuple[Places, list[Stored]]]
     ) -> list[WrittenPart]:
-        """Return parts until there is no time for more; a part says how many blocks they are of, where not of all."""
+        """Return parts until the time is used up; each states how many blocks it is from, if not from all."""
         parts: list[WrittenPart] = []
         spent = compared = 0
         for places, blocks in alike:
@@ -197,7 +196,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return BlockLaunch(launch, arguments, pool, chosen, case.entry)
 
     def _pooled(self, problem: FolderProblem) -> frozenset[str]:
-        """Return the inputs that are not drawn whole: where all are too large, the `random` ones of one dtype."""
+        """Return the inputs that are not drawn whole: if all together are too large, the `random` ones of one dtype."""
         if input_bytes(self._definition, problem) <= _SMALL_BYTES and not self._definition.inout:
             return frozenset()
         draws = self._definition.draws_for(problem)
@@ -218,7 +217,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return sum(prod(shape_of(item, problem)) * DTYPE_BYTES[item.dtype] for item in drawn)
 
     def _affordable(self, case: FolderFullCase, places: Places) -> Places:
-        """Return the places, or so many fewer along the axis with most that the reference of them is affordable."""
+        """Return the places, or fewer along the longest axis until their reference is affordable."""
         found = dict(places)
         while elements(self._definition, sliced(case.problem, found)) > _SLICE_ELEMENTS:
             longest = max(found, key=lambda axis: len(found[axis]))
@@ -228,7 +227,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return found
 
     def _part(self, case: FolderFullCase, asked: BlockLaunch, stored: Sequence[Stored], places: Places) -> WrittenPart:
-        """Return what was stored at some places, as a problem of its own; all else there as the reference has it."""
+        """Return the values stored at some places as a problem of its own; all other elements are the reference's."""
         part = sliced(case.problem, places)
         inputs = self._inputs(case.problem, asked, places)
         expected = self._tensors.reference(part, inputs)
@@ -266,9 +265,9 @@ class FolderFullSize(FullSize[FolderFullCase]):
 
 
 def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
-    """Return an input that was drawn with its contents, all else as it is."""
+    """Return an input that was drawn with its contents; other values unchanged."""
     if not isinstance(parameter, TensorParameter | ConstantParameter) or parameter.name not in inputs:
-        assert not isinstance(parameter, ConstantParameter)  # those are never pooled
+        assert not isinstance(parameter, ConstantParameter)  # such inputs are never pooled
         return parameter
     data = inputs[parameter.name].reshape(-1).view(torch.uint8).numpy()
     if isinstance(parameter, ConstantParameter):
@@ -278,7 +277,7 @@ def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
 
 
 def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the places of the elements at the product of indices, in row-major order."""
+    """Return the flat positions of the elements at the product of indices, in row-major order."""
     places = np.zeros((1,), np.int64)
     for size, one in zip(shape, at, strict=True):
         places = (places[:, None] * size + one[None, :]).reshape(-1)
@@ -302,7 +301,7 @@ def _places(
 def _within(
     item: Item, problem: FolderProblem, places: Places, stored: np.ndarray, bits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return stored elements by their places in the part of the output that `places` names; others are left out."""
+    """Return stored elements by their positions in the part of the output that `places` names; others are omitted."""
     at = np.unravel_index(stored, shape_of(item, problem))
     keep = np.ones(len(stored), bool)
     own: list[np.ndarray] = []
@@ -318,7 +317,7 @@ def _within(
 
 
 def _put(flat: torch.Tensor, exact: torch.Tensor, places: np.ndarray, bits: np.ndarray) -> None:
-    """Put stored values into an output; where one is there already, that which is further from the exact one stays."""
+    """Put stored values into an output; of two values at a position the one farther from the exact value is kept."""
     at = torch.from_numpy(places.astype(np.int64))
     values = torch.from_numpy(np.ascontiguousarray(bits).view(np.uint8)).view(flat.dtype)
     far = (values.double() - exact[at].double()).abs() >= (flat[at].double() - exact[at].double()).abs()
@@ -334,16 +333,16 @@ _SIGMAS = 4.0
 _LEAST_FITTED = 8
 """minimum number of blocks whose places determine those of others"""
 _TRIES = 64
-"""samples of blocks by which their places are fitted"""
+"""number of samples of blocks by which their places are fitted"""
 _LARGEST_TILE = 1 << 20
-"""elements of an output that a block may leave out"""
+"""limit of the elements of an output that a block may omit"""
 
 Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""stores of one block: output → the elements' places in it, ascending, and their bits"""
+"""stores of one block: output → the elements' positions in it, ascending, and their bits"""
 
 
 def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
-    """Return the elements of each output that a block stored to: those that are not what they were before."""
+    """Return the elements of each output that a block stored to, which are those that changed."""
     found = {}
     for number, p in enumerate(asked.arguments):
         if not isinstance(p, TensorParameter) or not p.output:
@@ -361,11 +360,11 @@ def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
 
 
 def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
-    """Raise WrongBlock where the blocks' shares of an output leave some of it out, NothingWritten where all are empty.
+    """Raise WrongBlock if the blocks' shares leave out some of an output, NothingWritten if all shares are empty.
 
-    Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall short
-    of the output by more than chance explains. Of integers and of what is written in place only NothingWritten is
-    raised: a kernel may have written what was there.
+    If all blocks were run the check is exact. Otherwise the mean share of the chosen blocks, times the number of
+    blocks, must fall short of the output by more than chance explains. For integers and in-place outputs only
+    NothingWritten is raised, because a kernel may have written the value that was there.
     """
     total, size = prod(asked.launch.grid), prod(shape_of(item, problem))
     parts = [own[item.name][0] for own in found]
@@ -390,10 +389,10 @@ def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: S
 def with_tiles(
     definition: Definition, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]
 ) -> list[Stored]:
-    """Return the stores with those added that a block left out of its tile: what is there counts as what it wrote.
+    """Return the stores with those added that a block omitted in its tile: the present value counts as written.
 
-    So what a late block leaves undone is compared: poison, or what a tensor held that is written in place. Raises
-    WrongBlock where a block wrote nothing.
+    An omission by a late block is thus compared: the poison, or the previous contents of an in-place tensor. Raises
+    WrongBlock if a block wrote nothing.
     """
     more: list[dict[str, tuple[np.ndarray, np.ndarray]]] = [dict(own) for own in found]
     numbers = np.array([block.number for block in asked.blocks[: len(found)]])
@@ -423,11 +422,11 @@ def with_tiles(
 def tiles_of(
     shape: Sequence[int], grid: tuple[int, int, int], numbers: np.ndarray, stored: Sequence[np.ndarray]
 ) -> list[np.ndarray] | None:
-    """Return the elements of an output that are each block's own, by the places where others stored; None if unclear.
+    """Return the elements of an output in each block's tile, determined by where others stored; None if unclear.
 
-    They are clear where the first index along each dimension, or along neighbouring ones taken as one, is a linear
-    function of the block's place in the grid, each axis of which steps along one dimension. A block's tile then is as
-    long as the step. A grid may have blocks beyond an output's end, whose tiles are empty.
+    They are clear if the first index along each dimension, or along neighbouring ones taken as one, is a linear
+    function of the block's position in the grid, each axis of which steps along one dimension. A block's tile is then
+    as long as the step. A grid may have blocks beyond an output's end, whose tiles are empty.
     """
     wrote = np.array([bool(places.size) for places in stored])
     if wrote.sum() < _LEAST_FITTED:
@@ -455,10 +454,10 @@ def tiles_of(
 
 
 def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
-    """Return whole numbers with which `at` times them is at most `firsts`, and the same for a third of the blocks.
+    """Return integers whose product with `at` is at most `firsts`, and equal to it for a third of the blocks.
 
-    None where there are none, or where an axis of the grid steps along no dimension, or along several. Some first
-    elements are later than their tile: where a value is that which was there.
+    None if there are none, or if an axis of the grid steps along no dimension, or along several. Some first elements
+    come after the start of their tile, if the value there did not change.
     """
     random = np.random.default_rng(0)
     for _ in range(_TRIES):
@@ -472,7 +471,7 @@ def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
 
 
 def _joined(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the shape, and those in which neighbouring dimensions are one, down to a single dimension."""
+    """Yield the shape, and those in which neighbouring dimensions are joined, down to a single dimension."""
     for cuts in sorted(product((True, False), repeat=len(shape) - 1), key=sum, reverse=True) if shape else ():
         sizes = [shape[0]]
         for size, cut in zip(shape[1:], cuts, strict=True):
@@ -483,10 +482,9 @@ def _joined(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(sizes)
 
 
-# Find axes along which a reference computes each output only from the inputs at the same place.
-#
-# Along them a few places of a problem of any size are a small problem of their own: rows of a softmax, rows and columns
-# of a matrix product.
+# Find axes along which a reference computes each output only from the inputs at the same place. // Along them a few
+# places of a problem of any size are a small problem of their own: rows of a softmax, rows and columns of a matrix
+# product.
 
 Places = Mapping[str, np.ndarray]
 """axis → indices along it, int64, ascending"""
@@ -497,15 +495,15 @@ _SAME = 1e-9
 
 
 def independent_axes(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
-    """Return those axes, as a small problem shows by being computed whole and at a few places.
+    """Return the independent axes, determined by computing a small problem as a whole and at a few places.
 
-    An axis that any shape calculates with is none of them.
+    An axis that occurs in an expression of a shape is not independent.
     """
     return _independent(_Key(definition), problem)
 
 
 class _Key:
-    """The parts of a definition on which its results depend."""
+    """The parts of a definition on which its independent axes depend."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
@@ -534,7 +532,7 @@ def _independent(key: _Key, problem: FolderProblem) -> tuple[str, ...]:
 
 
 def _candidates(definition: Definition, problem: FolderProblem) -> list[str]:
-    """Return axes that are a dimension of some input and of every output, and no part of an expression."""
+    """Return axes that are a dimension of some input and of every output, and not part of an expression."""
     items = [item for item in (*definition.inputs, *definition.outputs) if item.shape is not None]
     sizes = [size for item in items for size in item.shape or ()]
     calculated = {name for size in sizes if size.text not in size.names for name in size.names}
@@ -556,7 +554,7 @@ def _candidates(definition: Definition, problem: FolderProblem) -> list[str]:
 def _holds(
     definition: Definition, problem: FolderProblem, inputs: Inputs, expected: Outputs, axes: Sequence[str]
 ) -> bool:
-    """Return whether some places along the axes give what the whole gives there: the first and last, and one within."""
+    """Return whether some places along the axes (first, last, one between) give the results of the whole problem."""
     for some in ((0, -1), (1,)):
         places = {axis: np.arange(problem.axes[axis])[list(some)] for axis in axes}
         part = sliced(problem, places)
@@ -578,7 +576,7 @@ def _alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def sliced(problem: FolderProblem, places: Places) -> FolderProblem:
-    """Return the problem of those places: as many along each of their axes."""
+    """Return the problem of those places, whose number is the length of each of their axes."""
     sizes = tuple((axis, len(places[axis]) if axis in places else length) for axis, length in problem.sizes)
     return replace(problem, sizes=sizes)
 

@@ -35,7 +35,7 @@ DTYPES = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int64", "int32": "int32",
     "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
 }  # fmt: skip # a table
-"""a dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are taken too"""
+"""dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are accepted too"""
 _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     "uint8": (0, 255),
     "bool": (0, 1),
@@ -44,8 +44,8 @@ _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in
 _LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
 SCALAR_DTYPES = ("fp32", "fp64", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
-"""spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by
-some tens of spacings of the largest output, and a library's blocked sums by fewer"""
+"""spacings allowed if outputs are float32 or float64: sequential sums of thousands of terms are off by some tens of
+spacings of the largest output, and a library's blocked sums by fewer"""
 
 _KEYS = (
     "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "inout", "outputs", "scratch",
@@ -57,7 +57,7 @@ _DRAWS = {
     "uniform": ("low", "high"), "integers": ("low", "high"), "indptr": ("total",), "permutation": (), "made": ("by",),
 }  # fmt: skip # a table
 _MORE = {"indptr": ("least", "over"), "permutation": ("high",)}
-"""draw → what it may say besides"""
+"""draw → its further fields"""
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
 
@@ -272,7 +272,7 @@ class _Reader:
         return entries
 
     def _makers(self) -> str:
-        """Return the Python text of the functions that make inputs, checked for its syntax alone."""
+        """Return the Python text of the functions that make inputs, after checking only its syntax."""
         text = self.data.get("makers", "")
         if not isinstance(text, str):
             self._fail("makers must be the name of a .py file beside this one, with a function for each input it makes")
@@ -318,7 +318,7 @@ class _Reader:
         return Scratch(name, shape, self._dtype(entry["dtype"], at), entry.get("zeroed", False))
 
     def _compile_time(self) -> tuple[str, ...]:
-        """Return the axes that a template may bake in: constant ones, those listed, and all that follow from these."""
+        """Return the axes that a template may use as constants: constant and listed ones, and those that follow."""
         listed = self._list("compile_time")
         for name in listed:
             if not isinstance(name, str) or name not in self.names:
@@ -346,7 +346,7 @@ class _Reader:
     def _parameters(
         self, memory: Sequence[Item | Scratch], compile_time: tuple[str, ...], constants: Mapping[str, str]
     ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-        """Return the first kernel's parameters and those of the kernels behind it, by entry."""
+        """Return the first kernel's parameters and those of the kernels after it, by entry."""
         items = list(dict.fromkeys(item.name for item in memory))
         extra = [*(m.name for m in self.maps), *(s.name for s in self.structs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
@@ -523,7 +523,7 @@ class _Reader:
 
 
 def _fits(value: object, dtype: str) -> bool:
-    """Return whether a number of JSON is representable in that dtype."""
+    """Return whether a JSON number is representable in that dtype."""
     if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return False
     if dtype not in _INTEGERS:

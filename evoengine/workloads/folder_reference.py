@@ -1,4 +1,4 @@
-"""Run the reference of a folder's workload: the user's Python, with torch or NumPy, as it is or in other arithmetic.
+"""Run the reference of a folder's workload: the user's Python, with torch or NumPy, unchanged or in other arithmetic.
 
 It runs only in worker processes. Its errors become a UsageError that names the line.
 """
@@ -31,7 +31,8 @@ _TO_INTEGER = ("int", "short", "char", "byte")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _FACTORS = ("mul", "div", "true_divide")
 ROUGH = 8
-"""computations that are off by roundings: what one of them may decide either way is missed by all once in 128 cases"""
+"""number of computations with changed roundings: all of them miss a decision that is equally likely either way once in
+128 cases"""
 
 
 class NotDouble(Exception):
@@ -41,7 +42,7 @@ class NotDouble(Exception):
 def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
     """Return the outputs in the dtypes that problem.json states.
 
-    Raises UsageError where the reference raises, or returns other outputs than stated.
+    Raises UsageError if the reference raises, or returns other outputs than stated.
     """
     found = _call(definition, problem, inputs)
     checked = {item.name: _checked(definition, item, found[item.name], problem) for item in definition.outputs}
@@ -49,7 +50,7 @@ def run_as_is(definition: Definition, problem: FolderProblem, inputs: Inputs) ->
 
 
 def _where_written(definition: Definition, problem: FolderProblem, outputs: Outputs) -> Outputs:
-    """Return outputs with zeros where the kernel does not write them."""
+    """Return outputs with zeros where the kernel does not write."""
     found = dict(outputs)
     for item in definition.outputs:
         if (ranges := written_ranges(item, problem)) is not None:
@@ -60,9 +61,9 @@ def _where_written(definition: Definition, problem: FolderProblem, outputs: Outp
 
 
 def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs:
-    """Return the outputs from floating-point inputs raised to float64, ignoring casts to narrower types.
+    """Return the outputs from floating-point inputs converted to float64, ignoring casts to narrower types.
 
-    Raises NotDouble where the reference does not run so.
+    Raises NotDouble if the reference does not run in this way.
     """
     if definition.kernel_reference is not None:
         raise NotDouble("it is a CUDA kernel")
@@ -83,9 +84,9 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 
 
 def off_by_roundings(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Outputs | None:
-    """Return of each output's element the value furthest from the exact one that other roundings of float32 give.
+    """Return for each output element the value farthest from the exact one among several roundings in float32.
 
-    None where the reference does not run in float64.
+    None if the reference does not run in float64.
     """
     try:
         exact = run_in_float64(definition, problem, inputs)
@@ -102,7 +103,7 @@ def off_by_roundings(definition: Definition, problem: FolderProblem, inputs: Inp
 
 
 def same_in_int64(definition: Definition, problem: FolderProblem, inputs: Inputs, outputs: Outputs) -> bool:
-    """Return whether integers of 64 bits give the same outputs; False where some inputs have these anyway."""
+    """Return whether 64-bit integers give the same outputs; False if some inputs have them anyway."""
     integers = {name for name, t in inputs.items() if not t.is_floating_point() and t.dtype != torch.bool}
     if not runs_torch(definition) or any(inputs[name].dtype == torch.int64 for name in integers):
         return False
@@ -121,12 +122,12 @@ def same_in_int64(definition: Definition, problem: FolderProblem, inputs: Inputs
 
 
 def runs_torch(definition: Definition) -> bool:
-    """Return whether the reference computes with torch: it is no kernel, and not NumPy's."""
+    """Return whether the reference computes with torch, that is, it is neither a kernel nor NumPy code."""
     return definition.kernel_reference is None and not uses_numpy(definition)
 
 
 def uses_numpy(definition: Definition) -> bool:
-    """Return whether the reference imports NumPy and not torch, and so takes arrays. Runs nothing."""
+    """Return whether the reference imports NumPy and not torch, so that it takes arrays. Runs nothing."""
     if definition.kernel_reference is not None:
         return False
     return _imports_numpy_alone(definition.reference)
@@ -179,7 +180,7 @@ def _arguments(definition: Definition, problem: FolderProblem, inputs: Inputs, n
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    """Convert a tensor to NumPy; bfloat16 becomes float32, which holds its values exactly."""
+    """Convert a tensor to NumPy; bfloat16 becomes float32, which represents its values exactly."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
@@ -235,7 +236,7 @@ def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dic
 
 
 def _named(definition: Definition, returned: object) -> dict[str, torch.Tensor]:
-    """Return what `run` returned by output name: from one value, a sequence in their order, or a mapping."""
+    """Return the result of `run` by output name: from one value, a sequence in order, or a mapping."""
     names, of = [item.name for item in definition.outputs], f"the reference of {definition.name}"
     if isinstance(returned, Mapping):
         if set(returned) != set(names):
@@ -272,11 +273,11 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Other arithmetic: all in float64, all integers of 64 bits, or results off by roundings.
+# Other arithmetic: everything in float64, all integers in 64 bits, or results with changed roundings.
 
 
 class _Converting(TorchFunctionMode):
-    """Replaces dtypes passed to torch, and casts by methods of a tensor, by one wider dtype."""
+    """Replace dtypes passed to torch, and casts by methods of a tensor, by one wider dtype."""
 
     def __init__(self, wide: torch.dtype, casts: Sequence[str], replaces: Callable[[torch.dtype], bool]) -> None:
         super().__init__()
@@ -294,7 +295,7 @@ class _Converting(TorchFunctionMode):
 
 @contextmanager
 def all_in_float64() -> Iterator[None]:
-    """Compute in float64 what is within: every floating-point dtype that is passed to torch means float64."""
+    """Compute the block in float64: every floating-point dtype that is passed to torch means float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -305,9 +306,9 @@ def all_in_float64() -> Iterator[None]:
 
 
 class _Roughening(TorchDispatchMode):
-    """Moves results by a float32 spacing, up or down: those that float32 does not hold, products and quotients.
+    """Move results by a float32 spacing up or down: those that float32 does not represent, products and quotients.
 
-    Powers of two are exact factors. Views and what is computed in place stay as they are.
+    Powers of two are exact factors. Views and in-place results are not changed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -331,6 +332,6 @@ class _Roughening(TorchDispatchMode):
 
 
 def _is_power(factor: Any) -> bool:
-    """Return whether a factor is a power of two, up to its sign, or zero, in all of its elements."""
+    """Return whether all elements of a factor are zero or a power of two, up to the sign."""
     values = torch.as_tensor(factor, dtype=torch.float64)
     return bool(((torch.frexp(values).mantissa.abs() == 0.5) | (values == 0)).all())

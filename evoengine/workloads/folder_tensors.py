@@ -1,4 +1,4 @@
-"""Draw the inputs of a folder's workload as problem.json says, and compute outputs by its reference."""
+"""Draw the inputs of a folder's workload as problem.json states, and compute outputs by its reference."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 BASELINE = "reference"
 MOST_INTEGER = 128
-"""integers of a `random` input are below it, and above its negative where the dtype has a sign"""
+"""limit of the integers of a `random` input, and of their magnitude if the dtype has a sign"""
 LARGE = (1024.0, 64.0, 8.0)
-"""factors of inputs in the pattern `large`: the first with which the reference's outputs stay finite is used"""
+"""factors of inputs in the pattern `large`: the first one for which the reference's outputs stay finite is used"""
 
 
 class FolderTensors(Tensors[FolderProblem]):
@@ -51,7 +51,7 @@ class FolderTensors(Tensors[FolderProblem]):
         self._definition = definition
 
     def draw(self, case: Case[FolderProblem], seed: int, device: str = "cpu") -> Drawn:
-        """Draw a case's inputs; as in `normal` in a pattern under which the reference leaves its dtype's range."""
+        """Draw a case's inputs; as in `normal` if the reference leaves its dtype's range under the pattern."""
         for strength in {"large": LARGE, "wide": (-1, 0, 1)}.get(case.draw, (1.0,)):
             inputs = self._draw(case, seed, device, strength)
             if case.draw == "normal" or case.draw.startswith("case ") or self._is_in_range(case, inputs):
@@ -60,9 +60,9 @@ class FolderTensors(Tensors[FolderProblem]):
         return Drawn(plain, plain)
 
     def changed_in_part(self, case: Case[FolderProblem], inputs: Inputs, seed: int) -> Inputs | None:
-        """Return the inputs with an eighth of the elements of what is drawn `random` taken from another draw.
+        """Return the inputs with an eighth of the elements of `random` ones taken from another draw.
 
-        The first, the middle and the last element of each stay. None where that is the case of all elements.
+        The first, the middle and the last element of each stay. None if no element would change.
         """
         other = self._draw(case, seed, "cpu", 1.0)
         generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ class FolderTensors(Tensors[FolderProblem]):
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()} if changes else None
 
     def reference(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
-        """Return float64 outputs: computed so where the reference can, else its own outputs converted."""
+        """Return float64 outputs: computed in float64 if the reference can, or else its own outputs converted."""
         try:
             return run_in_float64(self._definition, problem, inputs)
         except NotDouble:
@@ -90,10 +90,10 @@ class FolderTensors(Tensors[FolderProblem]):
         return run_as_is(self._definition, problem, inputs)
 
     def nudged(self, case: Case[FolderProblem], inputs: Inputs) -> Outputs | None:
-        """Return the outputs of floating-point dtypes from nudged inputs; in `ties` all outputs of exact inputs.
+        """Return the outputs of floating-point dtypes from nudged inputs; in `ties`, all outputs of exact inputs.
 
-        There results within the computation are off instead, by as much: so where values are compared as they were
-        drawn, a tie stays one.
+        In `ties` intermediate results are changed instead, by as much: if values are compared as drawn, a tie stays a
+        tie.
         """
         if case.draw == "ties":
             return off_by_roundings(self._definition, case.problem, inputs)
@@ -112,11 +112,11 @@ class FolderTensors(Tensors[FolderProblem]):
         return {name: output for name, output in found.items() if name in floating}
 
     def shown(self, case: Case[FolderProblem], drawn: Drawn) -> frozenset[Cell]:
-        """Return the draw of a case; one under which the reference is not finite was drawn as usual."""
+        """Return the draw of a case; if the reference is not finite under it, inputs were drawn as usual."""
         return frozenset({Cell("values", case.draw)})
 
     def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
-        """Return the reference, if it is torch's; NumPy's and kernels run on the CPU alone."""
+        """Return the reference, if it uses torch; NumPy code and kernels run only on the CPU."""
         return (BASELINE,) if runs_torch(self._definition) else ()
 
     def baseline(self, name: str, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
@@ -141,11 +141,11 @@ class FolderTensors(Tensors[FolderProblem]):
     def _is_in_range(self, case: Case[FolderProblem], inputs: Inputs) -> bool:
         """Return whether outputs are numbers, infinite only where the exact ones are, finite in `large` and `wide`.
 
-        With wide integers they are less than a quarter of what their dtype holds, or the same with integers of 64 bits:
-        so those that wrapped around, or that a conversion cut off, are told from others.
+        With wide integers they are less than a quarter of their dtype's range, or the same with 64-bit integers: this
+        distinguishes them from those that wrapped around or were cut off by a conversion.
         """
         if case.draw == "ties" and not runs_torch(self._definition):
-            return False  # which ties roundings may decide is not known
+            return False  # it is unknown which ties roundings may decide
         try:
             outputs = run_as_is(self._definition, case.problem, inputs)
         except UsageError:
@@ -160,7 +160,7 @@ class FolderTensors(Tensors[FolderProblem]):
         return same and not any(bool(output.isnan().any()) for output in outputs.values())
 
     def draw_some(self, case: Case[FolderProblem], seed: int, without: Collection[str]) -> Inputs:
-        """Return the inputs of a case but those named in `without`."""
+        """Return the inputs of a case except those named in `without`."""
         return self._draw(case, seed, "cpu", 1.0, without)
 
     def _draw(
@@ -181,7 +181,7 @@ class FolderTensors(Tensors[FolderProblem]):
             if case.draw == "wide" and draw.kind == "random" and item.dtype in WIDE:
                 values = _wide_integers(item, values, generator, int(strength))
             elif case.draw == "ties" and draw.kind == "random" and values.is_floating_point():
-                values = (values * 2).round() / 2  # equal ones, ones halfway between integers, zeros of both signs
+                values = (values * 2).round() / 2  # equal values, values halfway between integers, zeros of both signs
             elif draw.kind == "random" and values.is_floating_point():
                 values = SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
@@ -216,7 +216,7 @@ def _drawn(
 
 
 def _made(definition: Definition, item: Item, draw: Draw, case: Case[FolderProblem]) -> torch.Tensor:
-    """Return what the folder's function gives for the axes and the knobs, in the input's shape."""
+    """Return the result of the folder's function for the axes and the knobs, in the input's shape."""
     of = f"{draw.maker} of makers, which makes {item.name}"
     try:
         found = loaded(definition.makers, f"{definition.name}'s inputs")[str(draw.maker)](
@@ -236,7 +236,7 @@ def _indptr(
 ) -> torch.Tensor:
     """Return ascending offsets from 0 to `high` of segments of at least `low`; with `ends` one segment has the rest.
 
-    Segments are as long as those of the offsets `over` and the rest, which is shared out.
+    Segments are as long as those of the offsets `over` plus a share of the rest.
     """
     axes = case.problem.axes
     total, least = (int(float(e.evaluate(axes))) if e is not None else 0 for e in (draw.high, draw.low))
@@ -261,7 +261,7 @@ def _indptr(
 
 
 def _permutation(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
-    """Return distinct integers from 0 to below `high`, in random order; `high` is their number unless stated."""
+    """Return distinct integers from 0 to below `high`, in random order; `high` is their number by default."""
     shape = shape_of(item, problem)
     high = int(float(draw.high.evaluate(problem.axes))) if draw.high is not None else prod(shape)
     if high < prod(shape):
@@ -273,19 +273,19 @@ def _permutation(item: Item, draw: Draw, problem: FolderProblem, generator: torc
 
 
 def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
-    """Draw values of the item's shape, in float32 or float64 where it holds floating-point numbers."""
+    """Draw values of the item's shape, in float32 or float64 if it holds floating-point numbers."""
     shape, dtype, axes = shape_of(item, problem), TORCH_DTYPES[item.dtype], problem.axes
     made = torch.float64 if dtype == torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
     device = generator.device
     match draw.kind:
         case "zeros" | "ones" | "constant":
             value = {"zeros": 0, "ones": 1}.get(draw.kind, draw.value)
-            assert value is not None  # the reader refuses a constant without one
+            assert value is not None  # the reader rejects a constant without a value
             return torch.full(shape, value, dtype=made, device=device)
         case "arange":
             return torch.arange(prod(shape), dtype=made, device=device).reshape(shape)
         case "uniform" | "integers":
-            assert draw.low is not None and draw.high is not None  # the reader refuses a range that leaves one out
+            assert draw.low is not None and draw.high is not None  # the reader rejects a range without both limits
             low, high = (float(bound.evaluate(axes)) for bound in (draw.low, draw.high))
             if not low < high:
                 raise UsageError(f"{item.name} is drawn {draw.kind} from {low:g} to {high:g}; low must be below high")
@@ -309,7 +309,7 @@ def random_values(dtype: str, shape: Sequence[int], generator: torch.Generator) 
 def _ends(
     item: Item, draw: Draw, problem: FolderProblem, values: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return integers from the ends of their ranges, and booleans all alike but for at most one.
+    """Return integers from the ends of their ranges, and booleans all equal except at most one.
 
     Other draws are returned unchanged.
     """
@@ -328,9 +328,9 @@ def _ends(
 
 
 def _wide_integers(item: Item, values: torch.Tensor, generator: torch.Generator, fewer: int) -> torch.Tensor:
-    """Return integers of all bits, or of fewer where `fewer` is 1; as they are drawn where there are no fewer.
+    """Return integers of all bits, or of fewer where `fewer` is 1; as drawn if there are no fewer.
 
-    Where it is -1, one of 32 is an end of the dtype's range.
+    Where it is -1, one in 32 is an end of the dtype's range.
     """
     bits = WIDE[item.dtype][max(fewer, 0) :]
     if not bits:
@@ -353,7 +353,7 @@ def _is_small(output: torch.Tensor) -> bool:
 
 
 def _range(item: Item, draw: Draw, problem: FolderProblem) -> tuple[int, int]:
-    """Return the lowest integer that is drawn, and the one above the highest."""
+    """Return the lowest drawn integer, and the one above the highest."""
     if draw.low is not None and draw.high is not None:
         axes = problem.axes
         return int(float(draw.low.evaluate(axes))), int(float(draw.high.evaluate(axes)))
@@ -380,7 +380,7 @@ def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
-    "zeros": lambda values, generator: values * 0,  # of both signs
+    "zeros": lambda values, generator: values * 0,  # zeros of both signs
     "one-hot": _one_hot,
     "negative": lambda values, generator: -values.abs(),
 }
@@ -389,17 +389,17 @@ SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
 # ── the reference, checked before a search ──────────────────────────────────────────────────────────────────────────
 
 MOST_WORK = float(1 << 26)
-"""elements and a quarter of the operations, of all small sizes that are tried here"""
+"""limit of elements plus a quarter of the operations, for all small sizes that are tried"""
 SLOW_WORK = 2.5e8
-"""of one case; a billion operations take some ten seconds in the emulator"""
+"""limit of one case; a billion operations take about ten seconds in the emulator"""
 
 
 def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
-    """Run the reference as the gate will and return what a person should know of it.
+    """Run the reference as the gate will, and return remarks for the user.
 
     It is run on the gate's small sizes, smallest first, on the problem's own length along each axis, and on the problem
-    itself where that is affordable. Raises UsageError where it raises, or returns a wrong number of outputs, shape or
-    dtype; where it does so for the problem's own lengths alone, the axis is named.
+    itself if affordable. Raises UsageError if it raises, or returns a wrong number of outputs, shape or dtype; if it
+    does so only for the problem's own lengths, the axis is named.
     """
     definition = workload.definition
     rules, problem_of = size_rules(definition, {}), workload.problem_like(problem)
@@ -443,7 +443,7 @@ def _check_itself(workload: FolderWorkload, problem: FolderProblem, remarks: lis
 
 
 def _axis_at_fault(workload: FolderWorkload, problem: FolderProblem) -> str | None:
-    """Return the first axis without whose own length the reference does not raise."""
+    """Return the first axis whose own length makes the reference raise."""
     definition, problem_of = workload.definition, workload.problem_like(problem)
     given = {axis: problem.axes[axis] for axis in definition.var_axes}
     for axis in free_axes(definition):

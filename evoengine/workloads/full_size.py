@@ -1,8 +1,8 @@
 """Choose the blocks of a launch that are run at full size, and lengths that represent longer ones.
 
-Offsets beyond 32 bits, indices of 8 or 16 bits, and the way from a block's number to its place show at the problem's
-own size alone. So blocks of the problem itself are run, over tensors that exist in part. `FullCase` is for kernels each
-of whose blocks writes rectangles of every output, mostly a single one.
+Faults in offsets beyond 32 bits, in indices of 8 or 16 bits, and in the mapping of block numbers to positions occur
+only at the problem's own size. Blocks of the problem itself are therefore run, over tensors that exist in part.
+`FullCase` is for kernels whose blocks write rectangles of every output, usually one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ALIASES = (1 << 8, 1 << 16)
 def chosen_blocks(grid: Grid, seed: int, drawn: int = DRAWN, step: int = 1) -> list[int]:
     """Return numbers of blocks, x running fastest, in whole clusters of `step`.
 
-    These are the last, the first, the last along each axis, those that an index truncated to 8 or 16 bits confuses with
-    the last, the one in the middle, and `drawn` by seed.
+    They are the last, the first, the last along each axis, those that an index truncated to 8 or 16 bits confuses with
+    the last, the middle one, and `drawn` by seed.
     """
     x, y, _ = grid
     total = prod(grid)
@@ -42,7 +42,7 @@ def chosen_blocks(grid: Grid, seed: int, drawn: int = DRAWN, step: int = 1) -> l
 
 
 def draw_blocks(grid: Grid, seed: int, count: int) -> list[int]:
-    """Return that many unlike blocks, or all where there are no more."""
+    """Return that many distinct blocks, or all if there are no more."""
     total, rng = prod(grid), np.random.default_rng(seed)
     if total <= 4 * count:
         return [int(block) for block in rng.permutation(total)[:count]]
@@ -53,12 +53,12 @@ def draw_blocks(grid: Grid, seed: int, count: int) -> list[int]:
 
 
 def in_clusters(blocks: Iterable[int], step: int) -> list[int]:
-    """Return the first block of each one's cluster, every cluster once."""
+    """Return the first block of each block's cluster, every cluster once."""
     return list(dict.fromkeys(block // step * step for block in blocks))
 
 
 def few(length: int, tile: int, tiles: int) -> int:
-    """Return a length of at most so many tiles, the last of which ends as that of `length` does."""
+    """Return a length of at most so many tiles, whose last tile ends as that of `length` does."""
     return length if length <= tiles * tile else (tiles - 1) * tile + 1 + (length - 1) % tile
 
 
@@ -76,17 +76,17 @@ class FullCase(Generic[P]):
     config: Config = field(hash=False)
     blocks: Literal["many", "last", "one drawn"] = "many"
     part: str | None = None
-    """the part of the problem's own extent that it has, where all of it takes too long"""
+    """the part of the problem's own extent that it has if all of it takes too long"""
     cluster: int = 1
-    """number of blocks that run together; the first of them stands for all"""
+    """number of blocks that run together; the first of them represents all"""
     visits: int = 1
-    """rectangles at most that a block writes, one after the other"""
+    """maximum number of rectangles that a block writes, one after the other"""
     tile_bytes: int = 0
-    """of inputs for one of several rectangles, with those that are read ahead"""
+    """bytes of inputs for one of several rectangles, including those that are read ahead"""
 
 
 def choose_blocks(case: FullCase[Any], launch: Launch, seed: int) -> list[ChosenBlock]:
-    """Return the blocks to run, each with what it may read: enough for all its rectangles, or for the first."""
+    """Return the blocks to run, each with the limit of its reads: enough for all its rectangles, or for the first."""
     match case.blocks:
         case "last":
             numbers = [prod(launch.grid) - 1]
@@ -97,7 +97,7 @@ def choose_blocks(case: FullCase[Any], launch: Launch, seed: int) -> list[Chosen
     first, *others = in_clusters(numbers, case.cluster)
     if case.visits == 1:
         return [ChosenBlock(number, _INPUT_LIMIT, ends=True) for number in (first, *others)]
-    # the last block goes through all its rectangles
+    # the last block processes all its rectangles
     follow = case.blocks == "many"
     limit = case.visits * case.tile_bytes if follow else case.tile_bytes
     return [ChosenBlock(first, limit, follow), *(ChosenBlock(number, case.tile_bytes, False) for number in others)]

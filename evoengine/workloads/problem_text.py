@@ -24,12 +24,12 @@ def read_parts(
     lists: Sequence[str] = (),
     from_zero: Sequence[str] = (),
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the fields of a problem: those that are numbers, and those that are words.
+    """Return the fields of a problem: the numeric ones, and the words.
 
-    `numbers` maps how a part begins to its field; `words` maps a field to the words that it may be. All fields but the
+    `numbers` maps the prefix of a part to its field; `words` maps a field to its possible words. All fields but the
     `optional` ones must be present; numbers are at least 1, those `from_zero` at least 0. `lists` are fields written as
-    `field=512+37`; what stands behind the `=` is returned among the words, for `read_runs`. `example` is a whole
-    problem as a user would write it, including its workload's name.
+    `field=512+37`; the text after `=` is returned among the words, for `read_runs`. `example` is a whole problem as a
+    user would write it, with its workload's name.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -56,7 +56,7 @@ def read_parts(
 
 
 def both_lengths(sizes: dict[str, int], text: str, example: str) -> None:
-    """Have `seq_q` and `seq_k` among the sizes where `seq` gives them both. Raises UsageError where one is missing."""
+    """Set `seq_q` and `seq_k` among the sizes if `seq` gives both. Raises UsageError if one is missing."""
     if "seq" in sizes:
         if "seq_q" in sizes or "seq_k" in sizes:
             raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
@@ -66,7 +66,7 @@ def both_lengths(sizes: dict[str, int], text: str, example: str) -> None:
 
 
 def require_groups(text: str, heads: int, kv_heads: int) -> None:
-    """Raise UsageError unless each head of keys and values serves as many query heads."""
+    """Raise UsageError unless the heads of keys and values divide the query heads."""
     if heads % kv_heads:
         raise UsageError(
             f"the problem {text!r} has {heads} heads over {kv_heads} kv heads; heads must be a multiple of kv heads"
@@ -74,7 +74,7 @@ def require_groups(text: str, heads: int, kv_heads: int) -> None:
 
 
 def read_runs(value: str, name: str, text: str, of: str, most: int) -> Iterator[int]:
-    """Yield the lengths of `512+37+16x2048`, at most so many of what `of` names. Raises UsageError."""
+    """Yield the lengths of `512+37+16x2048`, at most so many of the items that `of` names. Raises UsageError."""
     found = 0
     for part in value.split("+"):
         match = _RUN.match(part.strip())
@@ -91,13 +91,13 @@ def read_runs(value: str, name: str, text: str, of: str, most: int) -> Iterator[
 
 
 def written_runs(lengths: Sequence[int]) -> str:
-    """Return lengths as `read_runs` reads them."""
+    """Return lengths in the form that `read_runs` reads."""
     runs = [(length, len(list(run))) for length, run in groupby(lengths)]
     return "+".join(str(length) if count == 1 else f"{count}x{length}" for length, count in runs)
 
 
 def read_size(digits: str) -> int:
-    """Return the number, cut to 19 digits: longer ones are too large in any case."""
+    """Return the number, truncated to 19 digits: longer ones are too large in any case."""
     significant = digits.lstrip("0")
     return int(significant[:19] or "0")
 

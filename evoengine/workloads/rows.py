@@ -1,6 +1,6 @@
-"""The gate's cases of kernels whose blocks compute whole rows, some at once and then the next ones in turn.
+"""The gate's cases of kernels whose blocks compute whole rows, several at once and in several turns.
 
-A configuration says so by `rows_per_block`, the rows at once, and `turns`.
+A configuration states it by `rows_per_block`, the rows at once, and `turns`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from evoengine.records import Config
 from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
 
 MANY_ROWS = 33
-"""enough for sums over the errors of all rows, in the cases where those are independent"""
+"""rows sufficient for sums over the errors of all rows, in the cases in which those are independent"""
 LATER_TURN = Cell("rows", "a turn that is not whole behind a whole one")
 OWN_ROWS = Cell("extents", "rows")
 MOST_ELEMENTS = 1 << 22
-"""of a case with all rows of the problem, which takes about a second"""
+"""limit of the elements of a case with all rows of the problem, which takes about a second"""
 
 
 class RowCase(NamedTuple):
@@ -27,18 +27,18 @@ class RowCase(NamedTuple):
 
 
 def has_rows(config: Config) -> bool:
-    """Return whether a configuration says how many rows are a block's."""
+    """Return whether a configuration states how many rows a block has."""
     return {"rows_per_block", "turns"} <= config.keys()
 
 
 def rows_of(config: Config) -> tuple[int, int]:
-    """Return the rows that a block computes at once, and in all its turns."""
+    """Return the number of rows that a block computes at once, and in all its turns."""
     at_once = int(config.get("rows_per_block", 1))
     return at_once, at_once * int(config.get("turns", 1))
 
 
 def row_cases(rows: int, columns: int, config: Config, kinds: int, independent: str) -> Iterator[RowCase]:
-    """Yield one row alone, whole blocks, a last block one row short or with one row only, and the problem's own tail.
+    """Yield a single row, whole blocks, a last block with one row missing or with one row, and the problem's own tail.
 
     `kinds` is the number of kinds of extreme rows that follow one another, `independent` the draw of many ordinary
     rows.
@@ -66,7 +66,7 @@ def row_cells(rows: int, columns: int, config: Config) -> Iterator[Cell]:
 
 
 def visited_rows(rows: int, whole: int, config: Config) -> Iterator[Cell]:
-    """Yield those of them that a case of so many rows visits, of a problem with `whole`."""
+    """Yield the row cells that a case of so many rows visits, for a problem with `whole` rows."""
     at_once, block = rows_of(config)
     yield from visited_remainders("rows", rows, block, whole)
     if rows > block and rows % block > at_once and rows % at_once == 1 % at_once:

@@ -1,4 +1,4 @@
-"""The tensor half that workloads share: torch's dtypes, and cases at full size that write rectangles (`blocks.py`)."""
+"""The tensor half that workloads share: torch's dtypes, and cases at full size whose blocks write rectangles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
 from evoengine.workloads.full_size import FullCase, choose_blocks
 
-# Torch's dtypes by the names that tensor parameters have.
+# Torch's dtypes by the dtype names of tensor parameters.
 
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int64": torch.int64,
@@ -37,7 +37,7 @@ POOL_PAGES = 256
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
 Read = Callable[[str, range, range], torch.Tensor]
-"""reads rows and columns of an input by its name, rows numbered through outer axes; a vector is row 0"""
+"""reads rows and columns of an input by name, with rows numbered through outer axes; a vector is row 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Rectangle:
 
 
 class RectangleFullSize(FullSize[FullCase[P]]):
-    """All outputs have the same shape [rows, columns], [entries, rows, columns], or [rows], as of a single column.
+    """Cases whose outputs all have one shape: [rows, columns], [entries, rows, columns], or [rows] as a column.
 
-    Inputs have the pool's contents, of the first input's dtype, unless `drawn` has others.
+    Inputs have the pool's contents in the first input's dtype, unless `drawn` has others.
     """
 
     def __init__(self, workload: Workload[P]) -> None:
@@ -60,18 +60,18 @@ class RectangleFullSize(FullSize[FullCase[P]]):
 
     @abstractmethod
     def tile(self, problem: P, config: Config) -> tuple[int, int]:
-        """Return the rows and columns that a block writes, where the problem has them."""
+        """Return the rows and columns that a block writes within the problem."""
 
     @abstractmethod
     def part(self, problem: P, rectangle: Rectangle, read: Read) -> tuple[P, Inputs]:
         """Return the rectangle of the outputs as a problem of its own, with its inputs."""
 
     def values(self, case: FullCase[P], normal: torch.Tensor) -> torch.Tensor:
-        """Return what inputs hold, made from standard normal numbers."""
+        """Return the contents of inputs, computed from standard normal numbers."""
         return normal
 
     def drawn(self, case: FullCase[P], seed: int) -> Inputs:
-        """Return inputs that are small or of another dtype than the first, with contents of their own."""
+        """Return inputs that are small or of another dtype than the first, with their own contents."""
         return {}
 
     def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
@@ -94,10 +94,10 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         return range(1, 2)
 
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """Return the rectangles that the blocks wrote, with what to compare them with.
+        """Return the rectangles that the blocks wrote, with the values to compare them with.
 
-        Raises WrongBlock where a block did not finish that should have, wrote anything but whole tiles of every output
-        and as many as it should, or where two wrote the same.
+        Raises WrongBlock if a block did not finish that should have, if it wrote anything but whole tiles of every
+        output and as many as it should, or if two blocks wrote the same tile.
         """
         outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
         tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
@@ -137,8 +137,8 @@ def _written(
 ) -> Iterator[tuple[Rectangle, torch.Tensor]]:
     """Yield the tiles of an output that a block wrote, with their values; rows are numbered through outer axes.
 
-    Of a block that was given up, those that it wrote whole. Raises WrongBlock where another wrote nothing, or a tile in
-    part.
+    For an aborted block, only those that it wrote completely. Raises WrongBlock if another block wrote nothing, or a
+    tile in part.
     """
     bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], _sides(parameter)
     places, values = [], []
@@ -180,7 +180,7 @@ def _range(numbers: np.ndarray) -> range:
 def _why_no_tile(
     one: BlockTrace, parameter: TensorParameter, rectangle: Rectangle, tile: tuple[int, int], count: int
 ) -> str | None:
-    """Return why the elements that a block wrote within a tile are not all of it."""
+    """Return why the elements that a block wrote within a tile are not the whole tile."""
     if count != len(rectangle.rows) * len(rectangle.columns):
         return f"block {one.block} wrote {count} elements of {rectangle} of {parameter.name}, not all of them"
     for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), _sides(parameter), strict=True):

@@ -1,8 +1,8 @@
 """A workload that a user brings as a Triton kernel in a Python file, with a function that launches it.
 
-Nothing here runs the file: worker processes do (evoengine.virtual). A candidate's source is the file's text with a last
-line that states its configuration, problem and GPU, so that it can be compiled from its text alone.
-The kernels of vLLM and SGLang that read tuned configurations from files are such files too, under these names.
+Only worker processes run the file (evoengine.virtual). A candidate's source is the file's text with a last line that
+states its configuration, problem and GPU, so that it can be compiled from its text alone. The kernels of vLLM and
+SGLang that read tuned configurations from files are such files too, under these names.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from evoengine.workloads.problem_text import read_size
 
 LARGEST_SIZE = 2**31 - 1
 LARGEST_SMALL = 300
-"""of the gate's small sizes"""
+"""maximum of the gate's small sizes"""
 ODD_SIZES = 3
-"""sets of sizes that are drawn"""
+"""number of drawn sets of sizes"""
 FIELDS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""of triton.Config, beside the kernel's own parameters"""
+"""fields of triton.Config, in addition to the kernel's own parameters"""
 LAST_LINE = "# evoengine: "
 TRITON_FILE = "triton.json"
-"""in a folder of a server's operator: which file and functions make a Triton kernel that jobs may name"""
+"""file in a folder of a server's operator: which file and functions make a Triton kernel that jobs may name"""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 
 
@@ -61,8 +61,8 @@ def sizes_text(sizes: Mapping[str, int], between: str = " ") -> str:
 def read_host(target: str, call: str | None, reference: str | None) -> Host:
     """Return the file and functions that FILE::KERNEL and the two options name; nothing is executed.
 
-    Raises UsageError where `target` is of another form, where no function is named that launches the kernel, and where
-    the file is no text of Python.
+    Raises UsageError if `target` has another form, if no function is named that launches the kernel, or if the file is
+    not Python.
     """
     file, separator, kernel = target.partition("::")
     if not separator or not kernel:
@@ -91,7 +91,7 @@ def read_folder(folder: Path) -> Host:
     """Return the file and functions that a folder's triton.json names; nothing is executed.
 
     It has `file`, `kernel`, `call` and, if there is one, `reference`; the folder is named after the kernel. Raises
-    UsageError naming what is wrong.
+    UsageError naming the fault.
     """
     path = folder / TRITON_FILE
     try:
@@ -111,7 +111,7 @@ def read_folder(folder: Path) -> Host:
 
 
 class TritonWorkload(Workload[TritonProblem]):
-    """A workload read from its definition, by which it is sent to worker processes and kept in a ledger."""
+    """A workload read from its definition, in which form it is sent to worker processes and kept in a ledger."""
 
     baseline_label = "reference"
     compile_time = ()
@@ -119,7 +119,7 @@ class TritonWorkload(Workload[TritonProblem]):
     host: Host
 
     def __init__(self, definition_text: str) -> None:
-        """Parse the definition. Raises UsageError where a part is missing."""
+        """Parse the definition. Raises UsageError if a part is missing."""
         self.definition_text = definition_text
         try:
             stated = json.loads(definition_text)
@@ -162,7 +162,7 @@ class TritonWorkload(Workload[TritonProblem]):
         return TritonProblem(self.name, tuple((self._sizes | given).items()))
 
     def flops(self, problem: TritonProblem) -> float:
-        """Return 0: what the kernel computes is not stated."""
+        """Return 0, because the kernel's operations are not stated."""
         return 0.0
 
     def min_dram_bytes(self, problem: TritonProblem) -> float:
@@ -176,7 +176,7 @@ class TritonWorkload(Workload[TritonProblem]):
         return (*found, Case("own sizes", problem, long=bool(small)))
 
     def parameters(self, problem: TritonProblem, config: Config) -> tuple[Parameter, ...]:
-        """Return none: the function passes the arguments."""
+        """Return no parameters, because the function passes the arguments."""
         return ()
 
     def tensors(self) -> Tensors[TritonProblem]:
@@ -204,7 +204,7 @@ def define(host: Host, sizes: Mapping[str, int], space: str) -> TritonWorkload:
 
 
 def gate_sizes(own: Mapping[str, int], seed: int) -> list[dict[str, int]]:
-    """Return the function's own sizes, then all of 1, each of its own less one, and drawn odd ones; each set once."""
+    """Return the function's own sizes, then all 1, each of its own minus one, and drawn odd ones; each set once."""
     random = np.random.default_rng(seed)
     found = [dict(own)]
     if own:
@@ -223,10 +223,10 @@ def _odd(random: np.random.Generator, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a search has to know of a user's file."""
+    """What a search needs to know of a user's file."""
 
     sizes: Mapping[str, int]
-    """the function's own"""
+    """the function's own sizes"""
     settings: Sequence[Mapping[str, Value]]
     """the configurations of the autotuner's list"""
 
@@ -252,7 +252,7 @@ def config_code(config: Config) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a candidate's text states beside the kernel."""
+    """The statements of a candidate's last line."""
 
     host: Host
     sizes: Mapping[str, int]
@@ -269,12 +269,12 @@ def with_last_line(host: Host, problem: TritonProblem, config: Config, gpu: Gpu)
 
 
 def is_triton(text: str) -> bool:
-    """Return whether the text of a source is of a Triton kernel; a proposed text is CUDA, whatever its last line."""
+    """Return whether a source is a Triton kernel; a proposed text is CUDA, whatever its last line."""
     return not text.startswith(MARK) and text.rstrip().rpartition("\n")[2].startswith(LAST_LINE)
 
 
 def read_last_line(text: str) -> Stated:
-    """Return what the last line of a candidate's text states. Raises UsageError where it states none."""
+    """Return the statements of a candidate's last line. Raises UsageError if there is none."""
     above, _, last = text.rstrip().rpartition("\n")
     try:
         stated = json.loads(last.removeprefix(LAST_LINE))
@@ -292,7 +292,7 @@ WARPS, STAGES = "num_warps", "num_stages"
 MOST_WARPS = 32
 """1024 threads"""
 LISTED = ("num_ctas", "maxnreg")
-"""fields of which only the list's own values are proposed: most kernels run with one of them alone"""
+"""fields for which only the list's own values are proposed, because most kernels require one of them"""
 
 _SPACE_HEAD = """\
 # {kernel}, from the {count} of its autotuner's list: its values, the powers of two between them, and a step beyond.
@@ -337,7 +337,7 @@ def _proposed(name: str, listed: Sequence[Value]) -> list[Value]:
 
 
 def _toml(value: Value | list[Value]) -> str:
-    """Return JSON, which is TOML too for numbers, texts, booleans and lists of them."""
+    """Return JSON, which is also TOML for numbers, texts, booleans and lists of them."""
     return json.dumps(value)
 
 
@@ -365,15 +365,15 @@ class Served:
 
 
 def is_served(host: Host) -> bool:
-    """Return whether evoengine has the functions that launch the kernel and say what is right: --call names the data.
+    """Return whether evoengine has the functions that launch the kernel and its reference: --call names the data.
 
-    A text that has them is none: its functions are found by their names.
+    A text that contains such functions is not served: its functions are found by name.
     """
     return host.call in served_data(host.kernel) and not host.text.startswith(FIRST_LINE)
 
 
 def served_data(kernel: str) -> tuple[str, ...]:
-    """Return what --call may be for one of these kernels, the default first; nothing for another kernel."""
+    """Return the possible values of --call for one of these kernels, the default first; none for another kernel."""
     return DATA.get(CLASSES.get(kernel, ""), ())
 
 
@@ -383,7 +383,7 @@ def with_text(host: Host, served: Served, text: str) -> Host:
 
 
 def served_of(text: str) -> Served | None:
-    """Return what the text of a candidate states; None where its kernel is none of these."""
+    """Return the statements of a candidate's text; None if its kernel is not served."""
     first, _, _ = text.partition("\n")
     try:
         return Served(**json.loads(first.removeprefix(FIRST_LINE))) if first.startswith(FIRST_LINE) else None
@@ -392,7 +392,7 @@ def served_of(text: str) -> Served | None:
 
 
 def served_file_name(served: Served, sizes: Mapping[str, int], gpu: Gpu, triton: str) -> str:
-    """Return the path below the folder of the framework's configurations, as its release of today reads it.
+    """Return the path below the folder of the framework's configurations, as its current release reads it.
 
     `triton` is the version of Triton that compiled the kernel.
     """
@@ -406,5 +406,5 @@ def served_file_name(served: Served, sizes: Mapping[str, int], gpu: Gpu, triton:
 
 
 def served_entry(config: Config) -> dict[str, int]:
-    """Return a configuration as such a file has it."""
+    """Return a configuration in the format of such a file."""
     return {key: int(str(config[key])) for key in KEYS}

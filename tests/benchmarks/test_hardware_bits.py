@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import hardware_bits
 from benchmarks.hardware_bits import compare, run_all, run_child
-from benchmarks.matrix_probes import matrices
+from benchmarks.move_probes import matrices
 from benchmarks.probe_store import Store
-from benchmarks.scalar_probes import elementwise
+from benchmarks.probe_values import elementwise
 from evoengine.devices.base import ScalarArgument, TensorArgument
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hopper_bench, hopper_constants, hopper_contention
+from benchmarks import (
+    hopper_arithmetic,
+    hopper_bench,
+    hopper_constants,
+    hopper_contention,
+    hopper_lines,
+    hopper_memory,
+    hopper_tensor,
+)
 from evoengine.accuracy.compilers import InstalledNvrtc
 from evoengine.sass.listing import disassemble
 from tests.support.machine_code import require_tools
@@ -18,9 +26,9 @@ RESULTS = Path(hopper_constants.__file__).parent / "results"
 MEASURED = RESULTS / "h100-constants-2026-11-26.json.gz"
 CONTENTION = RESULTS / "h100-contention-2026-11-26.json.gz"
 GROUPS = {
-    "wgmma": hopper_constants.wgmma, "beside": hopper_constants.beside, "tma": hopper_constants.tma,
-    "arithmetic": hopper_constants.arithmetic, "mixtures": hopper_contention.overlapped,
-    "matrices": hopper_contention.matrices, "stores": hopper_contention.pieces,
+    "wgmma": hopper_tensor.wgmma, "beside": hopper_tensor.beside, "tma": hopper_memory.tma,
+    "arithmetic": hopper_arithmetic.arithmetic, "mixtures": hopper_contention.overlapped,
+    "matrices": hopper_contention.matrices, "stores": hopper_lines.pieces,
 }  # fmt: skip
 """benches of these are looked up by their name"""
 
@@ -68,7 +76,7 @@ def test_products_are_late_by_about_as_much_as_measured_where_others_add_and_mul
     about = next(bench for bench in found if bench["name"] == name)
     eight, alone = about["clocks of eight products"]["value"], 8 * n / 2
     late = about["value"] * 64 * (1 - alone / eight)  # of a turn of 64 FFMA: its clocks, less those of products done
-    bench = next(b for b in hopper_constants.beside() if b.name == name)
+    bench = next(b for b in hopper_tensor.beside() if b.name == name)
     cubin = InstalledNvrtc().compile(bench.text, "sm_90a", ())
     one = replace(bench, p=1, q=64, n=(0, 96), ops=1)  # p: products, q of their turns
     assert hopper_bench.predicted(one, cubin, disassemble(cubin)) == pytest.approx(late, rel=within)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import measured_families, measured_report
+from benchmarks.measured_bench import SAMPLE_BYTES, SAMPLES
 from benchmarks.measured_families import Search
-from benchmarks.measured_h100 import SAMPLE_BYTES, SAMPLES
 from benchmarks.measured_kernels import attempt, make_folder, own, predict_again, space_of
 from tests.support.machine_code import require_tools
 

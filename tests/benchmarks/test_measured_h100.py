@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import measured_h100, measured_report
+from benchmarks import measured_bench, measured_h100, measured_report
 from benchmarks.classic_kernels import HEAD, Classic, all_of_them
 from benchmarks.measured_kernels import classic, write_tools
 from evoengine.devices.driver import find_driver
@@ -59,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
     found = tmp_path_factory.mktemp("measured")
     for kind in ("cubins", "sources"):
         (found / kind).mkdir()
-    write_tools(found, measured_h100.TOOLS)
+    write_tools(found, measured_bench.TOOLS)
     texts = {"twice": COPY, "gone": COPY.replace("2 *", "3 *"), "four times": COPY.replace("2 *", "4 *")}
     rows = [classic(small(name, text), found) for name, text in texts.items()]
     (found / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -90,14 +90,14 @@ def test_every_row_is_timed_or_named_with_the_reason(folder, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
-    by_name = {row["id"]: row["kernel"] for row in measured_h100.read_rows(folder)}
+    by_name = {row["id"]: row["kernel"] for row in measured_bench.read_rows(folder)}
     rows = {by_name[m["id"]]: m for m in results["rows"]}
     assert "image" in rows["gone"]["error"]
     drawn = drawn_bytes("fp32", 4 * FLOATS).view(np.float32)
     for name, factor in (("twice", 2), ("four times", 4)):
         assert np.median(rows[name]["warm_us"]) == pytest.approx(500, rel=0.05)
         assert rows[name]["cold_ghz"][0] == 2.0
-        places = np.random.default_rng(4 * FLOATS).integers(0, FLOATS // 4, measured_h100.SAMPLES)
+        places = np.random.default_rng(4 * FLOATS).integers(0, FLOATS // 4, measured_bench.SAMPLES)
         assert rows[name]["samples"]["o"] == pytest.approx(factor * drawn[4 * places], rel=1e-4)
     assert {by_name[m["id"]] for m in results["again"]} == set(by_name.values())
 
@@ -105,7 +105,7 @@ def test_every_row_is_timed_or_named_with_the_reason(folder, tmp_path):
 def test_rows_predicted_again_by_the_same_model_are_as_before_and_what_has_no_binary_is_named(folder, tmp_path, capfd):
     out = tmp_path / "again.jsonl"
     assert measured_h100.main(["--again", str(folder), str(out), "--processes", "1"]) == 0
-    before = {row["id"]: row for row in measured_h100.read_rows(folder)}
+    before = {row["id"]: row for row in measured_bench.read_rows(folder)}
     again = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
     assert {row["kernel"] for row in again.values()} == {"twice", "four times"}
     assert all(row["predicted"] == before[name]["predicted"] for name, row in again.items())
@@ -190,7 +190,7 @@ def test_results_are_read_as_they_were_written_or_gzipped(tmp_path, name):
     _, results = made_up()
     data = json.dumps(results).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert measured_h100.read_results(tmp_path / name) == results
+    assert measured_bench.read_results(tmp_path / name) == results
 
 
 def test_clocks_are_compared_without_what_an_empty_kernel_takes():

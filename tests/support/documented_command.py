@@ -23,7 +23,7 @@ def called(words: list[str]) -> click.Command | None:
 
 
 def adapted(arguments: list[str]) -> list[str]:
-    """The arguments with at most TRIALS trials, and a `--db` where the command takes one."""
+    """Return the arguments with at most TRIALS trials, and with a `--db` if the command takes one."""
     command = called(arguments)
     options = {option for parameter in command.params for option in parameter.opts} if command else set()
     adapted = list(arguments)
@@ -31,7 +31,7 @@ def adapted(arguments: list[str]) -> list[str]:
         adapted[adapted.index("--trials") + 1] = str(TRIALS)
     elif "--trials" in options:
         adapted += ["--trials", str(TRIALS)]
-    if "--db" in options and "--db" not in adapted:
+    if "--db" in options and not {"--db", "--record"} & set(adapted):
         adapted += ["--db", "ledger.db"]
     return adapted
 

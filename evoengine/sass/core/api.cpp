@@ -45,6 +45,7 @@ Launch launch_of(const SassLaunch& from) {
   to.arch = from.arch;
   to.barriers = from.barriers;
   to.mbarriers = from.mbarriers;
+  to.sms = from.sms;
   return to;
 }
 

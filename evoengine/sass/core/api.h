@@ -22,7 +22,7 @@ struct SassAllocation {
 
 struct SassLaunch {
   uint32_t grid[3], threads[3], cluster[3];
-  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch, barriers, mbarriers;
+  uint32_t shared_bytes, reserved_shared, local_bytes, registers, arch, barriers, mbarriers, sms;
   uint32_t bank_count, allocation_count;
   const SassBank* banks;
   const SassAllocation* allocations;

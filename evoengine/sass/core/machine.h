@@ -368,6 +368,7 @@ struct Launch {
   u32 arch = 90;
   u32 barriers = 16;        // named barriers that the binary declares
   u32 mbarriers = ~0u;      // instructions that initialise an mbarrier, as it declares them
+  u32 sms = 1;              // SMs that the kernel can read of; a right kernel does not depend on their number
 };
 
 constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms

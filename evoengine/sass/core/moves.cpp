@@ -142,16 +142,14 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
 }
 
 constexpr u64 TIMER_EPOCH = 1'750'000'000'000'000'000;  // nanoseconds since 1970, as a GPU counts them
-constexpr u32 SM_COUNT = 132;  // of an H100; a right kernel does not depend on it
-
-constexpr u32 SLOTS = 32;      // places of warps that an SM has at least
+constexpr u32 SLOTS = 32;  // places of warps that an SM has at least
 
 // Which SM a block runs on is drawn, as no kernel may count on it.
 u32 sm_of(const Context& c) {
   const Block& block = *c.warp.block;
   const u64 number = (u64(block.index[2]) << 42) + (u64(block.index[1]) << 21) + block.index[0];
   const u64 drawn = (number + c.machine.seed + 1) * 0x9e3779b97f4a7c15ull;
-  return u32((drawn >> 33) % SM_COUNT);
+  return u32((drawn >> 33) % c.machine.launch.sms);
 }
 
 // What does not differ between the lanes.
@@ -185,7 +183,7 @@ u32 of_warp(Context& c, Special which) {
     case TIMER_HIGH: return u32((TIMER_EPOCH + c.machine.clock()) >> 32);
     case ACTIVE_MASK: return c.warp.active;
     case SM: return sm_of(c);
-    case SMS: return SM_COUNT;
+    case SMS: return l.sms;
     // sm_100 and later subtract as many times 160 from the place of the clusters' sizes in bank 0, where the launch put them
     case CLUSTER_COPY: return l.arch < 100 ? l.cluster[0] * l.cluster[1] * l.cluster[2] : 0;
     default: return 0;

@@ -47,7 +47,7 @@ struct Order::Toucher {
   }
   // Whether an mbarrier's init by SYNCS.EXCH came before a barrier. PTX asks for a proxy fence there too; but the exchange
   // returns what was in memory, so it is over when its warp arrives. Of 4e9 bytes that an H100 loaded by TMA behind init
-  // and barrier none was overwritten, of as many behind init alone 0.02 % (benchmarks/proxy_fences.py).
+  // and barrier none was overwritten, of as many behind init alone 0.02 % (benchmarks/notes/h100.md).
   bool is_exchanged(u64 entry) const {
     const u32 writer = writer_agent(entry);
     if (kind != Touch::Write || order.agents[writer].arrived < writer_time(entry)) return false;

@@ -101,7 +101,7 @@ def has_own(problem: ConvolutionProblem, config: Config, axis: str) -> bool:
 
 
 def cells(problem: ConvolutionProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not say how large tiles are."""
     if not config.keys() >= _KNOBS:
         return frozenset()
     tile_h, tile_w = tile_of(config)
