@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import create_engine, delete, exists, func, inspect, or_, select, text, update
+from sqlalchemy import create_engine, delete, exists, func, or_, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -24,7 +24,7 @@ from evoengine.ledger.optuna.schema import delete_studies
 from evoengine.ledger.ranking import check_standings, count_all_finals, read_order, rebuild
 from evoengine.ledger.rows import BATCH, batches, unpacked
 from evoengine.ledger.runs import find_suspects, of_one_death, take_back
-from evoengine.ledger.schema import create_views, damaged_views, drop_views, missing_columns, missing_indexes
+from evoengine.ledger.schema import Missing, create_views, damaged_views, drop_views, find_missing
 from evoengine.ledger.tables import (
     Base,
     BaselineRow,
@@ -76,10 +76,11 @@ def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
 
 def _look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     on_stage("checking the schema")
-    faults = [Fault(what, mended=False) for what in _missing(session)]
+    missing = find_missing(session.connection())
+    faults = [Fault(what, mended=False) for what in _unreadable(missing)]
     if faults:
         return faults  # what follows reads them
-    for index in missing_indexes(session.connection()):
+    for index in missing.indexes:
         assert index.table is not None  # it is one of a table's
         faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
     for view, wrong in sorted(damaged_views(session.connection()).items()):
@@ -133,15 +134,11 @@ def _stand_still(session: Session) -> None:
         session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
 
-def _missing(session: Session) -> Iterator[str]:
-    """Yield missing tables and columns. Optuna makes its tables together, with the first study."""
-    looked = inspect(session.connection())
-    tables = set(looked.get_table_names())
-    for name in sorted(Base.metadata.tables.keys() - tables):
-        yield f"the table {name} is not there"
-    for name in sorted(OPTUNA_TABLES - tables if OPTUNA_TABLES & tables else ()):
-        yield f"the table {name} of Optuna's, which keeps the studies, is not there"
-    for column in missing_columns(session.connection()):
+def _unreadable(missing: Missing) -> Iterator[str]:
+    for name in missing.tables:
+        whose = " of Optuna's, which keeps the studies," if name in OPTUNA_TABLES else ""
+        yield f"the table {name}{whose} is not there"
+    for column in missing.columns:
         yield f"the column {column.name} of the table {column.table.name} is not there"
 
 
@@ -448,7 +445,7 @@ def mend(ledger: Ledger, echo: Callable[[str], None]) -> None:
     ledger.await_killed(lambda run: True, echo)
     with ledger.database.writing() as session:
         connection = session.connection()
-        for index in missing_indexes(connection):
+        for index in find_missing(connection).indexes:
             index.create(connection)
         if damaged_views(connection):
             drop_views(connection)

@@ -418,7 +418,8 @@ def _differing(connection: sa.Connection, run: int, held: Numbers) -> Iterator[s
 
 def insert_row(connection: sa.Connection, row: type[Base], values: Mapping[str, Any]) -> int:
     """Insert a row and return its number; a missing column is null."""
-    key = connection.execute(_insert(row), {**values, "checksum": row_checksum(row, values)}).inserted_primary_key
+    written = {**values, "checksum": row_checksum(row, values)}
+    key = connection.execute(sa.insert(table_of(row)), written).inserted_primary_key
     assert key is not None  # one row was inserted
     number: int = key[0]
     note(connection, row, number, values)
@@ -448,11 +449,6 @@ def table_of(row: type[Base]) -> sa.Table:
     """Return the table of a class of rows."""
     assert isinstance(row.__table__, sa.Table)
     return row.__table__
-
-
-@cache
-def _insert(row: type[Base]) -> sa.Insert:
-    return sa.insert(table_of(row))
 
 
 @cache

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import sqlalchemy as sa
@@ -39,34 +39,31 @@ LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
 
-def expected_tables(held: Set[str]) -> list[sa.Table]:
-    """Return the ledger's tables and, if the database holds any of Optuna's, the installed Optuna's."""
-    expected = Base.metadata.sorted_tables
-    return [*expected, *declared_tables()] if OPTUNA_TABLES & held else expected
+class Missing(NamedTuple):
+    """What the ledger's tables, and the installed Optuna's if any of them is there, do not have in a database."""
+
+    tables: list[str]
+    columns: list[sa.Column[Any]]
+    """of tables that are there"""
+    indexes: list[sa.Index]
+    """of tables that are there"""
 
 
-def missing_columns(connection: sa.Connection) -> list[sa.Column[Any]]:
-    """Return the columns that expected tables of the database do not have."""
+def find_missing(connection: sa.Connection) -> Missing:
+    """Return what the database lacks. Optuna makes its tables together, with the first study."""
     looked = sa.inspect(connection)
     held = set(looked.get_table_names())
-    return [
-        column
-        for table in expected_tables(held)
-        if table.name in held
-        for column in table.columns
-        if column.name not in {found["name"] for found in looked.get_columns(table.name)}
-    ]
-
-
-def missing_indexes(connection: sa.Connection) -> list[sa.Index]:
-    """Return the indexes that expected tables, all of which are there, do not have, in the order of their names."""
-    looked = sa.inspect(connection)
-    return [
-        index
-        for table in expected_tables(set(looked.get_table_names()))
-        for index in sorted(table.indexes, key=lambda index: str(index.name))
-        if index.name not in {found["name"] for found in looked.get_indexes(table.name)}
-    ]
+    with_studies = bool(OPTUNA_TABLES & held)
+    names = [*sorted(Base.metadata.tables), *(sorted(OPTUNA_TABLES) if with_studies else ())]
+    missing = Missing([name for name in names if name not in held], [], [])
+    for expected in (*Base.metadata.sorted_tables, *(declared_tables() if with_studies else ())):
+        if expected.name in held:
+            columns = {found["name"] for found in looked.get_columns(expected.name)}
+            indexes = {found["name"] for found in looked.get_indexes(expected.name)}
+            missing.columns.extend(column for column in expected.columns if column.name not in columns)
+            in_order = sorted(expected.indexes, key=lambda index: str(index.name))
+            missing.indexes.extend(index for index in in_order if index.name not in indexes)
+    return missing
 
 
 def upgrade(engine: sa.Engine) -> None:
@@ -305,22 +302,13 @@ def _name_policies_of_baselines(op: Operations) -> None:
 
 def _hash_cubins(op: Operations) -> None:
     op.add_column("binaries", sa.Column("cubin_sha256", sa.String(64), nullable=False, server_default=""))
-    connection, binaries = op.get_bind(), table("binaries", *map(column, ("id", "cubin", "cubin_sha256")))
-    for number in connection.scalars(sa.select(binaries.c.id)).all():
-        of_this = binaries.c.id == number
-        cubin = connection.scalars(sa.select(binaries.c.cubin).where(of_this)).one()
-        sha256 = hashlib.sha256(cubin).hexdigest()
-        connection.execute(sa.update(binaries).where(of_this).values(cubin_sha256=sha256))
+    _derive(op, "binaries.id", "cubin", "cubin_sha256", lambda cubin: hashlib.sha256(cubin).hexdigest())
 
 
 def _compress_texts_and_cubins(op: Operations) -> None:
     connection = op.get_bind()
     op.add_column("sources", sa.Column("packed", sa.LargeBinary()))
-    sources = table("sources", column("sha256"), column("text"), column("packed", sa.LargeBinary()))
-    for sha256 in connection.scalars(sa.select(sources.c.sha256)).all():
-        of_this = sources.c.sha256 == sha256
-        packed = zlib.compress(connection.scalars(sa.select(sources.c.text).where(of_this)).one().encode())
-        connection.execute(sa.update(sources).where(of_this).values(packed=packed))
+    _derive(op, "sources.sha256", "text", "packed", lambda text: zlib.compress(text.encode()))
     table_of(MachineCodeRow).create(connection)
     binaries = table("binaries", column("id"), column("cubin_sha256"), column("cubin"))
     known: set[str] = set()
@@ -329,6 +317,16 @@ def _compress_texts_and_cubins(op: Operations) -> None:
         if cubin and sha256 not in known:
             known.add(sha256)
             connection.execute(sa.insert(MachineCodeRow).values(sha256=sha256, packed=zlib.compress(cubin)))
+
+
+def _derive(op: Operations, key: str, source: str, target: str, derived: Callable[[Any], object]) -> None:
+    """Set a column of each row to what `derived` makes of another; `key` is the table and its primary key."""
+    name, _, number = key.partition(".")
+    rows, connection = table(name, *map(column, {number, source, target})), op.get_bind()
+    for each in connection.scalars(sa.select(rows.c[number])).all():
+        of_this = rows.c[number] == each
+        value = connection.scalars(sa.select(rows.c[source]).where(of_this)).one()
+        connection.execute(sa.update(rows).where(of_this).values({target: derived(value)}))
 
 
 def _rename_checksums(op: Operations) -> None:
@@ -341,26 +339,24 @@ def _rename_checksums(op: Operations) -> None:
 
 
 def _hide_passwords(op: Operations) -> None:
-    connection, runs = op.get_bind(), table("runs", column("id"), column("command"))
-    for run, command in connection.execute(sa.select(runs.c.id, runs.c.command)).all():
-        connection.execute(sa.update(runs).where(runs.c.id == run).values(command=hide_passwords(command)))
+    _derive(op, "runs.id", "command", "command", hide_passwords)
 
 
 def _name_kernels(op: Operations) -> None:
     """Name the kernel of each run whose definition is kept by that alone: the text of its files is not known."""
-    connection, runs = op.get_bind(), table("runs", *map(column, ("id", "definition", "kernel")))
-    for run, definition in connection.execute(sa.select(runs.c.id, runs.c.definition)).all():
-        if definition is not None:
-            kernel = hashlib.sha256(json.dumps(_stated(definition), sort_keys=True).encode()).hexdigest()
-            connection.execute(sa.update(runs).where(runs.c.id == run).values(kernel=kernel))
+    _derive(op, "runs.id", "definition", "kernel", _kernel_of)
 
 
-def _stated(definition: str) -> object:
+def _kernel_of(definition: str | None) -> str | None:
+    if definition is None:
+        return None
     try:
         stated = json.loads(definition)
     except ValueError:
-        return definition
-    return {k: v for k, v in stated.items() if k != "space"} if isinstance(stated, dict) else stated
+        stated = definition
+    if isinstance(stated, dict):
+        stated.pop("space", None)
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def _sum_rows_and_begin_chains(op: Operations) -> None:

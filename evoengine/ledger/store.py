@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Required, Self, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import URL, Connection, Engine, Select, func, select
 from sqlalchemy.orm import aliased, joinedload
@@ -109,6 +109,23 @@ class SpaceFile(Protocol):
     text: str
 
 
+class RunSettings(TypedDict, total=False):
+    """Fields of a Run that whoever starts it states, under its names."""
+
+    gpu: Required[str]
+    problem: Required[str]
+    sampler: Required[str]
+    seed: Required[int]
+    command: Required[str]
+    objectives: str
+    definition: str | None
+    gpu_definition: dict[str, Any] | None
+    trials: int | None
+    seconds: float | None
+    conditions: dict[str, Any] | None
+    kernel: str | None
+
+
 def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Ledger:
     """Open the ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
@@ -170,53 +187,21 @@ class Ledger:
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start_run(
-        self,
-        *,
-        gpu: str,
-        problem: str,
-        device: Device,
-        space: SpaceFile,
-        sampler: str,
-        seed: int,
-        command: str,
-        objectives: str = DEFAULT,
-        definition: str | None = None,
-        gpu_definition: dict[str, Any] | None = None,
-        trials: int | None = None,
-        seconds: float | None = None,
-        conditions: dict[str, Any] | None = None,
-        kernel: str | None = None,
-    ) -> int:
-        """Enter a run of this process; mark those that are known to have been killed.
-
-        It beats until `finish_run`. One with `conditions` may go on later, in another process, until `trials` or
-        `seconds` are used up. `kernel` is the identity of a kernel that somebody brought.
-        """
+    def start_run(self, *, device: Device, space: SpaceFile, **settings: Unpack[RunSettings]) -> int:
+        """Enter a run of this process; mark those that are known to have been killed. It beats until `finish_run`."""
         self.look_for_killed()
         with self.database.writing() as session:
             row = RunRow(
                 started_at=utc_now(),
                 status=RUNNING,
-                gpu=gpu,
-                problem=problem,
                 device=rows.device_row(session, device),
                 space_name=space.name,
                 space_sha256=space.sha256,
                 space_text=space.text,
-                sampler=sampler,
-                seed=seed,
-                objectives=objectives,
                 version=__version__,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                command=command,
-                definition=definition,
-                gpu_definition=gpu_definition,
-                trials=trials,
-                seconds=seconds,
-                conditions=conditions,
-                kernel=kernel,
+                **{"objectives": DEFAULT, **settings},
             )
             session.add(row)
             session.flush()

@@ -13,12 +13,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
@@ -66,23 +66,17 @@ class Patience:
                 return result
 
 
-class HasDatabase(Protocol):
-    database: Database
-
-
-Waiter = TypeVar("Waiter", bound=HasDatabase)
 Given = ParamSpec("Given")
 
 
-def patient(method: Callable[Concatenate[Waiter, Given], Result]) -> Callable[Concatenate[Waiter, Given], Result]:
-    """Try the whole method again where its database has patience: each is one transaction, which was not made."""
+def patient(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
+    """Try the whole method again where `self.database` has patience: each is one transaction, which was not made."""
 
     @wraps(method)
-    def call(self: Waiter, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        patience = self.database.patience
-        if patience is None:
-            return method(self, *args, **kwargs)
-        return patience.call(lambda: method(self, *args, **kwargs))
+    def call(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        attempt = partial(method, self, *args, **kwargs)
+        patience: Patience | None = self.database.patience
+        return patience.call(attempt) if patience else attempt()
 
     return call
 
@@ -394,21 +388,18 @@ class Database:
                 yield connection
                 integrity.write(connection)
         except DBAPIError as error:
-            lost = error.orig is not None and is_away(error.orig)
-            if mark is None or self.patience is None or not lost or not self.patience.call(self._was_made(mark)):
+            if mark is None or self.patience is None or error.orig is None or not is_away(error.orig):
+                raise
+            if not self.patience.call(partial(self._was_made, mark)):
                 raise
 
-    def _was_made(self, mark: Mark) -> Callable[[], bool]:
-        """Return a function that asks the server whether the transaction of that mark was made."""
-
-        def ask() -> bool:
-            with translate_errors(self.url), self.engine.begin() as connection:
-                made = was_made(connection, mark)
-            if made is None:  # its connection is lost, and the server has not noticed yet
-                raise Unavailable(f"the database {display_url(self.url)} is still at the last transaction")
-            return made
-
-        return ask
+    def _was_made(self, mark: Mark) -> bool:
+        """Ask the server whether the transaction of that mark was made."""
+        with translate_errors(self.url), self.engine.begin() as connection:
+            made = was_made(connection, mark)
+        if made is None:  # its connection is lost, and the server has not noticed yet
+            raise Unavailable(f"the database {display_url(self.url)} is still at the last transaction")
+        return made
 
     def _told_lost(self, lost: FileLost) -> str:
         told = f"the ledger {display_url(self.url)} {lost} while it was in use"
@@ -423,19 +414,11 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Begin a transaction that reads, or use the one that is written `together`; yield a session."""
-        with self.read_connection() as connection, Session(connection) as session:
-            yield session
-
-    @contextmanager
-    def read_connection(self) -> Iterator[Connection]:
-        """Begin a transaction as `reading`, and yield its connection."""
         together = self._together()
-        with translate_errors(self.url):
-            if together and together.connection:
-                yield together.connection
-            else:
-                with self._reading_engine.connect() as connection:
-                    yield connection
+        written = together and together.connection
+        own = nullcontext(written) if written else self._reading_engine.connect()
+        with translate_errors(self.url), own as connection, Session(connection) as session:
+            yield session
 
     def _beat(self) -> None:
         with self.writing(once=False) as session:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import replace
 
 from evoengine.errors import UsageError
@@ -137,11 +138,8 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     if candidate.source is None or candidate.binary is None or candidate.binary.cubin:
         return candidate
     arch = stored_gpu(ledger, candidate.gpu).arch
-    workers = WorkerPool(1, COMPILER_LIMITS)
-    try:
+    with closing(WorkerPool(1, COMPILER_LIMITS)) as workers:
         made = compile_in(workers, candidate.source, arch)
-    finally:
-        workers.close()
     if isinstance(made, Rejection):
         return made
     ledger.record_binary(trial, candidate.source, made)

@@ -26,7 +26,7 @@ from evoengine.search.identity import Identity, Setting
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import OtherSearches, known_figures, neighbouring_bests
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.progress import Failures, Progress
+from evoengine.search.progress import Failures, OnChange, Progress
 from evoengine.search.proposer import Proposal, Proposer, run_past
 from evoengine.search.samplers import SAMPLERS
 from evoengine.search.samplers.prior import Prior
@@ -54,7 +54,7 @@ class Coordinator:
         ledger: Ledger,
         run: int,
         judge: Evaluator,
-        on_change: Callable[[Progress], None],
+        on_change: OnChange,
         on_finish: Callable[[int], None],
         compiler: Callable[[Source, str], Binary | Rejection] = compile_task,
         limits: WorkerLimits = COMPILER_LIMITS,

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from evoengine.errors import MachineError
@@ -324,11 +325,8 @@ def _passed(found: Judged | Rejection) -> bool:
 def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
     """Judge one candidate to the end, in a process that may die."""
     build_judges()  # before the judges' time limit starts
-    workers = WorkerPool(1, COMPILER_LIMITS)
-    try:
+    with closing(WorkerPool(1, COMPILER_LIMITS)) as workers:
         return judge_all_checks(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
-    finally:
-        workers.close()
 
 
 # ── exports ─────────────────────────────────────────────────────────────────────────────────────────────────────────

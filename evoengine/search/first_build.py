@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 
 from evoengine.errors import MachineError
@@ -93,10 +94,7 @@ def build_judges(emulated: bool = True) -> None:
 
     Raises MachineError if they cannot be built.
     """
-    build = FirstBuild()
-    if emulated:
-        build.add_emulator()
-    try:
+    with closing(FirstBuild()) as build:
+        if emulated:
+            build.add_emulator()
         build.wait(both=emulated)
-    finally:
-        build.close()

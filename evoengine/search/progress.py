@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evoengine.records import Candidate, Outcome
@@ -47,6 +48,16 @@ class Progress:
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started
+
+
+OnChange = Callable[[Progress], None]
+"""receives the progress of a search after every event and about ten times a second"""
+OnTrial = Callable[[Candidate], None]
+"""receives each trial that ended"""
+
+
+def ignore(_: object) -> None:
+    """Ignore progress, or a trial."""
 
 
 MAX_ALIKE = 20

@@ -26,7 +26,7 @@ from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
 from evoengine.search.neighbours import recorded_figures
-from evoengine.search.progress import Progress
+from evoengine.search.progress import OnChange, Progress
 from evoengine.search.proposer import Proposer, run_past
 from evoengine.space.definition import Knob, domain_error
 from evoengine.text import printable
@@ -451,7 +451,7 @@ class Replay:
         seconds: float | None,
         ledger: Ledger,
         run: int,
-        on_change: Callable[[Progress], None],
+        on_change: OnChange,
         on_finish: Callable[[int], None],
         spent: float = 0.0,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -82,11 +83,8 @@ def _in_worker(
     task: Callable[[], Answer], returns: type[Answer], failed: str, seconds: float, warm_up: Callable[[], None]
 ) -> Answer:
     """Return a task's answer from a process that may die. Raises UsageError, beginning with `failed`, where it does."""
-    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=warm_up))
-    try:
+    with closing(WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=warm_up))) as pool:
         found = pool.submit(task, on_crash=Outcome.CRASHED, returns=returns).result()
-    finally:
-        pool.close()
     if isinstance(found, Rejection):
         raise UsageError(f"{failed}: {found.reason}")
     return found

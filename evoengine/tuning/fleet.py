@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
-from evoengine.records import Candidate, Device
+from evoengine.records import Device
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import Workers
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.progress import Progress
+from evoengine.search.progress import OnChange, OnTrial, Progress, ignore
 from evoengine.tuning.boards import Choice, choose_gpu
 from evoengine.tuning.ray_cluster import GPU, GPU_ACTOR, connected, import_ray, living_nodes, require_fit, survey
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
@@ -227,11 +227,7 @@ class FleetSearch:
         for search in self._searches:
             search.stop()
 
-    def run(
-        self,
-        on_change: Callable[[Progress], None] = lambda progress: None,
-        on_trial: Callable[[Candidate], None] | None = None,
-    ) -> SearchResult:
+    def run(self, on_change: OnChange = ignore, on_trial: OnTrial | None = None) -> SearchResult:
         """Run the search of a single kind of GPU."""
         (found,) = self.run_all(on_change, on_trial)
         if isinstance(found, EvoengineError):
@@ -239,9 +235,7 @@ class FleetSearch:
         return found
 
     def run_all(
-        self,
-        on_change: Callable[[Progress], None] = lambda progress: None,
-        on_trial: Callable[[Candidate], None] | None = None,
+        self, on_change: OnChange = ignore, on_trial: OnTrial | None = None
     ) -> list[SearchResult | EvoengineError]:
         """Run all searches and return a result or an error for each. An error of one does not stop the others."""
         together = _CombinedProgress(len(self._searches), on_change)
@@ -258,9 +252,7 @@ class FleetSearch:
             finally:
                 threads.shutdown(wait=False)  # so that a second Ctrl-C does not wait for them
 
-    def _run(
-        self, n: int, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
-    ) -> SearchResult | EvoengineError:
+    def _run(self, n: int, on_change: OnChange, on_trial: OnTrial | None) -> SearchResult | EvoengineError:
         try:
             return self._searches[n].run(on_change, on_trial)
         except EvoengineError as error:
@@ -272,7 +264,7 @@ class FleetSearch:
 class _CombinedProgress:
     """The progress of several searches as one. It has no best: figures of different GPUs are not comparable."""
 
-    def __init__(self, count: int, on_change: Callable[[Progress], None]) -> None:
+    def __init__(self, count: int, on_change: OnChange) -> None:
         self._each: list[Progress | None] = [None] * count
         self._on_change = on_change
         self._changing = threading.Lock()

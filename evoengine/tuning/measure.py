@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -21,6 +22,7 @@ from evoengine.search.compilers import with_machine_code
 from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finishing import FINALISTS, Finisher, record_finals, submit_finals
 from evoengine.search.pipeline import Pipeline
+from evoengine.search.progress import OnTrial, ignore
 from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.space.space import SearchSpace
 from evoengine.stages.tasks import Evaluation
@@ -56,7 +58,7 @@ class MeasureRun:
         problem: str | None = None,
         db: str | None = None,
         echo: Echo = silent,
-        on_finish: Callable[[Candidate], None] = lambda candidate: None,
+        on_finish: OnTrial = ignore,
     ) -> None:
         require_gpus(compilers=())
         self._top, self._gpu, self._problem, self._db = top, gpu, problem, db
@@ -172,7 +174,7 @@ class Remeasurer:
         judge: GpuEvaluator,
         target: Target,
         seed: int,
-        on_finish: Callable[[Candidate], None],
+        on_finish: OnTrial,
     ) -> None:
         self._ledger, self._run, self._judge = ledger, run, judge
         self._target, self._seed, self._on_finish = target, seed, on_finish
@@ -219,8 +221,7 @@ class Remeasurer:
 
     def _finish_gate(self, spaces: dict[int, SearchSpace]) -> list[str]:
         """Finish the gate of the finalists by both judges without a GPU; return remarks for the user."""
-        workers = WorkerPool(1, COMPILER_LIMITS)
-        try:
+        with closing(WorkerPool(1, COMPILER_LIMITS)) as workers:
             return Finisher(
                 self._ledger,
                 self._run,
@@ -233,8 +234,6 @@ class Remeasurer:
                 lambda before, outcome: None,
                 dict(spaces),
             ).finish_finalists(FINALISTS)
-        finally:
-            workers.close()
 
     def _finals(self) -> list[str]:
         future = submit_finals(self._ledger, self._judge, str(self._target.problem), self._target.gpu.key)

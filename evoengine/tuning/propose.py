@@ -12,7 +12,7 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from evoengine.records import Candidate, Config
 from evoengine.sandbox import jail
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.search.identity import kernel_identity
+from evoengine.search.progress import OnTrial, ignore
 from evoengine.stages.render import MOST_BYTES, fill
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import Kernel, Proposals, descendant, judged_json, kernel_of, require_proposable
@@ -59,7 +60,7 @@ def propose(
     db: str | os.PathLike[str] | None = None,
     echo: Echo = silent,
     on_stage: Echo = silent,
-    on_trial: Callable[[Candidate], None] = lambda candidate: None,
+    on_trial: OnTrial = ignore,
 ) -> ProposeResult:
     """Run a shell command that proposes texts for a kernel, and judge each of them.
 
@@ -98,7 +99,7 @@ def _converse(
     proposals: int,
     timeout: float,
     on_stage: Echo,
-    on_trial: Callable[[Candidate], None],
+    on_trial: OnTrial,
 ) -> ProposeResult:
     on_trial(first)
     with Proposer(command, timeout) as proposer:
@@ -136,7 +137,7 @@ class Dialogue:
         first: Candidate,
         proposals: int,
         on_stage: Echo,
-        on_trial: Callable[[Candidate], None],
+        on_trial: OnTrial,
     ) -> None:
         self._run, self._proposer, self._wanted = run, proposer, proposals
         self._on_stage, self._on_trial = on_stage, on_trial

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 from evoengine.errors import UsageError
-from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.optuna.study import begin_study
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import parse_objectives
-from evoengine.records import Candidate, Device, Kind
+from evoengine.records import Device, Kind
 from evoengine.sandbox.untrusted import read_limited
 from evoengine.search import samplers
-from evoengine.search.progress import Progress
+from evoengine.search.progress import OnChange, OnTrial, ignore
 from evoengine.search.recorded import (
     LARGEST_FILE,
     RECORDED,
@@ -57,17 +56,11 @@ class RecordedSearch:
         if self._replay:
             self._replay.stop()
 
-    def run(
-        self,
-        on_change: Callable[[Progress], None] = lambda progress: None,
-        on_trial: Callable[[Candidate], None] | None = None,
-    ) -> SearchResult:
+    def run(self, on_change: OnChange = ignore, on_trial: OnTrial | None = None) -> SearchResult:
         with open_ledger(self._options.db, create=True) as ledger:
             return self._run(ledger, on_change, on_trial)
 
-    def _run(
-        self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
-    ) -> SearchResult:
+    def _run(self, ledger: Ledger, on_change: OnChange, on_trial: OnTrial | None) -> SearchResult:
         space, o, echo = self._space, self._options, self._echo
         gpu, problem, text = device_of(space), problem_of(space), f"recorded in {printable(self._file.name)}"
         digest = hashlib.sha256(read_limited(self._file, LARGEST_FILE)).hexdigest()
@@ -83,11 +76,7 @@ class RecordedSearch:
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {begun.seed}")
         echo_estimated_alone(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
-        domains = {knob.name: knob.values for knob in space.knobs}
-        storage = optuna_storage(ledger.url)
-        study = Projection(storage, ledger, run, Kind.RECORDED, domains)
-        missed = add_missing(storage, ledger)
-        study.complete()
+        study = begin_study(ledger, run, Kind.RECORDED, {knob.name: knob.values for knob in space.knobs})
         finish = finisher(ledger, study, on_trial)
         replay = Replay(space, sampler, begun.seed, trials, seconds, ledger, run, on_change, finish, begun.spent)
         self._replay = replay
@@ -95,17 +84,12 @@ class RecordedSearch:
             replay.stop()
         with recording_failure(ledger, run):
             progress = replay.search()
-        study.write()
-        ledger.finish_run(run, progress.ended)
-        study.complete()
-        study.summarise()
+        study.end_run(progress.ended)
         best = tuple(ledger.best(problem, gpu, top=trials, run=run))
         if best:
             excess = best[0].ranked_by.median_us / (space.optimum * 1e3)
             progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
-        return SearchResult(
-            run, progress, best, replay.proposer.invalid, replay.proposer.repeated, missed | study.missed
-        )
+        return SearchResult(run, progress, best, replay.proposer.invalid, replay.proposer.repeated, study.all_missed)
 
 
 def echo_estimated_alone(space: RecordedSpace, echo: Echo) -> None:

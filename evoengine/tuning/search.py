@@ -12,7 +12,7 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
-from evoengine.ledger.optuna.study import Projection, add_missing, optuna_storage
+from evoengine.ledger.optuna.study import Projection, begin_study
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import Patience
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
@@ -27,7 +27,7 @@ from evoengine.search.compilers import Renderer
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.identity import Identity, Setting, environment, kernel_identity, templates_digest
-from evoengine.search.progress import Progress
+from evoengine.search.progress import OnChange, OnTrial, Progress, ignore
 from evoengine.search.recorded import RECORDED
 from evoengine.search.reference import require_reference
 from evoengine.stages.render import Fill, inert_knobs
@@ -261,15 +261,7 @@ class Search:
         if self._stop:
             self._stop()
 
-    def run(
-        self,
-        on_change: Callable[[Progress], None] = lambda progress: None,
-        on_trial: Callable[[Candidate], None] | None = None,
-    ) -> SearchResult:
-        """Run the search.
-
-        `on_change` is called after every event and about ten times a second, `on_trial` with each trial that ended.
-        """
+    def run(self, on_change: OnChange = ignore, on_trial: OnTrial | None = None) -> SearchResult:
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
@@ -321,12 +313,7 @@ class Search:
         return begun.run
 
     def _run(
-        self,
-        ledger: Ledger,
-        run: int,
-        unpredictable: str | None,
-        on_change: Callable[[Progress], None],
-        on_trial: Callable[[Candidate], None] | None,
+        self, ledger: Ledger, run: int, unpredictable: str | None, on_change: OnChange, on_trial: OnTrial | None
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
         self._on_stage("checking which knobs change kernels")
@@ -334,11 +321,7 @@ class Search:
         if others := concurrent_searches(ledger, run):
             self._echo(others)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
-        domains = {knob.name: knob.values for knob in s.space.knobs}
-        storage = optuna_storage(ledger.url)
-        study = Projection(storage, ledger, run, kind, domains)
-        missed = add_missing(storage, ledger)
-        study.complete()
+        study = begin_study(ledger, run, kind, {knob.name: knob.values for knob in s.space.knobs})
         long_run_us = partial(ledger.long_run_us, run)
         judge = make_evaluator(target, self._timing, s.seed, long_run_us, self._place.runners, self._build)
         self._on_stage("starting the workers")
@@ -365,16 +348,13 @@ class Search:
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
-        study.write()  # before the run counts as ended, so that a kill leaves a complete study
-        ledger.finish_run(run, progress.ended)
-        study.complete()  # trials that were in flight, or that an unavailable database delayed
-        study.summarise()
+        study.end_run(progress.ended)
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.proposer.invalid, coordinator.proposer.repeated
-        return SearchResult(run, progress, best, invalid, repeated, missed | study.missed, pareto=len(s.objectives) > 1)
+        return SearchResult(run, progress, best, invalid, repeated, study.all_missed, pareto=len(s.objectives) > 1)
 
 
-def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
+def finisher(ledger: Ledger, study: Projection, on_trial: OnTrial | None) -> Callable[[int], None]:
     """Return a function that passes a finished trial to the study and to `on_trial`."""
 
     def finish(trial: int) -> None:

@@ -7,7 +7,7 @@ the kernels that serve all problems are chosen, and their gates finished.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Never
 from evoengine.errors import UsageError, did_you_mean
 from evoengine.gpu import AUTO
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import PROPOSAL, Candidate, Config, Outcome, Rejection, config_key
+from evoengine.records import PROPOSAL, Config, Outcome, Rejection, config_key
 from evoengine.search.compilers import with_machine_code
 from evoengine.search.evaluators import seed_for
 from evoengine.search.finishing import judge_once, record_verdicts
 from evoengine.search.first_build import FirstBuild
-from evoengine.search.progress import Progress
+from evoengine.search.progress import OnChange, OnTrial, ignore
 from evoengine.search.recorded import RECORDED
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.dispatch_table import Table, Timed, choose, find_table
@@ -138,11 +138,7 @@ class SetSearch:
         if self._current is not None:
             self._current.stop()
 
-    def run(
-        self,
-        on_change: Callable[[Progress], None] = lambda progress: None,
-        on_trial: Callable[[Candidate], None] | None = None,
-    ) -> SetResult:
+    def run(self, on_change: OnChange = ignore, on_trial: OnTrial | None = None) -> SetResult:
         results: dict[str, SearchResult] = {}
         for problem in self._problems:
             if self._stopped:
@@ -168,12 +164,7 @@ class SetSearch:
             self._finish_gates(ledger, gpu)
             return SetResult(results, find_table(ledger, self._problems, gpu, self._kernels))
 
-    def _run(
-        self,
-        search: Search,
-        on_change: Callable[[Progress], None],
-        on_trial: Callable[[Candidate], None] | None,
-    ) -> SearchResult:
+    def _run(self, search: Search, on_change: OnChange, on_trial: OnTrial | None) -> SearchResult:
         self._current = search
         if self._stopped:
             search.stop()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, resolve_gpu
+from evoengine.devices.driver import resolve_gpu
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import AUTO, Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import stored_fields
@@ -168,48 +169,21 @@ def _of_config(
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
-    renderer = Renderer()
-    try:
-        return _verify(config, target, choice.why, timing, space, templates, binary, seed, renderer, echo, on_stage)
-    finally:
-        renderer.close()
-
-
-def _verify(
-    config: Config,
-    target: Target,
-    chosen: str | None,
-    timing: GpuDevice | None,
-    space: Path | None,
-    templates: Path | None,
-    binary: bool,
-    seed: int | None,
-    fill: Fill,
-    echo: Echo,
-    on_stage: Echo,
-) -> Verified:
-    on_stage("reading the space")
-    bound, folder = prepare_space(space, templates, target, timing is None, fill)
-    families = bound.knobs[0].values
-    if "family" not in config and len(families) == 1:
-        config = {"family": families[0], **config}
-    if config.get("family") in families:
-        config = {**config, **bound.completed(config)}
-    if why := bound.why_invalid(config):
-        raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
-    require_compilers(target.gpu, emulated=timing is None)
-    on_stage("running the reference")
-    require_reference(target, echo)
-    if chosen:
-        echo(chosen)
     seed = drawn_seed(seed)
-    on_stage("compiling and gating")
-    with lock_gpu(timing, echo):
-        judge = make_evaluator(target, timing, seed, build=None if timing else begin_build(True, echo))
-        try:
-            candidate = evaluate_config(target, bound, config, folder, judge, seed, fill)
-        finally:
-            judge.close()
+    with closing(Renderer()) as fill:
+        on_stage("reading the space")
+        bound, folder = prepare_space(space, templates, target, timing is None, fill)
+        config = _completed(bound, config)
+        require_compilers(target.gpu, emulated=timing is None)
+        on_stage("running the reference")
+        require_reference(target, echo)
+        if choice.why:
+            echo(choice.why)
+        on_stage("compiling and gating")
+        with lock_gpu(timing, echo):
+            build = None if timing else begin_build(True, echo)
+            with closing(make_evaluator(target, timing, seed, build=build)) as judge:
+                candidate = evaluate_config(target, bound, config, folder, judge, seed, fill)
     if not candidate.verdicts:
         return Verified(candidate, seed)
     if timing is None:
@@ -225,6 +199,18 @@ def _verify(
     return Verified(replace(candidate, binary_verdict=by_binary), seed, found)
 
 
+def _completed(space: SearchSpace, config: Config) -> Config:
+    """Return a configuration with the knobs that follow from others. Raises UsageError if it is not in the space."""
+    families = space.knobs[0].values
+    if "family" not in config and len(families) == 1:
+        config = {"family": families[0], **config}
+    if config.get("family") in families:
+        config = {**config, **space.completed(config)}
+    if why := space.why_invalid(config):
+        raise UsageError(f"the configuration is not in the space {space.name}: {why}")
+    return config
+
+
 def evaluate_config(
     target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
@@ -237,8 +223,7 @@ def evaluate_config(
         return _ended(target, proposed, rendered)
     if rejection := pipeline.screen_launch(rendered):
         return _ended(target, rendered, rejection)
-    workers = WorkerPool(1, COMPILER_LIMITS)
-    try:
+    with closing(WorkerPool(1, COMPILER_LIMITS)) as workers:
         made = compile_in(workers, rendered.source, target.gpu.arch)
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
@@ -247,8 +232,6 @@ def evaluate_config(
             return _ended(target, compiled, rejection)
         judge.baselines()
         result = pipeline.evaluate(compiled.contender, seed, workers).result()
-    finally:
-        workers.close()
     return _ended(target, compiled, result)
 
 
@@ -297,9 +280,8 @@ def verify_triton(
     host = with_functions(host)
     on_stage("building the executor")
     build_judges(emulated=False)
-    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0, warm_up=_load))
     verdicts = []
-    try:
+    with closing(WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0, warm_up=_load))) as pool:
         on_stage("executing the file")
         configs = pool.submit(_configs, host, gpu, seed, on_crash=Outcome.CRASHED, returns=tuple).result()
         if isinstance(configs, Rejection):
@@ -314,8 +296,6 @@ def verify_triton(
                 first += first == number
                 found = ConfigVerdict(config, [Attempt("", "in a process", found.reason, found.outcome)])
             verdicts.append(found)
-    finally:
-        pool.close()
     return verdicts
 
 

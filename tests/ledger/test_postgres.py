@@ -391,9 +391,9 @@ def test_one_that_is_still_under_way_is_neither_yet_and_a_search_waits_for_it(le
         mark = own.note(connection)
         assert asked(ledger, mark) is None
         with pytest.raises(Unavailable, match="is still at the last transaction"):
-            ledger.database._was_made(mark)()
+            ledger.database._was_made(mark)
         connection.commit()
-    assert ledger.database._was_made(mark)() is True
+    assert ledger.database._was_made(mark) is True
 
 
 def test_marks_of_a_week_ago_go_when_another_writer_comes(ledger):

@@ -140,6 +140,8 @@ class Projection:
         self._objectives = stored_objectives(ledger.run(run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
+        self.missed_before: dict[int, str] = {}
+        """the same of the studies of earlier runs"""
         self._waiting: list[int] = []
         """finished trials that are still to be written"""
         self._written_at = -BATCH_SECONDS
@@ -157,6 +159,10 @@ class Projection:
             )
             study.set_metric_names([f"{o.title} ({kind})" if o.timed else o.title for o in self._objectives])
             self._study_id = storage.get_study_id_from_name(self.name)
+
+    @property
+    def all_missed(self) -> dict[int, str]:
+        return self.missed_before | self.missed
 
     def add(self, trial: int) -> None:
         """Have a finished candidate written, with others that finish within BATCH_SECONDS.
@@ -221,6 +227,13 @@ class Projection:
         self._waiting = [number for number in finished if number not in projected]
         self.write()
 
+    def end_run(self, status: str) -> None:
+        """End the run with a complete study, also if it is killed meanwhile, and note what paid."""
+        self.write()
+        self._ledger.finish_run(self._run, status)
+        self.complete()  # trials that were in flight, or that an unavailable database delayed
+        self.summarise()
+
     def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
         """Write finished candidates at once, numbered in their order; what goes wrong is raised.
 
@@ -273,6 +286,15 @@ class Projection:
         """Write a note as optuna-dashboard's `save_note`, which would first read every note of the study."""
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_ver", 1)
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_str:0", body)
+
+
+def begin_study(ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]) -> Projection:
+    """Open the study of a run of this process, complete it, and complete those of earlier runs."""
+    storage = optuna_storage(ledger.url)
+    study = Projection(storage, ledger, run, kind, domains)
+    study.missed_before = add_missing(storage, ledger)
+    study.complete()
+    return study
 
 
 def rebuild(
@@ -386,7 +408,6 @@ _TRIALS = text(
     "LEFT JOIN trial_user_attributes AS attributes ON attributes.trial_id = trials.trial_id "
     "AND attributes.key = 'trial'"
 )
-_NAMES = text("SELECT study_name FROM studies")
 
 
 def study_faults(storage: RDBStorage, ledger: Ledger) -> list[Fault]:
@@ -412,8 +433,7 @@ def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Call
     """
     if run not in ledger.finished_trials(run):
         raise NothingFound(f"no trial of run {run} has ended, so its study is empty")
-    with storage.engine.connect() as connection:
-        held = set(connection.scalars(_NAMES))
+    held = trial_counts(storage)
     kinds = [kind for kind in Kind if study_name(ledger, run, kind) in held]
     if not kinds:
         kinds = [most_trusted_kind(t.measurement for t in ledger.trials(run=run, ranked=True) if t.measurement)]
@@ -423,10 +443,8 @@ def rebuild_studies(storage: RDBStorage, ledger: Ledger, run: int, on_done: Call
 
 def _differing(storage: RDBStorage, ledger: Ledger) -> list[tuple[int, Kind, int, int, int]]:
     """Return run, kind, and the numbers of trials in the study, of right ones among them, and of finished ones."""
-    found: dict[str, Counter[str | None]] = {}
+    found: dict[str, Counter[str | None]] = {name: Counter() for name in trial_counts(storage)}
     with storage.engine.connect() as connection:
-        for name in connection.scalars(_NAMES):
-            found[name] = Counter()
         for name, trial in connection.execute(_TRIALS):
             found[name][trial] += 1
     finished = ledger.finished_trials()
