@@ -9,6 +9,7 @@ from evoengine.cuda_files import disassembler
 from evoengine.records import Outcome, Plans, Source
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
+from evoengine.stages.verify import compare
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more, representatives
@@ -189,6 +190,7 @@ def test_figures_count_the_product_alone():
 BLOCKS = "gemm:m1000,n768,k2048,fp8_e4m3,b_nk,block_scales"
 ROWS, INTEGERS = "gemm:m1000,n768,k2048,fp8_e5m2,b_nk,row_scales,bias", "gemm:m1000,n768,k2048,int8,b_nk,row_scales"
 SMALL = {"family": "wgmma", "tile_m": 64, "swap": False}
+CONVERT, CUT = "__floats2bfloat162_rn(low, high)", "__uint_as_float(__float_as_uint({}) & 0xffff0000u)"
 BYTE_FAULTS = [
     ("scales of the other row", BLOCKS, "i % 2 * 8;", "(i + 1) % 2 * 8;"),
     ("scales of the step before", BLOCKS, "load(step + TOGETHER);", "load(step + TOGETHER - 1);"),
@@ -202,6 +204,8 @@ BYTE_FAULTS = [
     ("factors behind the bias", ROWS, "float(sum) * (row_scale * col_scale)", "float(sum)"),
     ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
     ("sums of integers in 16 bits", INTEGERS, "float(sum) * (", "float((short)sum) * ("),
+    ("C cut off, not rounded", ROWS, CONVERT, CONVERT.replace("(low, high)", f"({CUT.format('low')}, {CUT.format('high')})")),
+    ("C cut off, not rounded, by blocks of scales", BLOCKS, CONVERT, CONVERT.replace("(low, high)", f"({CUT.format('low')}, {CUT.format('high')})")),
     ("factors of the next column", INTEGERS, "__ldg(of_b + col)", "__ldg(of_b + (col ^ 1))"),
 ]  # fmt: skip
 
@@ -213,6 +217,21 @@ BYTE_FAULTS = [
 def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+@pytest.mark.parametrize("problem", [BLOCKS, ROWS, "grouped-gemm:rows=300+1,n264,k512,fp8_e4m3,b_nk,block_scales"])
+def test_roundings_of_products_of_bytes_are_judged_where_their_sums_are_exact(problem):
+    """C as it is rounded passes under every seed, and never where it is cut off to bfloat16."""
+    workload, parsed = parse_problem(problem)
+    cases = workload.cases(parsed, {"family": "wgmma", "tile_m": 64, "tile_n": 128, "tile_k": 128, "stages": 4})
+    case = next(case for case in cases if case.draw in workload.tensors().independent)
+    for seed in range(20):
+        drawn = workload.tensors().draw(case, seed)
+        expected = workload.tensors().reference(case.problem, drawn.expected)
+        cut = (expected["c"].float().view(torch.int32) & -0x10000).view(torch.float32)
+        for found, correct in ((expected["c"], True), (cut, False)):
+            result = compare(workload, case, drawn, {"c": found.to(torch.bfloat16)}, seed, expected)
+            assert result.correct == correct, result.reason
 
 
 # ---- SwiGLU

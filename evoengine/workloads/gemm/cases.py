@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import PAGE
@@ -56,15 +56,21 @@ def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem],
     """Return the gate's cases for a configuration."""
     small = (*_small_cases(problem, config), *_stream_cases(problem, config))
     found = (*small, *_last_steps(problem, config, small), *_long_cases(problem, config))
-    normal = CUT_OFF if cuts_off(problem) else "normal"
-    return tuple(
-        replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
-        for case in found
-    )
+    return tuple(replace(case, config=config, whole=problem, draw=draw_of(case, problem)) for case in found)
+
+
+EXACT_CASE = "whole tiles"
+"""the case whose sums of products of FP8 are exact, so that roundings of C alone are left, which are independent"""
+
+
+def draw_of(case: Case[Any], problem: GemmProblem) -> str:
+    """Return how a case of that product is drawn: what its space's cases state, but for sums that are cut off."""
+    exact = problem.dtype.startswith("fp8") and problem.out_dtype in HALVES and case.name == EXACT_CASE
+    return CUT_OFF if case.draw == "normal" and cuts_off(problem) and not exact else case.draw
 
 
 def cuts_off(problem: GemmProblem) -> bool:
-    """Return whether what tensor cores cut off from sums shows beside the roundings that a kernel must do."""
+    """Return whether what tensor cores cut off from sums of normal numbers shows beside the roundings of C."""
     return problem.dtype.startswith("fp8") or (problem.dtype in HALVES and problem.out_dtype == "fp32")
 
 

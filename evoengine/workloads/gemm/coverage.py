@@ -19,8 +19,9 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.gemm.cases import MOST_TILES, cuts_off, deepest, last_buffers, units
+from evoengine.workloads.gemm.cases import MOST_TILES, deepest, last_buffers, units
 from evoengine.workloads.gemm.problem import (
+    HALVES,
     GemmProblem,
     blocks_of_cluster,
     cluster_extents,
@@ -80,7 +81,7 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *(Cell("together", what) for what in TOGETHER.values()),
         *(Cell("extents", axis) for axis in _own_extents(problem, config)),
     }
-    if not cuts_off(problem):
+    if problem.out_dtype in HALVES:
         found.add(Cell("values", ROUNDINGS))
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))

@@ -221,10 +221,17 @@ def draw_scales(problem: GemmProblem, draw: str, normal: Callable[..., torch.Ten
         exponent = drawn if draw in ("normal", CUT_OFF) else drawn.round()
         found[f"scale_{name}"] = torch.ones_like(drawn) if draw in CANCELLING else torch.exp2(exponent)
     if draw in ("normal", CUT_OFF):
-        found["scale_b"] /= math.sqrt(problem.k) * (INTEGER_SPREAD**2 if problem.dtype == "int8" else 1)
+        found["scale_b"] /= math.sqrt(problem.k) * _variance(problem, draw)
     elif problem.dtype == "int8" and draw in ("long", FULL_SIZE):
         found["scale_b"] /= 4096.0  # sums of many large numbers, which halves hold then
     return found
+
+
+def _variance(problem: GemmProblem, draw: str) -> float:
+    """Return that of one product of A and B of bytes, by how they are drawn."""
+    if problem.dtype == "int8":
+        return INTEGER_SPREAD**2
+    return (exact_spread(problem) + 1) * (2 * exact_spread(problem) + 1) / 6 if draw == "normal" else 1.0
 
 
 def stored(operand: torch.Tensor, as_is: bool) -> torch.Tensor:
@@ -372,9 +379,30 @@ FULL_SIZE = "full size"
 CANCELLING = ("large products", "long")
 
 
+EXACT = {"fp8_e4m3": 16, "fp8_e5m2": 8}
+"""dtype → numbers up to which it has all whole ones"""
+LARGEST_SUM = 1 << 13
+"""up to which tensor cores cut nothing off from sums of whole products of FP8 (docs/the-gate.md)"""
+
+
+def exact_spread(problem: GemmProblem) -> int:
+    """Return the largest of whole numbers, each as frequent, whose sums stay exact up to six standard deviations."""
+    widest = math.isqrt(int(LARGEST_SUM / (2.0 * math.sqrt(problem.k))))
+    return max(1, min(EXACT[problem.dtype], widest))
+
+
 def _normal_bytes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Leave it to scales to bring products to unit variance."""
     return a, b, bias
+
+
+def _exact_bytes(spread: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]:
+    """Return a draw of whole numbers up to `spread`, so that C is rounded once, behind the scales, and nothing else is."""
+
+    def evenly(normal: torch.Tensor) -> torch.Tensor:
+        return normal.sign() * (torch.erf(normal.abs() / math.sqrt(2.0)) * spread).ceil().clamp(1, spread)
+
+    return lambda a, b, bias: (evenly(a), evenly(b), bias)
 
 
 def _normal_integers(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
@@ -434,6 +462,8 @@ def shape_of(problem: GemmProblem, draw: str) -> Callable[[torch.Tensor, torch.T
     """Return what makes A, B and the bias of normal numbers."""
     if problem.dtype == "int8":
         return _SHAPED_INTEGERS[draw]
+    if problem.dtype in BYTES and draw == "normal":
+        return _exact_bytes(exact_spread(problem))
     draw = "normal" if draw == CUT_OFF else draw
     return (_SHAPED_BYTES if problem.dtype in BYTES else _SHAPED)[draw]
 

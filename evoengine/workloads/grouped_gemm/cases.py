@@ -22,7 +22,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import few
-from evoengine.workloads.gemm.cases import CUT_OFF, LONG, MOST_WORK, cuts_off, step_of, units
+from evoengine.workloads.gemm.cases import LONG, MOST_WORK, draw_of, step_of, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
 from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape, tile_sizes
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
@@ -44,11 +44,7 @@ GROUPS = (
 def gate_cases(problem: GroupedGemmProblem, config: Config) -> tuple[Case[GroupedGemmProblem], ...]:
     """Return the gate's cases for a configuration: groups that share the compile-time part of `problem`."""
     found = (*_small_cases(problem, config), *_long_cases(problem, config))
-    normal = CUT_OFF if cuts_off(problem.whole) else "normal"
-    return tuple(
-        replace(case, config=config, whole=problem, draw=normal if case.draw == "normal" else case.draw)
-        for case in found
-    )
+    return tuple(replace(case, config=config, whole=problem, draw=draw_of(case, problem.whole)) for case in found)
 
 
 def tiles_of(problem: GroupedGemmProblem, config: Config) -> int:
