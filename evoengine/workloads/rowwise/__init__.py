@@ -188,8 +188,7 @@ class Rowwise(Workload[RowwiseProblem]):
         return float(sum(map(problem.bytes_of, (*problem.of.inputs, *problem.of.outputs))))
 
     def cases(self, problem: RowwiseProblem, config: Config) -> tuple[Case[RowwiseProblem], ...]:
-        """Return cases with the problem's own columns, which are constants of a template, and rows set against a
-        block's."""
+        """Return cases with the problem's own columns, which are constants of a template, and rows for a block's."""
         independent = "normal" if problem.out_dtype == "fp32" else "16 bits"
 
         def at(rows: int) -> RowwiseProblem:
