@@ -44,7 +44,7 @@ class BackwardFullSize(FullSize[FullCase]):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return the gradients of the heads that blocks wrote to, where they did not write the reference's.
 
-        Raises WrongBlock where a block did not write its own rows alone, or wrong sums for the other kernels.
+        Raises WrongBlock if a block did not write its own rows alone, or wrong sums for the other kernels.
         """
         for one in traces:
             if one.given_up:

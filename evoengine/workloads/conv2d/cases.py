@@ -211,7 +211,7 @@ def has_own_filters(problem: Conv2dProblem, config: Config) -> bool:
 
 
 def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not say how large tiles are."""
     if "tile_m" not in config:
         return frozenset()
     p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
@@ -304,7 +304,7 @@ def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
 def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
     """Return the whole grid over few steps, and one block over all channels, or as many as there is time for.
 
-    All of x follows where offsets into it may need more than 32 bits. None where blocks share tiles.
+    All of x follows where offsets into it may need more than 32 bits. None if blocks share tiles.
     """
     if "tile_m" not in config or sums_in_memory(config):
         return []

@@ -51,7 +51,7 @@ class FullCase:
 
 
 def full_plan(problem: VarlenProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the case with its launch; none where the configuration states no tiles, or indices are too many."""
+    """Return the case with its launch; none if the configuration states no tiles, or indices are too many."""
     if not {"tile_m", "tile_n"} <= config.keys():
         return ()
     own, part = problem, None

@@ -43,7 +43,7 @@ class VarlenFullSize(FullSize[FullCase]):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return the tiles of rows that the blocks wrote, each as a problem of one sequence.
 
-        Raises WrongBlock where one wrote a tile in part, another number of tiles than its own, or another block's.
+        Raises WrongBlock if one wrote a tile in part, another number of tiles than its own, or another block's.
         """
         owners: dict[Tile, int] = {}
         found: list[WrittenPart] = []

@@ -47,7 +47,7 @@ class VarlenProblem:
     kv_lens: tuple[int, ...]
     causal: bool = False
     page: int = 0
-    """rows of a page of K and V; 0 where they are packed"""
+    """rows of a page of K and V; 0 if they are packed"""
     pool: int = field(default=0)
     """rows of K and V, or pages; 0 for as many as the sequences need"""
 

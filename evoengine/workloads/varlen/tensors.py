@@ -138,7 +138,7 @@ def pool_shape(problem: VarlenProblem) -> tuple[int, ...]:
 def draw_table(problem: VarlenProblem, seed: int, shared: bool = False) -> np.ndarray:
     """Return the pages of each sequence, int32 [sequences, table_width], in an order drawn from all of the pool.
 
-    There are none where K and V are packed. With `shared`, each sequence begins with the same pages as the longest one,
+    There are none if K and V are packed. With `shared`, each sequence begins with the same pages as the longest one,
     as far as both fill them.
     """
     p = problem
@@ -207,7 +207,7 @@ def _by_sequence(problem: VarlenProblem, inputs: Inputs, dtype: torch.dtype, one
 
 
 def _hidden(problem: VarlenProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """Return which keys a row does not see, [q_len, kv_len]; None where it sees all."""
+    """Return which keys a row does not see, [q_len, kv_len]; None if it sees all."""
     if not problem.causal:
         return None
     q_len, kv_len = q.shape[1], k.shape[1]

@@ -128,7 +128,7 @@ def _deepest(problem: W4A16Problem, config: Config) -> int:
 
 
 def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not say how large tiles are."""
     if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return frozenset()
     tile_m, tile_n, tile_k = tile_sizes(config)
