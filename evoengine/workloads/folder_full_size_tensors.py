@@ -88,7 +88,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return self._launch(case, case.problem, launch, seed, [int(block) for block in order])
 
     def alone(self, case: FolderFullCase, seed: int) -> BlockLaunch:
-        """Return the blocks of a small launch, each run by itself; with repeated indices if blocks may meet by them."""
+        """Return the blocks of a small launch, each run alone, with repeated indices if blocks may collide by them."""
         total = prod(case.small_launch.grid)
         draw = (
             INTEGER_PATTERN
