@@ -27,7 +27,7 @@ from evoengine.space.space import load_space
 from evoengine.views.trials import trial_json
 from evoengine.workloads import folder_reader, workloads
 from tests.support.documented_command import adapted, called
-from tests.support.documents import PAGES, ROOT, blocks, links, named_commands, run_page, shell_blocks
+from tests.support.documents import PAGES, ROOT, blocks, links, missing_anchors, named_commands, run_page, shell_blocks
 from tests.support.exhaustive import more
 from tests.support.folders import load
 from tests.support.made_once import made_once
@@ -193,14 +193,16 @@ def test_a_wrong_call_is_seen():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
+def test_links_lead_to_files_and_headings(page):
     assert [str(target) for target in links(page) if not target.exists()] == []
+    assert missing_anchors(page) == []
 
 
 def test_a_broken_link_is_seen(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("[a](page.md), [b](https://pytorch.org), [c](none.md#part)")
+    page.write_text("# A `b`, c\n[a](page.md#a-b-c), [b](https://pytorch.org#a), [c](none.md#part), [d](#part)")
     assert [target.name for target in links(page) if not target.exists()] == ["none.md"]
+    assert missing_anchors(page) == ["#part"]
 
 
 def test_the_readme_is_one_screen_and_a_half_and_links_to_every_page():
@@ -294,3 +296,10 @@ def test_the_architectures_drawing_is_what_its_text_says():
     text, drawing = ((DOCS / f"architecture.{kind}").read_text() for kind in ("dot", "svg"))
     assert labels(text) == labels(drawing) and len(labels(text)) >= 12
     assert labels(text.replace("sampler", "oracle")) != labels(drawing)
+
+
+def test_the_drawing_of_the_rooms_has_every_package():
+    drawn = labels((DOCS / "rooms.svg").read_text())
+    packages = {path.name for path in (ROOT / "evoengine").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert labels((DOCS / "rooms.dot").read_text()) <= drawn and packages <= drawn
+    assert not {*packages, "oracle"} <= drawn

@@ -75,6 +75,30 @@ def links(page: Path) -> list[Path]:
     return [page.parent / target for target in found if target and "://" not in target]
 
 
+def missing_anchors(page: Path) -> list[str]:
+    """Return the links of a page to a heading that its target, a page or this one, does not have."""
+    found = []
+    for target in _LINK.findall(page.read_text()):
+        name, _, anchor = target.partition("#")
+        other = page.parent / name if name else page
+        if (
+            anchor
+            and "://" not in target
+            and other.suffix == ".md"
+            and other.is_file()
+            and anchor not in _anchors(other)
+        ):
+            found.append(target)
+    return found
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MkDocs derive them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower().strip() for title in titles)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\- ]", "", title)) for title in plain}
+
+
 def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs a shell block in `folder`, where `evoengine` is the documented command as `documented_command` has it."""
     programs = folder / ".programs"

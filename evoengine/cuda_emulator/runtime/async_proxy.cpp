@@ -1,6 +1,6 @@
-// The asynchronous proxy: wgmma and bulk copies do not see shared memory itself but a shadow of it, which is brought
-// up to date by fence.proxy.async alone. What they write goes to both. So where the two differ, an ordinary
-// store (or cp.async) has not been fenced, or came while its target was still in use.
+// The asynchronous proxy: wgmma and bulk copies do not read shared memory itself but a shadow of it, which only
+// fence.proxy.async updates. They write to both. If the two differ, an ordinary store (or cp.async) has not been
+// fenced, or came while its target was still in use.
 #include "internal.h"
 
 #include <cstdlib>
@@ -12,7 +12,7 @@ bool fences_due;
 
 namespace {
 
-// Of each part of a block's shared memory, kept from the first use on: most kernels have none.
+// State for each part of a block's shared memory, kept from the first use on: most kernels have none.
 struct Shadow {
     char* bytes;
     unsigned room;
@@ -22,7 +22,7 @@ bool has_shadows[max_resident];
 bool fence_due[max_resident];
 bool one_by_one;  // of this round each fence counts as it comes
 
-// A part of a block's shared memory, and what the asynchronous proxy sees of it.
+// A part of a block's shared memory, and its state as the asynchronous proxy sees it.
 struct Seen {
     SharedSpan span;
     char* shadow;
@@ -74,9 +74,9 @@ void publish(unsigned block) {
 
 }  // namespace
 
-// In most rounds all share one copy at the end: fences of many threads cost no more than that of one, and no store that
-// comes after a thread's fence gets in, as the thread stops here until the round is over. But it lets in what threads
-// without a fence have stored, so in some rounds each fence makes its own copy: of what was stored before it.
+// In most rounds all fences share one copy at the end: fences of many threads cost no more than one, and no store after
+// a thread's fence is included, because the thread stops here until the round is over. But stores of threads without a
+// fence are included, so in some rounds each fence makes its own copy of what was stored before it.
 void fence_async_proxy() {
     publish_barriers();
     fences_due = fence_due[own_block()] = true;
@@ -111,7 +111,7 @@ const char* async_read(unsigned shared, unsigned bytes, const char* what, int li
     return part.seen(shared);
 }
 
-// Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
+// The target of a bulk copy: NaN from now on. A store there that no fence orders before the copy may happen after it.
 void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
     require_alive(block, what, {nullptr, line});
     const Seen part = seen_at(block, shared);

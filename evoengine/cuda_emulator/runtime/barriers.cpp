@@ -1,5 +1,5 @@
-// mbarriers. The eight bytes in shared memory are a tag that leads to the barrier, so that a barrier never initialised,
-// or overwritten since, is noticed at its next use.
+// mbarriers. The eight bytes in shared memory are a tag that identifies the barrier, so that a barrier that was never
+// initialised, or was overwritten, is detected at its next use.
 #include "clocks.h"
 
 #include <cstdio>
@@ -85,7 +85,7 @@ void add(Barrier& b, const PendingCompletion& landing) {
 
 unsigned open_arrivals(const Barrier& b) { return b.pending - b.arrivals_under_way; }
 
-// Whether the phase is over as soon as what is under way has landed.
+// Whether the phase is over as soon as pending work has landed.
 bool can_end(const Barrier& b) { return !open_arrivals(b) && b.bytes == b.bytes_under_way; }
 
 void end_phase(Barrier& b) {
@@ -101,7 +101,7 @@ void end_phase(Barrier& b) {
     wake_block(&b.gate, b.block);
 }
 
-// After a change: a phase that has nothing under way ends at once, else when the first of those who wait comes to look.
+// After a change: a phase without pending work ends at once, otherwise when the first of the waiting threads polls.
 void settle(Barrier& b) {
     if (!can_end(b)) return;
     if (!b.first) return end_phase(b);
@@ -129,7 +129,8 @@ void wait_for_end(Barrier& b, unsigned parity, int line) {
     visit(Visit::wait, b.shared);
 }
 
-// A wait may always say no, so the first of a thread for a phase does: who does not ask again has not waited.
+// A wait may always fail, so the first one of a thread for a phase does: a kernel that does not repeat it has not
+// waited.
 bool spurious_failure(const Barrier& b) {
     Fiber& f = fibers[current];
     if (f.refused_by == b.shared && f.refused_phase == b.phase) return false;
@@ -138,8 +139,8 @@ bool spurious_failure(const Barrier& b) {
     return true;
 }
 
-// Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place
-// on and have it filled again meanwhile.
+// Threads drift apart at barriers: sometimes one falls behind, a little or so far that the others pass on a buffer and
+// have it filled again meanwhile.
 void fall_behind() {
     if (random_below(16)) return;
     for (unsigned rounds = 1u << random_below(8); rounds; --rounds) yield();
@@ -218,7 +219,7 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
     find(shared, "mbarrier.expect_tx", line).bytes += bytes;
 }
 
-// Something begins that will land in that block, at the barrier there.
+// Work begins that will land in that block, at the barrier there.
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line) {
     const unsigned rank = block - first_of_cluster(block);
     // The block must wait for what lands (check_nothing_under_way): no other order is asked for.
@@ -262,7 +263,7 @@ bool barrier_try_wait(unsigned shared, unsigned parity, int line) {
     return true;
 }
 
-// Never blocks, so that a thread may look at several barriers in turn; one that looks at nothing else for long waits.
+// Never blocks, so that a thread may poll several barriers in turn; one that polls only this one for long waits.
 bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
     Barrier& b = find_waited(shared, parity, "mbarrier.test_wait", line);
     unsigned& spins = fibers[current].spins;

@@ -1,5 +1,4 @@
-// Bulk copies and TMA: the asynchronous proxy moves blocks of shared memory at once, or as late as a kernel
-// can notice.
+// Bulk copies and TMA: the asynchronous proxy moves blocks of shared memory at once, or as late as a kernel can notice.
 #include "internal.h"
 
 #include <algorithm>
@@ -219,7 +218,7 @@ void bulk_wait(unsigned groups_left, bool read) {
     store_count = kept;
 }
 
-// A block's shared memory is gone when the block ends, whatever still reads it.
+// A block's shared memory ceases to exist when the block ends, even if it is still being read.
 void check_stores_waited_for() {
     unsigned kept = 0;
     for (unsigned i = 0; i < store_count; ++i) {

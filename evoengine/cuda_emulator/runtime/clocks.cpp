@@ -111,7 +111,7 @@ const OtherBlocks::Entry* find(const Ref<OtherBlocks>& blocks, uint32_t block) {
     return found < end && found->block == block ? found : nullptr;
 }
 
-// What threads of `from_block` know, for those of `into_block`; 0 stands for any block.
+// The knowledge of threads of `from_block`, for threads of `into_block`; 0 stands for any block.
 void join(Known& into, uint32_t into_block, const Known& from, uint32_t from_block) {
     if (from_block == into_block) {
         join(into.own, from.own);
@@ -166,7 +166,7 @@ bool is_known(const When& when, unsigned fiber) {
 
 bool knows_block(uint32_t block, unsigned fiber) { return find(agents[fiber].self.known.others, block); }
 
-// The thread tells all that it knows to those who depart from there later. What is passed is in the terms of the block
+// The thread passes on all that it knows to those who depart from there later. It is expressed relative to the block
 // whose thread came first, its `owner`.
 void arrive(unsigned fiber, Passed*& at) {
     Agent& a = agents[fiber];
@@ -179,7 +179,7 @@ void arrive(unsigned fiber, Passed*& at) {
     ++a.clock;
 }
 
-// All threads of the block meet: each knows then what any knew. Nobody knows of a thread's later clock than its own.
+// All threads of the block meet and share their knowledge. Only a thread itself knows of its later clock.
 void meet(unsigned block) {
     const unsigned first = first_fiber(block), end = end_of_block(block);
     Passed all{agents[first].block, {Ref<BlockClocks>(BlockClocks::make()), {}}, {}, {}};
@@ -232,8 +232,8 @@ void add(Released& place, const Known& known, uint32_t block, Scope scope) {
 
 }  // namespace
 
-// The thread writes there, for others of the scope to read: what it has fenced before, or, where the access releases
-// by itself, all that it knows.
+// The thread writes there, for others of the scope to read: it releases what it has fenced before or, if the access
+// itself releases, all that it knows.
 void release_to(Released& place, unsigned fiber, Scope scope, bool by_itself) {
     Agent& a = agents[fiber];
     if (by_itself) {
@@ -248,7 +248,7 @@ void release_to(Released& place, unsigned fiber, Scope scope, bool by_itself) {
     }
 }
 
-// The thread reads what was written there: it knows what was released at once, or behind its next fence.
+// The thread reads what was written there: it acquires what was released at once, or at its next fence.
 void acquire_from(const Released& place, unsigned fiber, Scope scope, bool at_once) {
     Agent& a = agents[fiber];
     auto learn = [&](const Known& known, uint32_t from, Scope needed) {
@@ -275,7 +275,7 @@ void fence_clocks(unsigned fiber, Scope scope) {
     ++a.clock;
 }
 
-// Whether there is something that a strong write would release.
+// Whether a strong write would release anything.
 bool has_fenced(unsigned fiber, Scope scope) { return !is_empty(agents[fiber].self.fenced[unsigned(scope) - 1]); }
 
 }  // namespace evo_emu

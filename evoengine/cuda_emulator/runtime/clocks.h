@@ -1,10 +1,10 @@
-// Vector clocks: what each thread of a kernel knows to have happened (clocks.cpp).
+// Vector clocks: the events that each thread of a kernel knows to have happened (clocks.cpp).
 #pragma once
 #include "internal.h"
 
 namespace evo_emu {
 
-// A counted reference. The runtime does without the C++ library.
+// A counted reference. The runtime does not use the C++ library.
 template <class T> class Ref {
     T* object = nullptr;
 
@@ -52,14 +52,14 @@ struct OtherBlocks {
     static void destroy(OtherBlocks* blocks);
 };
 
-// What is known of threads of one's own block, and of other blocks.
+// The knowledge about threads of one's own block, and of other blocks.
 struct Known {
     Ref<BlockClocks> own;
     Ref<OtherBlocks> others;
 };
 
-// All that passes from thread to thread where they meet: what is known, what a fence has made visible to each scope,
-// and what was read of others and waits for a fence.
+// All knowledge that passes between threads where they meet: what is known, what a fence has made visible to each
+// scope, and what was read from others and awaits a fence.
 struct Passed {
     uint32_t owner;  // the block in whose terms it is: its number in the grid, plus one; 0: nothing was passed
     Known known, fenced[3], read[3];
@@ -74,7 +74,7 @@ When now(unsigned fiber);
 bool is_known(const When& when, unsigned fiber);
 bool knows_block(uint32_t block, unsigned fiber);  // by its number in the grid, plus one: anything that it did
 
-// Of one place in memory: what those have released who wrote its contents.
+// For one place in memory: what those who wrote its contents have released.
 struct Released {
     Known by_all;  // to threads of any block
     struct Own {

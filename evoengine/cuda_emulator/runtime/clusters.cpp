@@ -1,7 +1,7 @@
-// Blocks of a cluster: where all their threads meet, and what they do in one another's shared memory. That memory is
-// there from when its block has begun until the block has ended, and an access by another block must be in order with
-// both, whatever the schedule of this run is: the thread must know of something that the block did, and one of the
-// block's threads must know of the access when it ends.
+// Blocks of a cluster: the barrier of all their threads, and their accesses to one another's shared memory. That memory
+// exists from the begin of its block to its end, and an access by another block must be ordered with both, in every
+// schedule: the thread must know of something that the block did, and one of the block's threads must know of the
+// access when it ends.
 #include "clocks.h"
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 Gate cluster_gates[max_resident];  // of the cluster that begins with the block
 
-// A thread's last access to the shared memory of another block: who knows of it knows of those before.
+// A thread's last access to the shared memory of another block; knowledge of it includes earlier ones.
 struct FarAccess {
     uint32_t clock;  // of the thread; 0: none that the block does not know of
     const char* what;
@@ -23,7 +23,7 @@ FarAccess far_accesses[max_resident][max_threads];  // [block][thread of its clu
 unsigned rank_of_block(unsigned block) { return block - first_of_cluster(block); }
 unsigned threads_of_cluster() { return kernel.cluster * block_stride; }
 
-// A block has ended of which others may not know that it was to stay.
+// A block has ended while nothing orders its end with an access to its shared memory.
 [[noreturn]] void report_outlived(unsigned block, unsigned fiber, const FarAccess& access) {
     crash("block %u of the cluster ends, and its shared memory is reached by %s at %s, block %u, thread %s: nothing "
           "orders the two",
@@ -85,7 +85,7 @@ void leave_cluster() {
     }
 }
 
-// The barrier of a cluster: over when every thread that has not ended has arrived.
+// The barrier of a cluster: complete when every thread that has not ended has arrived.
 void settle_cluster(unsigned block) {
     const unsigned first = first_of_cluster(block);
     const unsigned start = first_fiber(first), end = end_of_block(first + kernel.cluster - 1);

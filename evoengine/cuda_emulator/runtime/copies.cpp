@@ -1,5 +1,4 @@
-// cp.async: a copy lands at once, or is nothing but a promise until the wait that covers its group. Its destination is
-// 0xFF meanwhile.
+// cp.async: a copy lands at once, or only at the wait that covers its group. Until then its destination is 0xFF.
 #include "internal.h"
 
 #include <cstdlib>
@@ -48,7 +47,7 @@ void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned so
         crash("misaligned cp.async at line %d: the global address is not a multiple of %u", line, bytes);
     char* to = static_cast<char*>(shared_address(shared));
     const char* from = static_cast<const char*>(global);
-    // Touched now, so that a bad address is laid to the instruction that gave it.
+    // Touched now, so that an invalid address is attributed to this instruction.
     if (source_bytes) (void)(*(const volatile char*)from, *(const volatile char*)(from + source_bytes - 1));
     if (checked && source_bytes) track_access(Access::read, from, source_bytes, {nullptr, line});
     CopyQueue& queue = fibers[current].queue;

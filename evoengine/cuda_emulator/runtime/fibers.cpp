@@ -1,6 +1,6 @@
-// Every CUDA thread of the resident clusters (most often of one block) is a fiber on a stack of its own. Rounds: all
-// runnable fibers run once, in an order drawn from the seed, each until it waits or ends; whoever is woken meanwhile
-// runs in the next round. The scheduler's own stack runs where a cluster has ended, or another shall begin (grid.cpp).
+// Every CUDA thread of the resident clusters (usually of one block) is a fiber with its own stack. In each round all
+// runnable fibers run once, in an order drawn from the seed, until they wait or end; fibers that are woken meanwhile
+// run in the next round. The scheduler's own stack runs when a cluster has ended or another one is to begin (grid.cpp).
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -26,8 +26,8 @@ namespace {
 constexpr size_t stack_bytes = 256 << 10;
 constexpr unsigned most_lag = 4096;  // rounds
 constexpr unsigned most_that_lag = 32;  // blocks of a launch: each keeps its stacks while others begin
-// Rounds in which nothing changes but where threads look, before a block that lags goes on, before a cluster more is
-// started, and before it is a hang.
+// Numbers of rounds without a change, in which threads only poll, after which a delayed block continues, another
+// cluster is started, and the launch counts as hung.
 constexpr unsigned idle_until_one_goes_on = 16, idle_until_more = 64, idle_until_hang = 20000;
 
 // Wide enough that no frame of sane size steps over it, and an odd number of pages, so that equal frames of different
@@ -69,7 +69,7 @@ void fiber_main();
 
 #if defined(__x86_64__) && !defined(EVO_EMU_UCONTEXT)
 
-// Saves what the System V ABI lets a callee not destroy, and swaps stacks.
+// Saves the registers that the System V ABI requires a callee to preserve, and swaps stacks.
 asm(R"(
     .text
     .type evo_emu_switch, @function
@@ -122,8 +122,8 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some rounds a few lanes, one warp, one warpgroup, one block, or nobody, runs far slower than the others: what
-// they may do before it is done with something, only a barrier prevents.
+// For some rounds a few lanes, one warp, one warpgroup, one block, or none, run far slower than the others, which
+// exposes everything that only a barrier prevents the others from doing meanwhile.
 unsigned draw_slow_size() {
     constexpr unsigned warpgroup = 4 * warp_size;
     switch (random_below(5)) {
@@ -181,8 +181,8 @@ void let_one_go_on() {
     }
 }
 
-// Threads that look at memory again and again change nothing: where they are all that runs, it is time for what was
-// put off, for a cluster more, and at last for a report.
+// Threads that poll memory change nothing: if only they run, deferred work is completed, then another cluster is
+// started, and finally a hang is reported.
 void count_idle_rounds() {
     if (progress != progress_before || next_size == 0) {
         progress_before = progress;
@@ -218,7 +218,7 @@ void start_round() {
     hold_back(random_below(seldom) && !all_slow ? is_slow : lags);
 }
 
-// Gives the processor to the next runnable fiber, which may be the caller itself.
+// Switches to the next runnable fiber, which may be the caller itself.
 void switch_away() {
     if (checked) settle_accesses();
     check_near_canaries();
@@ -279,7 +279,7 @@ uint64_t random_below(uint64_t bound) {
     return uint64_t((unsigned __int128)(random_state * 0x2545f4914f6cdd1du) * bound >> 64);
 }
 
-// A copy may land as soon as it begins or as late as its wait: each hides what the other shows.
+// A copy may land as soon as it begins or as late as its wait: each exposes faults that the other hides.
 bool lands_at_once() { return random_below(8) < at_once; }
 
 bool is_on_stacks(const char* address) {
@@ -315,7 +315,7 @@ void yield() {
     switch_away();
 }
 
-// The caller's block is held back until others have come far: what they may see of it, only an order can prevent.
+// The caller's block is delayed until others have advanced far, which exposes accesses that are not ordered.
 void may_lag() {
     if (++changes[own_block()] != lags_at || !lags_left || random_below(2)) return;
     --lags_left;
@@ -323,7 +323,7 @@ void may_lag() {
     yield();
 }
 
-// The last to come to a meeting would be the first to go on.
+// The last thread to arrive at a meeting would otherwise be the first to continue.
 void stay_behind_if_slow() {
     if (is_slow(current)) yield();
 }
@@ -405,7 +405,7 @@ void begin_cluster(unsigned first_block, uint64_t number) {
     note_progress();
 }
 
-// Until a cluster has ended, or nothing but another cluster helps.
+// Runs until a cluster has ended, or only another cluster can help.
 void run_fibers() {
     wants_main = false;
     if (round_position == round_size) start_round();

@@ -1,5 +1,5 @@
-// Which clusters of the grid run when. One after the other in a drawn order, where blocks have nothing to say to one
-// another; else a drawn number of them side by side, and one more where all that run wait for what is not there yet.
+// The order in which clusters of the grid run. One after the other in a drawn order if blocks cannot communicate;
+// otherwise a drawn number of them concurrently, and one more if all running ones wait.
 #include "internal.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ unsigned free_block() {
 
 }  // namespace
 
-// Whether a cluster more can be started, where all that run wait for others.
+// Whether another cluster can be started if all running ones wait for others.
 bool more_clusters_fit() {
     return checked && begun < clusters && (running + 1) * cluster_fibers() <= max_fibers;
 }

@@ -1,4 +1,5 @@
-// What the parts of the runtime share. The runtime is compiled once per machine; candidates link against it.
+// Declarations that the parts of the runtime share. The runtime is compiled once per machine; candidates link against
+// it.
 #pragma once
 #include <evo_emu/runtime.h>
 
@@ -14,7 +15,7 @@ constexpr unsigned warp_size = 32;
 constexpr unsigned max_fibers = 24576;
 constexpr unsigned max_resident = max_fibers / warp_size;  // blocks
 
-// Exit codes by which the caller tells the failures apart; the reason is on standard error.
+// Exit codes by which the caller distinguishes failures; the reason is on standard error.
 enum Exit { exit_crashed = 10, exit_hung = 11 };
 
 struct Launch {
@@ -82,7 +83,8 @@ struct alignas(128) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// What is under way to a barrier: it happens at once, or when the phase ends, which is when somebody waits for it.
+// Pending work that will arrive at a barrier: it happens at once, or when the phase ends, which is when a thread waits
+// for it.
 struct PendingCompletion {
     void (*land)(const PendingCompletion&);
     PendingCompletion* next;
@@ -114,7 +116,7 @@ extern unsigned round_of_launches;  // from 0 on
 // Of the thread with that number in its block.
 Dim index_in_block(unsigned rank);
 
-// How a report calls a thread: its number where blocks are a row, else all three of its indices.
+// How a report names a thread: by its number if blocks are one-dimensional, otherwise by its three indices.
 struct ThreadName {
     char text[24];
 };

@@ -1,6 +1,6 @@
-// Reads rounds of launches from standard input, runs them over the same tensors, and writes the outputs behind each
-// round to standard output, what warps visited last. Where the launch names blocks, only these run, and what each
-// touched of pooled tensors follows.
+// Reads rounds of launches from standard input, runs them over the same tensors, and writes the outputs after each
+// round to standard output, finally the visits of warps. If the launch names blocks, only these run, followed by what
+// each touched of pooled tensors.
 #include "internal.h"
 
 #include <sys/prctl.h>
@@ -55,7 +55,7 @@ struct ArgumentHeader {
     char name[51];
 };
 
-// Where in a struct a pointer, or a tensor map, has the address of a tensor to be put.
+// The offset in a struct at which the address of a tensor, for a pointer or a tensor map, must be written.
 struct Relocation {
     uint32_t at, tensor, is_map, offset;
 };
@@ -90,7 +90,7 @@ void read_all(void* to, size_t bytes) {
     }
 }
 
-// A process whose parent died before prctl took hold would outlive it.
+// A process whose parent died before prctl took effect would outlive it.
 void die_with(pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(exit_crashed);
@@ -278,7 +278,7 @@ void read_chosen(const Header& header) {
     set_pool(pool, header.pool_bytes / pool_page);
 }
 
-// One after the other. Where a block is given up the process ends, and its parent starts another one for the rest.
+// One block after the other. If a block is aborted the process ends, and its parent starts another one for the rest.
 void run_chosen() {
     for (unsigned i = 0; i < chosen_count; ++i) {
         begin_chosen_block(chosen[i].number, chosen[i].input_limit);

@@ -1,5 +1,5 @@
-// ldmatrix, stmatrix and mma.sync: the lanes meet, the last to come does the work. Which lane holds what is the PTX
-// ISA's ("Matrix fragments for mma.m16n8k16", "ldmatrix").
+// ldmatrix, stmatrix and mma.sync: the lanes meet, and the last one to arrive does the work. The assignment of elements
+// to lanes is that of the PTX ISA ("Matrix fragments for mma.m16n8k16", "ldmatrix").
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,7 +9,7 @@ namespace evo_emu {
 
 namespace {
 
-// A row is read when its own lane gets there, not when the last one does, so that a missing __syncwarp shows.
+// A row is read when its own lane arrives, not when the last one does, so that a missing __syncwarp is exposed.
 struct Rows {
     uint16_t row[8];
     unsigned* const* registers;

@@ -1,6 +1,6 @@
-// Guarded memory: every tensor, the dynamic shared memory and every static shared variable lie in a reservation of
-// their own whose neighbourhood cannot be touched. What is left between a part and its pages holds canaries, NaN in
-// every floating type, so a read beyond the end shows as NaN and a write as a broken canary.
+// Guarded memory: every tensor, the dynamic shared memory and every static shared variable has a reservation of its own
+// with inaccessible surroundings. The space between a part and its pages holds canaries, NaN in every floating type, so
+// a read beyond the end yields NaN and a write breaks a canary.
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -62,8 +62,8 @@ unsigned variable_count;
 Declared declared[max_declarations];
 unsigned declared_count;
 
-// Canaries that are looked at whenever a thread gives way: behind shared memory, as the first resident block has it, and
-// around outputs, where a row too many begins.
+// Canaries that are checked at every switch of threads: after shared memory, as the first resident block has it, and
+// around outputs, where an extra row would begin.
 struct Watched {
     const char *from, *to;
     const Region* region;
@@ -337,8 +337,8 @@ void watch_near_canaries() {
 
 }  // namespace
 
-// Called at every switch of threads, so that the thread that wrote is known. What lies further off is found when the
-// block ends.
+// Called at every switch of threads, so that the writing thread is known. Writes further off are found when the block
+// ends.
 void check_near_canaries() {
     if (!watched_count) watch_near_canaries();
     for (unsigned i = 0; i < watched_count; ++i) {

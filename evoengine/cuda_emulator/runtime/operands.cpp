@@ -1,5 +1,5 @@
-// Operands of wgmma in shared memory, as their 64-bit descriptors tell (PTX ISA, "Asynchronous warpgroup-level matrix
-// shared memory layout"): where element (i, k) of the operand lies, i being a row of A or a column of B.
+// Operands of wgmma in shared memory, as described by their 64-bit descriptors (PTX ISA, "Asynchronous warpgroup-level
+// matrix shared memory layout"): the address of element (i, k), where i is a row of A or a column of B.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,6 +1,6 @@
-// Tensors too large to be held: only address space is reserved for them, and a page gets its contents when a thread
-// first touches it. Of an input, or a tensor that is written in place, these are a page of the launch's pool, chosen by
-// a hash of tensor and page; of an output they are NaN. What lies around a tensor is never there.
+// Tensors that are too large to be held: only address space is reserved for them, and a page gets its contents when a
+// thread first touches it. For an input, or a tensor that is written in place, these are a page of the launch's pool,
+// chosen by a hash of tensor and page; for an output they are NaN. The surroundings of a tensor are never accessible.
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ namespace evo_emu {
 
 namespace {
 
-// An offset that overflowed 32 bits, of elements of 4 bytes, must not lead to another tensor.
+// An offset of elements of 4 bytes that overflowed 32 bits must not lead to another tensor.
 constexpr size_t pooled_guard = size_t(1) << 34;
 constexpr size_t pooled_alignment = 32;
 constexpr unsigned max_pooled = 64, max_touched = 1 << 16;
@@ -121,7 +121,7 @@ char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind k
     return t.start;
 }
 
-// All is as if never touched.
+// Resets all pages to untouched.
 void begin_chosen_block(uint64_t block, uint64_t limit) {
     running_block = block;
     input_limit = limit;
@@ -130,7 +130,7 @@ void begin_chosen_block(uint64_t block, uint64_t limit) {
     touched_count = 0;
 }
 
-// What the block has touched so far, to standard output.
+// Writes what the block has touched so far to standard output.
 void write_touched(bool given_up) {
     BlockHeader header{running_block, given_up, touched_count};
     write_all(&header, sizeof header);
@@ -147,7 +147,7 @@ void write_touched(bool given_up) {
 
 bool is_pooled(const char* address) { return find(address); }
 
-// Whether the access may be tried again, the page being there now.
+// Whether the access may be retried because the page exists now.
 bool provide_page(const char* address, const char* access) {
     const Pooled* t = find(address);
     if (!t) return false;

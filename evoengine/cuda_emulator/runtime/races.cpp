@@ -30,7 +30,7 @@ struct Cell {
     uint32_t readers;  // number of a list of reads besides, all since the write; 0: none
 };
 
-// A part of a tensor is as small as any access to it so far.
+// A part of a tensor is as small as the smallest access to it so far.
 struct Tracked {
     char *start, *end;
     const char* name;
@@ -46,7 +46,7 @@ struct Readers {
 
 template <class T, unsigned n> constexpr unsigned count_of(const T (&)[n]) { return n; }
 
-// A place that threads synchronise through.
+// A place through which threads synchronise.
 struct Place {
     const volatile void* address;  // null: free
     uint32_t block;                // whose shared memory it is in; 0: global memory
@@ -67,7 +67,7 @@ unsigned reader_list_count;
 Place* places;
 unsigned place_count, place_capacity;
 
-// A store whose effect is not there yet: what it changes is seen when the thread is here again.
+// A store whose effect is not complete yet: its change is determined when the thread is here again.
 struct {
     const char* address;
     unsigned bytes;  // 0: none
@@ -333,7 +333,7 @@ void track(char* start, size_t bytes, unsigned element, const char* name) {
     if (t.end > variables_end) variables_end = t.end;
 }
 
-// A kernel begins: all that was before is known.
+// A kernel begins: all earlier events are known.
 void begin_tracking() {
     for (unsigned i = 0; i < tracked_count; ++i) madvise(tracked[i].cells, tracked[i].cell_bytes, MADV_DONTNEED);
     for (unsigned i = 0; i < place_capacity; ++i) {

@@ -1,4 +1,4 @@
-// setmaxnreg: the registers a block gets at its launch, passed from warp to warp. Nobody gives any back by ending.
+// setmaxnreg: the registers that a block gets at its launch, passed from warp to warp. A warp that ends releases none.
 #include "internal.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Where threads wait for one another, and what is said when that never comes.
+// The places where threads wait for one another, and the reports if that never ends.
 #include "internal.h"
 
 #include <cstdio>
@@ -49,7 +49,7 @@ int count_votes(const Gate* gate, Vote vote) {
 
 bool same_place(const Gate& a, const Gate& b) { return a.line == b.line && a.id == b.id && !strcmp(a.name, b.name); }
 
-// Those who wait go on, and know what all who have come knew.
+// The waiting threads continue, with the knowledge of all that have arrived.
 void open(Gate* gate) {
     gate->arrived = 0;
     const unsigned block = own_block();
@@ -83,12 +83,12 @@ void clear_gates(unsigned first_block) {
     clear_cluster(first_block);
 }
 
-// A thread that has ended never arrives. The hardware forgives that for barrier 0; CUDA C++ does not promise it.
+// A thread that has ended never arrives. The hardware tolerates that for barrier 0; CUDA C++ does not promise it.
 int block_barrier(const char* name, int line, int predicate, Vote vote) {
     Ballot ballot{predicate, 0};
     Gate* gate = block_gates[own_block()].find(name, line, 0, 0, nullptr);
     gate->need = launch.threads;
-    // The last one queues with all the others: it must not run on ahead of them every time.
+    // The last thread queues with all the others: it must not always run ahead of them.
     fibers[current].gate = gate;
     fibers[current].payload = &ballot;
     if (checked) settle_accesses();
@@ -162,7 +162,7 @@ unsigned elect(unsigned mask, int line) {
 
 namespace {
 
-// Where a thread waits: at a gate, or nowhere, looking at memory again and again.
+// The place where a thread waits: a gate, or none if it polls memory.
 bool same_wait(unsigned a, unsigned b) {
     const Gate *x = fibers[a].gate, *y = fibers[b].gate;
     if (!x != !y) return false;

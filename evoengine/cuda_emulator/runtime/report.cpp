@@ -1,4 +1,4 @@
-// How a launch that cannot go on ends: one line on standard error and an exit code.
+// The end of a launch that cannot continue: one line on standard error and an exit code.
 #include "internal.h"
 
 #include <unistd.h>
@@ -26,7 +26,7 @@ ThreadName thread_name(unsigned rank) {
 
 extern "C" const char __executable_start[];
 
-// run.py puts the line in place of {an address in the executable}.
+// run.py replaces {an address in the executable} by the line.
 LineName line_name(Where where) {
     LineName name;
     if (where.line)
@@ -75,7 +75,7 @@ const char* access_of(void* context) {
 void on_signal(int signal, siginfo_t* info, void* context) {
     if (signal == SIGFPE) crash("integer division by zero");
     if (signal == SIGILL) crash("the kernel ran into a trap");
-    // A general-protection fault carries no address: an aligned vector instruction, or an address no page can have.
+    // A general-protection fault has no address: an aligned vector instruction, or an address that no page can have.
     if (info->si_code == SI_KERNEL) crash("misaligned vector access, or an address beyond the address space");
     const char* address = static_cast<const char*>(info->si_addr);
     if (is_on_stacks(address)) crash("stack overflow: more than 256 KiB of local memory in a thread");

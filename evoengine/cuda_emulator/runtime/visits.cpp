@@ -1,5 +1,5 @@
-// How often each warp was at each site in the first round of launches: what the gate measures its coverage by. Lanes
-// come one by one; a warp was there as often as that of its lanes which came most.
+// The number of visits of each warp to each site in the first round of launches, from which the gate computes the
+// coverage of its cases. Lanes arrive one by one; the count of a warp is that of its lane with the most visits.
 #include "internal.h"
 
 #include <cstdlib>

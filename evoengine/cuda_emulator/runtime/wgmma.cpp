@@ -19,7 +19,7 @@ namespace {
 constexpr unsigned group_size = 128;
 constexpr unsigned max_under_way = 128, max_accumulators = 8, max_tiles = 32;
 
-// Accumulators of one thread that are under way: their values, while the registers themselves are NaN.
+// Pending accumulators of one thread: their values, while the registers themselves are NaN.
 struct Accumulator {
     float* registers;
     unsigned count, uses;
@@ -233,7 +233,7 @@ void compute(Operation& op, Tiles& kept, unsigned first_thread) {
     });
 }
 
-// Hands the accumulators back, and lets the fence's snapshot know: they were not written by the thread.
+// Returns the accumulators and updates the fence's snapshot, because the thread did not write them.
 void release(Thread& t, Accumulator& a, int line) {
     if (--a.uses) return;
     if (reinterpret_cast<char*>(a.registers) < static_cast<char*>(__builtin_frame_address(0)))

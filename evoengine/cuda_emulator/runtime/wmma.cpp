@@ -20,7 +20,7 @@ constexpr Positions make_positions() {
 
 constexpr Positions positions = make_positions();
 
-// Where an element is held twice, the copy is taken by turns, so that a kernel that changed only one of them fails.
+// If an element is held twice, the copies are used by turns, so that a kernel that changed only one of them fails.
 template <class F, class T>
 inline void gather(float* matrix, const T* x, int lane) {
     constexpr int copies = F::num_elements / F::distinct;

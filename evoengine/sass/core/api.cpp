@@ -18,7 +18,7 @@ constexpr int OK = 0, CRASHED = 1, HUNG = 2, RACED = 3, RACED_IN_PARALLEL = 4;
 
 void tell(const std::string& text, char* message, int size) { snprintf(message, size, "%s", text.c_str()); }
 
-// Runs `work`; what it throws becomes a status and a message, since no exception may pass into Python.
+// Runs `work` and converts exceptions to a status and a message, because none may pass into Python.
 template <class Work>
 int guarded(Work work, char* message, int size) {
   try {
@@ -76,7 +76,7 @@ std::deque<Sparse> sparse_of(const SassLaunch& from, std::vector<Allocation>& al
   return found;
 }
 
-// The allocations with copies of those that are written and held whole, so that a kernel's counters begin anew.
+// The allocations, with copies of those that are written and held whole, so that a kernel's counters start again.
 struct Copied {
   std::vector<Allocation> allocations;
   std::vector<std::vector<u8>> copies;
@@ -97,7 +97,7 @@ std::vector<std::vector<u8>> banks_of(const SassLaunch& from) {
   return banks;
 }
 
-// The first block of each cluster, each once.
+// The first block of each block's cluster, each once.
 std::vector<u64> cluster_starts(const Launch& l, const uint64_t* blocks, int count) {
   std::vector<u64> found;
   u64 all = u64(l.grid[0]) * l.grid[1] * l.grid[2];

@@ -35,22 +35,22 @@ void sass_free(void* program);
 // Unknown opcodes, "NAME count\n" each, cut to `size`; returns how many there are.
 int sass_unknown(void* program, char* text, int size);
 
-// Register hazards on any path (hazards.h), a line each, then pairs of units without a known latency behind "unseen: ";
-// cut to `size`. Returns how many hazards there are. `registers`: of a thread at launch.
+// Register hazards on any path (hazards.h), one per line, then pairs of units without a known latency after "unseen: ";
+// cut to `size`. Returns the number of hazards. `registers`: of a thread at launch.
 int sass_hazards(void* program, int arch, int registers, char* text, int size);
 // What measure_latencies tells; returns its length, of which `size` − 1 bytes are given.
 int sass_latencies(void* program, int arch, char* text, int size);
 
-// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race, 4 one of several threads; the
-// reason goes to `message`. `limit` is in warp instructions, per block; `races`, which are looked for, as in world.h;
-// `threads` as of `run` in functional.h.
+// Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race, 4 a
+// race found by one of several threads; the reason goes to `message`. `limit` is in warp instructions per block;
+// `races` selects the checks, as in world.h; `threads` as of `run` in functional.h.
 int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races, int threads,
              char* message, int size);
-// How many clusters of the launch that runs, in whatever thread, have come to their end.
+// The number of clusters that have ended in the current launch, in any thread.
 uint64_t sass_clusters_ended();
-// What the calling thread's last run printed: `bytes` bytes, valid until that thread's next run.
+// The output of the calling thread's last run: `bytes` bytes, valid until that thread's next run.
 const void* sass_printed(uint64_t* bytes);
-// What the warps of the calling thread's last run did at sites: `count` records of the layout of VISIT in
+// The counts of the warps of the calling thread's last run at sites: `count` records of the layout of VISIT in
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);
 
@@ -70,18 +70,18 @@ const char* sass_time_names();
 const char* sass_progress_names();
 const char* sass_stall_names();
 
-// What follows leaves tensors as they are: each call works on copies of those that kernels write.
+// The functions below leave tensors unchanged: each call works on copies of those that kernels write.
 
 // Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
 int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message, int size);
 int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, int warp, uint64_t limit,
                          uint64_t* instructions, char* message, int size);
 
-// What blocks compare at first, see `compared` in counting.h: `values` [blocks][instructions, or 1][3].
+// The values that blocks compare first, see `compared` in counting.h: `values` [blocks][instructions, or 1][3].
 int sass_compared(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int at, double* values,
                   char* message, int size);
 
-// Counts of each of some blocks, and what they touch of each allocation; see Survey in counting.h.
+// Counts of each of some blocks, and their accesses to each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
                 uint64_t whole_limit, double* counts, double* touched, char* message, int size);
 
@@ -98,12 +98,12 @@ struct SassTiming {
   uint32_t resident, unused;
 };
 
-// Times one SM. `progress` takes 256 notes; how many there are goes to `notes`. `issues` and `stalls` may be null:
+// Times one SM. `progress` has room for 256 notes; their number goes to `notes`. `issues` and `stalls` may be null:
 // instructions, and clocks per instruction and reason.
 int sass_time(void* program, const SassLaunch*, const SassTiming*, double* times, double* progress, int32_t* notes,
               uint64_t* issues, double* stalls, char* message, int size);
 
-// Instructions of the program; the offset in bytes of each goes to `addresses`, where that is not null.
+// Instructions of the program; the byte offset of each goes to `addresses` unless that is null.
 int sass_size(void* program, int32_t* addresses);
 
 }

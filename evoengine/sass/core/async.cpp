@@ -1,5 +1,5 @@
-// Copies by LDGSTS and what waits for groups of asynchronous work, fences, clusters, registers handed between warps;
-// and the table of all asynchronous opcodes.
+// Copies by LDGSTS, waits for groups of asynchronous work, fences, clusters, and registers passed between warps; and
+// the table of all asynchronous opcodes.
 #include "async.h"
 
 #include "memory_ops.h"
@@ -54,7 +54,7 @@ namespace {
 constexpr int ZERO_FILL = 1;
 
 struct GlobalCopy {
-  u32 lanes, from_memory;  // those that copy; the others get zeros
+  u32 lanes, from_memory;  // those that copy; the others write zeros
   Lanes to;
   alignas(16) u8 data[LANES][16];
 };
@@ -83,8 +83,8 @@ void order_sources(Order& order, Context& c, const Instruction& i, const Access&
   }
 }
 
-// LDGSTS.E.BYPASS.128 [R4], desc[UR8][R6.64], P0: without P0 all 16 bytes are zeros. .ZFILL: as many at the end as the
-// address is past a multiple of the size.
+// LDGSTS.E.BYPASS.128 [R4], desc[UR8][R6.64], P0: without P0 all 16 bytes are zeros. .ZFILL: zeros at the end, as many
+// as the address exceeds a multiple of the size.
 Step copy(Context& c, const Instruction& i) {
   u32 bytes = u32(i.b);
   GlobalCopy work;
@@ -176,8 +176,8 @@ Step groups_landed(Context& c, const Instruction& i, u32 scoreboard, u32 left) {
   return Step::Done;
 }
 
-// DEPBAR.LE SB0, 2: until no more than two of the groups are left that LDGDEPBAR and UTMACMDFLUSH closed with that
-// scoreboard. Other scoreboards only order what here happens at once.
+// DEPBAR.LE SB0, 2: until at most two of the groups are pending that LDGDEPBAR and UTMACMDFLUSH closed with that
+// scoreboard. Other scoreboards order only operations that are immediate here.
 Step wait_for_groups(Context& c, const Instruction& i) {
   const u32 scoreboard = u32(i.operands[0].index), left = i.operands[1].immediate;
   Warp& w = c.warp;
@@ -192,7 +192,7 @@ Step wait_for_groups(Context& c, const Instruction& i) {
 
 Execute prepare_wait_for_groups(Instruction& i) {
   Modifiers m(i);
-  // DEPBAR {5,4}: registers are as they will be
+  // DEPBAR {5,4}: registers have their final values already
   if (m.none_left() && i.operands.size() == 1 && i.operands[0].kind == Operand::Kind::Immediate) return nothing;
   bool scoreboard = i.operands.size() >= 2 && i.operands[0].kind == Operand::Kind::Scoreboard &&
                     i.operands[1].kind == Operand::Kind::Immediate;
@@ -245,7 +245,7 @@ Execute prepare_wait_for_cluster(Instruction& i) { return i.modifiers.empty() ? 
 
 // ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// ELECT P0, UR4, PT: the lowest lane that executes, its number in UR4. Older toolkits write ~URZ, a mask of all lanes.
+// ELECT P0, UR4, PT: the lowest executing lane, its number in UR4. Older toolkits write ~URZ, a mask of all lanes.
 Step elect(Context& c, const Instruction& i) {
   Lanes scratch;
   const Operand& of = i.operands[2];
@@ -274,7 +274,7 @@ Step give_registers(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8: waits for what other warps give back.
+// USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8: waits until other warps release registers.
 Step take_registers(Context& c, const Instruction& i) {
   int wanted = int(i.operands[1].immediate), held = registers_of(c);
   if (wanted < held)
@@ -299,7 +299,7 @@ Execute prepare_registers(Instruction& i) {
 
 // ── fences ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Memory here is one, and what a warp does is seen at once by all: fences order accesses alone.
+// There is one memory here, and every warp sees writes at once: fences only order accesses.
 Step fence(Context& c, const Instruction& i) {
   Order* order = order_of(c);
   if (order && i.a) order->publish(c.warp, has(i, "SC"));

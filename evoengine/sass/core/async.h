@@ -1,17 +1,18 @@
-// Asynchronous work and what it tells of its end: transaction barriers, groups of copies, shared memory of a cluster.
+// Asynchronous work and how its completion is signalled: transaction barriers, groups of copies, shared memory of a
+// cluster.
 #pragma once
 
 #include "machine.h"
 
 namespace sass {
 
-// The instruction and where it stands, for messages of work that lands after its warp has gone on.
+// The instruction and its position, for messages about work that lands after its warp has continued.
 std::string named(const Instruction&);
 
-// The bytes at a shared address, which has the rank of its block in the cluster in bits 24…; throws Fault where the
-// block has none such, has ended, or the address is misaligned. `block` becomes the one that owns them.
+// The bytes at a shared address, which has the rank of its block in the cluster in bits 24…; throws Fault if there is
+// no such block, if it has ended, or if the address is misaligned. `block` becomes the owner.
 u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Instruction& by);
-// The same for an instruction that reaches its own block alone, whether the address has its rank or 0.
+// The same for an instruction that reaches only its own block, whether the address has its rank or 0.
 u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by);
 
 // Two uniform registers as 64 bits.
@@ -19,17 +20,17 @@ inline u64 uniform_pair(const Warp& w, int index) { return w.u[index] | u64(w.u[
 
 // Transaction barriers (mbarrier) at shared addresses.
 //
-// The change of one: arrivals that come, bytes (or copies) that are expected, positive, or have come, negative, and
-// arrivals that will not come in later phases either. Returns the state before. Throws Fault where no barrier is, or
-// more comes than may.
+// A change of a barrier: arrivals, bytes (or copies) that are expected (positive) or have arrived (negative), and
+// arrivals that will be missing in later phases too. Returns the previous state. Throws Fault if there is no barrier,
+// or if more arrives than may.
 u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32 leaving, const Instruction& by);
 // Whether the phase of `parity` of the mbarrier at `address` (shared, with the rank in the cluster) has completed.
 bool transaction_phase_done(Machine&, Block&, u32 address, u32 parity);
 
-// barrier.cluster: its generation passes where all threads of the cluster that have not ended have arrived.
+// barrier.cluster: its generation advances when all threads of the cluster that have not ended have arrived.
 void check_cluster_barrier(Cluster&);
 
-// What ASYNC[] in async.cpp names of the other files.
+// Functions of other files that ASYNC[] in async.cpp names.
 Execute prepare_transaction_barrier(Instruction&);    // SYNCS
 Execute prepare_copies_arrive(Instruction&);          // ARRIVES
 Execute prepare_tensor_load(Instruction&);            // UTMALDG

@@ -30,7 +30,7 @@ u32 add_pair(int type, u32 x, u32 y) {
   return out;
 }
 
-// The smaller or larger ones of two pairs: −0 is below +0, and of a NaN and a number it is the number.
+// The smaller or larger of two pairs: −0 is below +0, and of a NaN and a number the result is the number.
 u32 pick_pair(int type, bool least, u32 x, u32 y) {
   const i32 infinity = type == F16_PAIR ? 0x7c00 : 0x7f80;
   u32 out = 0;
@@ -63,7 +63,7 @@ void load_value(Context& c, const Instruction& i, size_t index, bool wide, Wide&
     for (int l = 0; l < LANES; ++l) out[l] = u32(out[l]);
 }
 
-// Orders one lane's access; `there`: in shared memory, else in global memory.
+// Orders one lane's access; `there`: in shared memory, otherwise in global memory.
 void order_atomic(Order& order, Context& c, const Instruction& i, bool there, u64 address, u32 bytes, int lane) {
   if (there) {
     Lanes at;
@@ -77,7 +77,7 @@ void order_atomic(Order& order, Context& c, const Instruction& i, bool there, u6
   order.touch_global(touch, u32(lane), address - a.address, bytes, nullptr, nullptr);
 }
 
-// Reads, combines and stores one lane's value; returns what was there.
+// Reads, combines and stores one lane's value; returns the previous value.
 u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value, u64 with, u32 bytes) {
   u64 old = 0;
   if (there) std::memcpy(&old, there, bytes);
@@ -90,13 +90,14 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   return old;
 }
 
-// The register holds what was there, or of CAST whether the exchange took place, for which sm_120 has a predicate alone;
-// the predicate beside a register holds that the memory it lies in has the operation, as all memory here does.
+// The register receives the previous value or, for CAST, whether the exchange took place, for which sm_120 has only a
+// predicate. A predicate in addition to a register states that the memory supports the operation, as all memory here
+// does.
 void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged, bool wide) {
   for (int k = 0; k < i.c; ++k) {
     const Operand& to = i.operands[k];
     if (is_predicate(to)) write_predicate(c, to, i.a == CAST && i.c == 1 ? exchanged : ALL);
-    else if (i.a == CAST) {  // of 64 bits in both registers
+    else if (i.a == CAST) {  // 64 bits in both registers
       Wide out;
       for (int l = 0; l < LANES; ++l) out[l] = exchanged >> l & 1;
       write_typed(c, to, wide, out);
@@ -236,7 +237,7 @@ static u64 combined(int operation, int type, bool flushes, u64 old, u64 value, u
     case XOR_BITS: return old ^ value;
     case EXCH: return value;
     case POPC_INC: return old + 1;
-    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
+    default: return old == value ? with : old;  // CAS, CAST: `value` is the comparand
   }
 }
 

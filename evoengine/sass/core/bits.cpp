@@ -121,7 +121,7 @@ u32 reverse(u32 x, const Instruction&) {
   return __builtin_bswap32(x);
 }
 
-// The highest bit that is one; of a negative signed number the highest that is zero. a = signed, b = from the top
+// The highest bit that is one; for a negative signed number the highest that is zero. a = signed, b = from the top
 u32 leading(u32 x, const Instruction& i) {
   if (i.a && i32(x) < 0) x = ~x;
   if (!x) return ALL;
@@ -151,7 +151,7 @@ u32 difference(u32 x, u32 y, u32 z, const Instruction& i) {
   return (less ? y - x : x - y) + z;
 }
 
-// The same of each byte; their sum and z where a = .ACC. b = signed
+// The same for each byte; their sum plus z if a = .ACC. b = signed
 u32 byte_differences(u32 x, u32 y, u32 z, const Instruction& i) {
   u32 bytes = 0, sum = z;
   for (int shift = 0; shift < 32; shift += 8) {

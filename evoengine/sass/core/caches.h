@@ -1,12 +1,12 @@
-// What a memory access costs: wavefronts of shared memory, sectors of global memory, and the L1 of one SM.
+// The cost of a memory access: wavefronts of shared memory, sectors of global memory, and the L1 of one SM.
 #pragma once
 
 #include "machine.h"
 
 namespace sass {
 
-// Lanes that the banks serve together, in up to four phases: half warps for 8 bytes a lane, quarters for 16, of which two
-// are one where lanes ask for the same in pairs. Returns how many there are.
+// Lanes that the banks serve together, in up to four phases: half warps for 8 bytes a lane, quarters for 16, two of
+// which are one phase if lanes request the same in pairs. Returns the number of phases.
 int phases(const Access&, u32* lanes);
 
 // Passes over the 32 banks that a shared access takes.
@@ -22,7 +22,8 @@ int pieces(const Access&, int shift, u64* found);
 class L1 {
  public:
   explicit L1(double bytes);
-  // When the sector is there, or a negative number where it must be fetched; then `fetched` says when it arrives.
+  // The clock at which the sector arrives, or a negative number if it must be fetched; then `fetched` records its
+  // arrival.
   double find(u64 sector);
   void fetched(u64 sector, double at);
   void forget();

@@ -1,9 +1,7 @@
-// Calls by absolute addresses: of functions in the kernel's own section, whose addresses count from its start, and of what
-// the driver provides, printf and assert.
-//
-// The ABI, as compiled code shows: arguments begin in R4, each in one register or an aligned pair, the result is in R4, and
-// the return address is that of the next instruction. vprintf(format, arguments) finds its arguments in local memory as a
-// C struct has them, floats as doubles.
+// Calls of absolute addresses: of functions in the kernel's own section, whose addresses count from its start, and of
+// functions of the driver, printf and assert. The ABI, as compiled code shows it: arguments begin in R4, each in one
+// register or an aligned pair, the result is in R4, and the return address is that of the next instruction.
+// vprintf(format, arguments) finds its arguments in local memory as in a C struct, floats as doubles.
 #include <cstdio>
 
 #include "lanes.h"
@@ -13,7 +11,7 @@ namespace sass {
 
 namespace {
 
-constexpr u32 LONGEST_TEXT = 4096;        // of a string that a kernel prints, in bytes
+constexpr u32 LONGEST_TEXT = 4096;        // bytes of a string that a kernel prints
 constexpr size_t MOST_PRINTED = 1 << 20;  // bytes, as the driver's buffer
 constexpr int FIRST_ARGUMENT = 4;
 
@@ -33,7 +31,7 @@ std::string text_at(Context& c, u64 address, int lane) {
   return text;
 }
 
-// What follows a % in a format.
+// A conversion specification after % in a format.
 struct Conversion {
   std::string flags;  // with width and precision
   int stars = 0;

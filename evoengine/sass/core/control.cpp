@@ -16,7 +16,7 @@ int target_of(const Instruction& i) {
   return -1;
 }
 
-// The lanes go on at the label.
+// The lanes continue at the label.
 Step jump(Context& c, const Instruction& i, u32 lanes) {
   c.jump = target_of(i);
   if (c.jump < 0) throw Fault{"a jump to nowhere: " + i.text};
@@ -24,7 +24,7 @@ Step jump(Context& c, const Instruction& i, u32 lanes) {
   return Step::Done;
 }
 
-// Each lane goes on as many bytes behind `start` as the first operand says.
+// Each lane continues at the offset from `start`, in bytes, that the first operand states.
 Step jump_by_lane(Context& c, const Instruction& i, i64 start) {
   Lanes scratch;
   const Lanes& to = integer(c, i.operands[0], scratch);
@@ -43,8 +43,8 @@ Step branch(Context& c, const Instruction& i) {
   u32 taken = c.lanes;
   for (const Operand& o : i.operands)
     if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate) taken &= predicate(c, o);
-  if (i.a == 1 && taken) taken = c.warp.active;              // .ANY: one lane takes all along
-  if (i.a == 2 && c.warp.active == c.warp.alive) taken = 0;  // .DIV: only where lanes are apart
+  if (i.a == 1 && taken) taken = c.warp.active;              // .ANY: if one lane branches, all do
+  if (i.a == 2 && c.warp.active == c.warp.alive) taken = 0;  // .DIV: only if lanes have diverged
   return taken ? jump(c, i, taken) : Step::Done;
 }
 
@@ -66,7 +66,8 @@ Step branch_indirect(Context& c, const Instruction& i) {  // BRX R2 -0x10: relat
 
 Execute prepare_branch_indirect(Instruction&) { return branch_indirect; }
 
-// The caller has put the return address into registers before it calls. CALL.REL R6 `(entry): by a pointer to a function
+// The caller puts the return address into registers before the call. CALL.REL R6 `(entry): through a pointer to a
+// function
 Step call(Context& c, const Instruction& i) {
   return i.operands[0].kind == Operand::Kind::Register ? jump_by_lane(c, i, 0) : jump(c, i, c.lanes);
 }
@@ -141,7 +142,7 @@ Step leave_convergence(Context& c, const Instruction& i) {
     if (o.kind == Operand::Kind::Predicate) leaving &= predicate(c, o);
     else if (o.kind == Operand::Kind::Barrier) barrier = o.index;
   if (barrier < 0) throw Fault{"BREAK without a barrier: " + i.text};
-  u32 before[LANES];  // lanes in another call of a recursion have other masks in the same barrier, and keep them
+  u32 before[LANES];  // lanes in another call of a recursion keep their own masks in the same barrier
   std::memcpy(before, c.warp.convergence[barrier], sizeof before);
   for (u32 rest = leaving; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
@@ -158,7 +159,7 @@ Execute prepare_leave_convergence(Instruction& i) {
   return m.none_left() ? leave_convergence : nullptr;
 }
 
-// BMOV moves a convergence barrier's lanes to or from a register, across a call for one.
+// BMOV moves a convergence barrier's lanes to or from a register, to save it across a call.
 Step move_convergence(Context& c, const Instruction& i) {
   const Operand &to = i.operands[0], &from = i.operands[1];
   Lanes value, scratch;
@@ -183,7 +184,7 @@ Execute prepare_move_convergence(Instruction& i) {
   return m.none_left() && known ? move_convergence : nullptr;
 }
 
-// WARPSYNC mask: all lanes of the mask meet, as do all lanes where none is given.
+// WARPSYNC mask: all lanes of the mask meet, or all lanes if none is given.
 Step synchronise_warp(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (w.together) return Step::Done;
@@ -223,7 +224,7 @@ Step barrier(Context& c, const Instruction& i) {
     c.parked = AT_BAR;
     return Step::Done;
   }
-  if (!w.together && w.active != w.alive) {  // counts whole warps: these lanes stay until the others are here too
+  if (!w.together && w.active != w.alive) {  // counts whole warps: these lanes wait for the others
     c.jump = w.pc;
     c.jumping = c.lanes;
     return Step::Done;
@@ -240,7 +241,7 @@ Step barrier(Context& c, const Instruction& i) {
   if (b.arrived && b.expected != expected)
     throw Fault{"barrier " + std::to_string(index) + " is waited at with different numbers of threads"};
   b.expected = expected;
-  // a warp counts as 32 threads where a number is given, which is one of whole warps
+  // with a number of threads, a warp counts as 32; it is a multiple of the warp size
   b.arrived += expected ? LANES : __builtin_popcount(w.alive);
   if (i.b) {
     b.true_ones += u32(__builtin_popcount(predicate(c, i.operands.back()) & c.lanes));
@@ -264,7 +265,7 @@ Execute prepare_barrier(Instruction& i) {
   return (i.a || arrive) && i.b == has_predicate && m.none_left() ? barrier : nullptr;
 }
 
-// B2R.RESULT R[, P]: what the warp's last BAR.RED found; the predicate whether that is not zero
+// B2R.RESULT R[, P]: the result of the warp's last BAR.RED; the predicate states whether it is nonzero
 Step barrier_result(Context& c, const Instruction& i) {
   Lanes out;
   each(out, [&](int) { return c.warp.reduction; });

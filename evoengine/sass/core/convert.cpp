@@ -46,7 +46,7 @@ u32 narrowed(const Operand& o, u32 x) {
   return o.part >= 4 ? x >> (8 * (o.part - 4)) : o.part == 2 ? x >> 16 : x;
 }
 
-// A lane's float of the type as a double, which holds all of them.
+// A lane's float of the type as a double, which represents all of them exactly.
 double read_float(int type, const Operand& o, u64 bits, bool flushes) {
   double value;
   if (type == T_F64) {
@@ -61,7 +61,7 @@ double read_float(int type, const Operand& o, u64 bits, bool flushes) {
   return o.negate ? -value : value;
 }
 
-// A NaN to or from a double stays what it is: its sign and the first bits of its mantissa, quiet.
+// A NaN converted to or from a double keeps its sign and the first bits of its mantissa, and becomes quiet.
 u64 converted_nan(u64 bits, FloatFormat to) {
   const int width = to.exponent + to.mantissa;
   const u64 exponent = ((1ull << to.exponent) - 1) << to.mantissa, mantissa = bits << 12 >> (64 - to.mantissa);
@@ -78,7 +78,7 @@ u64 write_float(int type, double value, int rounding, bool from_double = false) 
 
 // ── integers to floats ──────────────────────────────────────────────────────────────────────────────────────────────
 
-// Its value, cut to a double's 53 bits with the last one set where something was cut off.
+// Its value, truncated to a double's 53 bits with the last one set if something was cut off.
 double odd_double(u64 magnitude, bool negative) {
   const int over = 11 - std::countl_zero(magnitude | 1);
   double value = double(magnitude);
@@ -145,7 +145,7 @@ struct Range {
   i64 least, most;
 };
 
-// Of an integer type of 8 or 16 bits.
+// For an integer type of 8 or 16 bits.
 Range range_of(int type) {
   const int width = 8 << (type / 2);
   const i64 half = 1ll << (width - 1);
@@ -168,7 +168,7 @@ double to_whole(double x, int how) {
   }
 }
 
-// The integer nearest to it that the type holds. NaN: 0 or the smallest value (all ones where it has no sign).
+// The nearest integer that the type represents. NaN: 0 or the smallest value (all ones for unsigned types).
 u64 to_integer(double x, int type, bool nan_is_zero) {
   const int width = 8 << (type / 2);
   const bool is_signed = type & 1;
@@ -245,7 +245,7 @@ Execute prepare_f2f(Instruction& i) {
   return f2f;
 }
 
-// I2I.U8.S32.SAT: the nearest that the type holds, extended to 32 bits. a = type
+// I2I.U8.S32.SAT: the nearest value of the type, extended to 32 bits. a = type
 Step i2i(Context& c, const Instruction& i) {
   Lanes s, out;
   const Lanes& x = integer(c, i.operands[1], s);
@@ -285,8 +285,8 @@ Step narrow_float(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Two bytes of two floats, or of a register's halves (b), below the low halfword of the last operand. a = 1 E5M2,
-// c = .RELU, d = .SATFINITE
+// Two bytes from two floats, or from a register's halves (b), below the low halfword of the last operand. a = 1 E5M2, c
+// = .RELU, d = .SATFINITE
 Step pack_bytes(Context& c, const Instruction& i) {
   const FloatFormat format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
   auto byte = [&](float v) { return to_format(i.c ? positive(v) : v, format, NEAREST, i.d); };

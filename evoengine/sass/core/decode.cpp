@@ -1,4 +1,4 @@
-// Makes a Program of what `nvdisasm -hex` prints.
+// Converts the output of `nvdisasm -hex` to a Program.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -21,7 +21,7 @@ string_view trim(string_view s) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// A whole number without a sign, decimal or behind 0x; -1 where the text is none.
+// An unsigned integer, decimal or after 0x; -1 if the text is none.
 i64 number(string_view s) {
   int base = 10;
   if (s.starts_with("0x")) s.remove_prefix(2), base = 16;
@@ -31,7 +31,7 @@ i64 number(string_view s) {
   return i64(value);
 }
 
-// The number behind a prefix (R12 → 12), `zero` for the name ending in Z or T (RZ, PT); -1 where it is neither.
+// The number after a prefix (R12 → 12), `zero` for the name ending in Z or T (RZ, PT); -1 if it is neither.
 int indexed(string_view s, string_view prefix, string_view zero_name, int zero) {
   if (s == zero_name) return zero;
   if (!s.starts_with(prefix) || s.size() == prefix.size() || !is_digit(s[prefix.size()])) return -1;
@@ -40,7 +40,7 @@ int indexed(string_view s, string_view prefix, string_view zero_name, int zero) 
 int register_index(string_view s) { return indexed(s, "R", "RZ", RZ); }
 int uniform_index(string_view s) { return indexed(s, "UR", "URZ", URZ); }
 
-// Takes the next part off a text separated by `separator`.
+// Removes and returns the next part of a text separated by `separator`.
 string_view next_part(string_view& s, char separator) {
   const size_t at = s.find(separator);
   string_view part = s.substr(0, at);
@@ -48,21 +48,21 @@ string_view next_part(string_view& s, char separator) {
   return part;
 }
 
-// A suffix of a register: R4.H0_H0, R5.B1. False for one that is not known.
+// A suffix of a register: R4.H0_H0, R5.B1. False for an unknown one.
 bool suffix(Operand& o, string_view s) {
   static const std::pair<string_view, int> PARTS[] = {
       {"H1_H0", 0}, {"H0_H0", 1}, {"H1_H1", 2}, {"H0", 1}, {"H1", 2},  {"H0_H1", 3},
       {"B0", 4},    {"B1", 5},    {"B2", 6},    {"B3", 7}, {"F32", 8},
   };
   if (s == "64") return o.wide = true;
-  if (s == "reuse") return true;              // which the control word has too
+  if (s == "reuse") return true;              // the control word has it too
   if (s == "ROW" || s == "COL" || s == "SIGN") return true;  // IMMA and PLOP3 read the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;
 }
 
-// What stands in the brackets of a memory operand or of a constant: registers and a displacement joined by +.
+// The contents of the brackets of a memory operand or of a constant: registers and a displacement joined by +.
 bool brackets(Operand& o, string_view s) {
   while (!s.empty()) {
     string_view term = trim(next_part(s, '+'));
@@ -88,7 +88,7 @@ bool brackets(Operand& o, string_view s) {
   return true;
 }
 
-// c[0x0][0x160], c[0x0][R4+0x10], c[0x0] [0x160].H0_H0; a bank named by a register is not known.
+// c[0x0][0x160], c[0x0][R4+0x10], c[0x0] [0x160].H0_H0; a bank named by a register is not supported.
 bool constant_operand(Operand& o, string_view s) {
   o.kind = Operand::Kind::Constant;
   const size_t close = s.find(']'), open = s.find('[', 2), end = s.rfind(']');
@@ -119,7 +119,7 @@ bool register_operand(Operand& o, string_view s) {
   return true;
 }
 
-// An immediate. Whole numbers are as printed; floats and what a relocation fills in are bits 32…63 of the encoding.
+// An immediate. Integers are as printed; floats and relocated values are bits 32…63 of the encoding.
 bool immediate_operand(Operand& o, string_view s, u64 word, bool from_encoding) {
   o.kind = Operand::Kind::Immediate;
   const bool minus = s[0] == '-';
@@ -191,7 +191,7 @@ bool is_half(string_view base) {
   return base == "HFMA2" || base == "HADD2" || base == "HMUL2" || base == "HSETP2" || base == "HSET2" ||
          base == "HMNMX2";
 }
-// Floats whose 32-bit immediate is in the encoding even where nvdisasm prints it as a whole number.
+// Floats whose 32-bit immediate is in the encoding even if nvdisasm prints it as an integer.
 bool is_float(string_view base) {
   if (base.starts_with("UF")) base.remove_prefix(1);
   return is_half(base) || base == "FADD" || base == "FMUL" || base == "FFMA" || base == "FSEL" || base == "FSETP" ||
@@ -199,7 +199,7 @@ bool is_float(string_view base) {
          base == "DMNMX" || base == "DSET" || base == "FCHK" || base == "FADD32I" || base == "FMUL32I";
 }
 
-// Splits at commas outside of brackets, and at spaces: `RET.REL.NODEC R2 `(f)`.
+// Splits at commas outside brackets, and at spaces: `RET.REL.NODEC R2 `(f)`.
 bool operands(Instruction& i, string_view s, string_view base) {
   bool known = true;
   size_t begin = 0;
@@ -235,7 +235,7 @@ void control(Instruction& i) {
   i.reuse = field(58, 4);
 }
 
-// `@!UP0 IADD3.X R1, …` without its semicolon. False where an operand or the guard is not known.
+// `@!UP0 IADD3.X R1, …` without its semicolon. False if an operand or the guard is unknown.
 bool instruction(Instruction& i, string_view s) {
   s = trim(s);
   i.text = string(s);
@@ -286,7 +286,7 @@ u32 products_of(const Instruction& i, string_view base) {
   return std::max(1u, rows * 8 * depth / 256 / of_whole);
 }
 
-// What the executor asks of every instruction that it runs.
+// The executor's requirements on every instruction that it runs.
 void classify(Instruction& i, string_view base) {
   auto is_one_of = [&](std::initializer_list<string_view> names) { return std::find(names.begin(), names.end(), base) != names.end(); };
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
@@ -308,8 +308,9 @@ void classify(Instruction& i, string_view base) {
   if (is_one_of({"VOTE", "VOTEU", "REDUX"}) && !(base == "VOTEU" && has(i, "ALL"))) i.visit = Visit::Vote;
 }
 
-// A loop around a compare-and-swap begins with a plain load of what is swapped: where another thread stores at the same
-// time, the swap fails. That load has the swap's address, or loads the register that is compared; any other is ordered.
+// A loop around a compare-and-swap begins with a plain load of the comparand: if another thread stores at the same
+// time, the swap fails. That load has the swap's address, or loads the register that is compared; any other load is
+// ordered.
 void mark_optimistic(std::vector<Instruction>& code) {
   constexpr size_t NEAR = 16;  // instructions from the load to the swap
   auto is = [](const Instruction& i, std::initializer_list<string_view> names) {
@@ -343,7 +344,7 @@ void prepare(Program& program, Instruction& i, bool known) {
   if (!i.execute) ++program.unknown[i.opcode];
 }
 
-// The lines of the section, from behind its .section to the next one.
+// The lines of the section, from after its .section to the next one.
 string_view section(string_view listing, string_view entry) {
   const string head = ".section\t.text." + string(entry);
   size_t at = 0;
@@ -379,7 +380,7 @@ bool Modifiers::take(string_view name) {
 
 namespace {
 
-// Appends the instructions and labels of a section; `known` says of which instructions every operand is.
+// Appends the instructions and labels of a section; `known` states for which instructions every operand is known.
 void append(Program& program, std::vector<bool>& known, string_view rest) {
   const int base = int(program.code.size()) * 16;
   program.code.reserve(program.code.size() + rest.size() / 220);
@@ -389,7 +390,7 @@ void append(Program& program, std::vector<bool>& known, string_view rest) {
     if (line.starts_with("//----")) break;
     if (line.starts_with("/*")) {
       const size_t end = line.find("*/"), semicolon = line.find(';', end), comment = line.rfind("/*");
-      if (semicolon == line.npos) {  // the second word of the instruction before
+      if (semicolon == line.npos) {  // the second word of the previous instruction
         if (!program.code.empty()) program.code.back().word[1] = encoding(line), control(program.code.back());
         continue;
       }
@@ -404,8 +405,8 @@ void append(Program& program, std::vector<bool>& known, string_view rest) {
   }
 }
 
-// An immediate that the driver fills in, `32@lo(…)` or `32@hi(…)`: of a label, a number, or what stands in the encoding
-// where it belongs to the kernel itself. False for the address of anything else.
+// An immediate that the driver fills in, `32@lo(…)` or `32@hi(…)`: of a label, a number, or the value in the encoding
+// if it belongs to the kernel itself. False for the address of anything else.
 bool relocate(const Program& program, Operand& o) {
   const string_view text = o.text;
   const bool high = text.starts_with("32@hi(");

@@ -11,7 +11,7 @@ struct Doubles {
   double operator[](int l) const { return v[l]; }
 };
 
-// The bits as they stand, without signs.
+// The bits unchanged, without signs.
 void load_bits(Context& c, const Operand& o, Wide& out) {
   load_wide(c, o, out);
   if (o.kind == Kind::Immediate)
@@ -71,7 +71,7 @@ Step dsetp(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// DSETP.MIN P, P, x, y, P: whether x is what a minimum gives, and whether neither is a number. a = smaller
+// DSETP.MIN P, P, x, y, P: whether x is the result of a minimum, and whether neither is a number. a = smaller
 Step dsetp_pick(Context& c, const Instruction& i) {
   Doubles x, y;
   load_doubles(c, i.operands[2], x);
@@ -99,7 +99,7 @@ Execute prepare_dsetp(Instruction& i) {
   return i.a >= 0 && m.none_left() && i.operands.size() == 5 ? dsetp : nullptr;
 }
 
-// DMNMX R, x, y, P: a NaN gives the other
+// DMNMX R, x, y, P: for a NaN the result is the other operand
 Step dmnmx(Context& c, const Instruction& i) {
   Doubles x, y;
   load_doubles(c, i.operands[1], x);

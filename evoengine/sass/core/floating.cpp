@@ -35,7 +35,7 @@ Step arithmetic_with(Context& c, const Instruction& i) {
   }
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.c);
   if (i.a) each(out, [&](int l) { return flush(out[l]); });
-  if constexpr (std::is_same_v<Op, Multiply>)  // what rounding alone brings to the smallest normal number is flushed
+  if constexpr (std::is_same_v<Op, Multiply>)  // a result is flushed if only rounding makes it normal
     if (i.a) each(out, [&](int l) {
       const bool tiny = std::fabs(double(as_float(source[0][l])) * as_float(source[1][l])) < 0x1p-126;
       return tiny ? out[l] & 0x80000000u : out[l];
@@ -88,11 +88,11 @@ Execute prepare_multiply(Instruction& i) {
   return m.none_left() && i.operands.size() == 3 ? scaled_product : nullptr;
 }
 
-// FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
+// FMNMX R, x, y, P: the predicate selects the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 Step fmnmx(Context& c, const Instruction& i) {
   Lanes s, t, u, v, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
-  // XORSIGN's are the signs before |…| takes them away
+  // XORSIGN uses the signs before |…| removes them
   const Lanes &x_sign = plain(c, i.operands[1], u), &y_sign = plain(c, i.operands[2], v);
   const u32 least = predicate(c, i.operands[3]), keep = i.c ? 0x7fffffffu : ALL, signs = ~keep;
   const bool flushes = i.a, spreads = i.b;
@@ -182,7 +182,7 @@ Execute prepare_compare(Instruction& i) {
   return to_predicate ? fsetp : fset;
 }
 
-// FCHK P, x, y: where x / y by reciprocal and correction could go wrong at the ends of the exponents.
+// FCHK P, x, y: whether x / y by reciprocal and correction could fail at the ends of the exponent range.
 Step fchk(Context& c, const Instruction& i) {
   Lanes s, t;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
@@ -205,7 +205,7 @@ Execute prepare_fchk(Instruction& i) {
 enum Function { RCP, RSQ, SQRT, EX2, LG2, SIN, COS, TANH, RCP64H, RSQ64H };
 const char* const FUNCTIONS[] = {"RCP", "RSQ", "SQRT", "EX2", "LG2", "SIN", "COS", "TANH", "RCP64H", "RSQ64H", nullptr};
 
-// SIN and COS of turns: hardware cuts the argument to whole multiples of 2^-25 of a turn.
+// SIN and COS of turns: hardware truncates the argument to multiples of 2^-25 of a turn.
 float of_turns(bool cosine, float turns) {
   if (!std::isfinite(turns)) return NAN;
   constexpr u32 QUARTER = 1u << 23;
@@ -226,7 +226,7 @@ float special_function(int function, float x) {
     case LG2: return std::log2(x);
     case SIN: return of_turns(false, x);
     case COS: return of_turns(true, x);
-    default: return std::fabs(x) < 0x1p-8f ? x : std::tanh(x);  // the same of small numbers
+    default: return std::fabs(x) < 0x1p-8f ? x : std::tanh(x);  // the same for small numbers
   }
 }
 
@@ -250,7 +250,7 @@ Step mufu(Context& c, const Instruction& i) {
       if (from.absolute) half &= 0x7fff;
       if (from.negate) half ^= 0x8000;
       const float value = special_function(i.a, i.b == 1 ? half_to_float(half) : bfloat_to_float(half));
-      // cut, not rounded; a bfloat has an exponent of float's range, in which MUFU knows no subnormal number but of TANH
+      // truncated, not rounded; a bfloat has float's exponent range, in which MUFU flushes subnormals except for TANH
       out[l] = value >= 0x1p16f && i.b == 1 ? 0x7c00
                : to_format(i.b == 2 && i.a != TANH ? as_float(flush(as_bits(value))) : value,
                            i.b == 1 ? HALF_FORMAT : BFLOAT_FORMAT, TRUNCATE);

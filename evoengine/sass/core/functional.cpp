@@ -1,4 +1,4 @@
-// Gives the warps of a cluster turns, as drawn, and lands what they began.
+// Gives the warps of a cluster turns in a random order, and completes their asynchronous work.
 #include "turns.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool Functional::is_behind(const Completion& work) const {
 bool Functional::land_one() {
   const std::deque<Completion>& pending = current->pending;
   u32 count = u32(pending.size());
-  std::vector<const Warp*> unready;  // the first of each warpgroup of which no product can land
+  std::vector<const Warp*> unready;  // the first warp of each warpgroup none of whose products can land
   for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
     u32 chosen = (from + n) % count;
     const Warp* warp = pending[chosen].warp;
@@ -78,7 +78,7 @@ void Functional::land(u32 index) {
 
 namespace {
 
-constexpr u64 IDLE_ROUNDS = 16;  // without an act, after which work lands that nothing asked for
+constexpr u64 IDLE_ROUNDS = 16;  // without an act, after which pending work lands that nothing waited for
 
 bool came_true(Context& c, const Instruction& i) {
   const Operand& result = i.operands[0];
@@ -90,7 +90,7 @@ bool came_true(Context& c, const Instruction& i) {
   return false;
 }
 
-// Before an access that other clusters may see, or see others by.
+// Called before an access through which other clusters may be observed.
 bool begins_to_lag(Functional& machine, const Warp& w, const Instruction& i) {
   u8& left = machine.lags_at[size_t(w.pc)];
   Resident& r = *machine.current;
@@ -99,7 +99,7 @@ bool begins_to_lag(Functional& machine, const Warp& w, const Instruction& i) {
   return r.lags = r.has_lagged = true;
 }
 
-// One turn of a warp; true where it did anything.
+// One turn of a warp; true if it did anything.
 bool turn(Functional& machine, Warp& w, u64& left) {
   Context context{machine, w};
   bool moved = false;

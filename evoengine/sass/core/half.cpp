@@ -16,8 +16,8 @@ struct BF16 {
   static u32 narrow(float x) { return float_to_bfloat(x); }
 };
 
-// The operand as two halves in one register, with its choice of halves and its signs applied. Part 8, which sm_75 has
-// for __float2half_rz, is a float, cut to a half.
+// The operand as two halves in one register, with its selection of halves and its signs applied. Part 8, which sm_75
+// uses for __float2half_rz, is a float, truncated to a half.
 void load_pair(Context& c, const Operand& o, Lanes& out) {
   Lanes s;
   const Lanes& x = plain(c, o, s);
@@ -42,7 +42,7 @@ void flush_pair(Lanes& x) {
   each(x, [&](int l) { return flush_half<F>(x[l] & 0xffff) | flush_half<F>(x[l] >> 16) << 16; });
 }
 
-// x·y + z in the format, rounded once: each longer format keeps in its last bit that something was cut off.
+// x·y + z in the format, rounded once: each longer format records in its last bit that something was cut off.
 template <class F>
 u32 fused(u32 x, u32 y, u32 z) {
   const double product = double(F::widen(x)) * double(F::widen(y)), other = double(F::widen(z));
@@ -110,7 +110,7 @@ Execute prepare_arithmetic(Instruction& i) {
   const bool bfloat = m.take("BF16_V2") || m.take("BF16");
   const bool to_float = m.take("F32");
   m.take("MMA");  // the pipe it runs on
-  m.take("OOB");  // a zero for a NaN that a copy filled in for what lies outside of its tensor: no copy here does
+  m.take("OOB");  // replaces a NaN that a copy filled in for elements outside its tensor; no copy here does
   i.a = m.take("FTZ");
   i.b = m.take("SAT");
   i.c = m.take("RELU");
@@ -120,19 +120,19 @@ Execute prepare_arithmetic(Instruction& i) {
   return bfloat ? half_arithmetic<BF16> : half_arithmetic<F16>;
 }
 
-// The operand without what it does to signs.
+// The operand without its changes of sign.
 Operand unsigned_of(Operand o) {
   o.absolute = o.negate = false;
   return o;
 }
 
-// HMNMX2 R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
+// HMNMX2 R, x, y, P: the predicate selects the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
 template <class F>
 Step hmnmx2(Context& c, const Instruction& i) {
   Lanes x, y, x_sign, y_sign, out;
   load_pair(c, i.operands[1], x);
   load_pair(c, i.operands[2], y);
-  load_pair(c, unsigned_of(i.operands[1]), x_sign);  // XORSIGN's are the signs before |…| takes them away
+  load_pair(c, unsigned_of(i.operands[1]), x_sign);  // XORSIGN uses the signs before |…| removes them
   load_pair(c, unsigned_of(i.operands[2]), y_sign);
   if (i.a) flush_pair<F>(x), flush_pair<F>(y);
   const u32 least = predicate(c, i.operands[3]);

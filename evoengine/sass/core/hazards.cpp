@@ -46,7 +46,7 @@ constexpr Latency LATENCIES[] = {
 #undef LATENCY
 };
 
-// Clocks by [need][producer][file][consumer]; 0 where none is known.
+// Clocks by [need][producer][file][consumer]; 0 if unknown.
 struct LatencyTable {
   u8 clocks[3][UNITS][5][UNITS] = {};
 
@@ -57,7 +57,7 @@ struct LatencyTable {
   bool knows(Need need, Unit producer, File file, Unit consumer) const {
     return clocks[int(need)][int(producer)][int(file)][int(consumer)] != 0;
   }
-  // Of a pair that is not known what the least patient consumer needs.
+  // For an unknown pair, the latency that the least demanding consumer needs.
   int of(Need need, Unit producer, File file, Unit consumer) const {
     const auto& known = clocks[int(need)][int(producer)][int(file)];
     return known[int(consumer)] ? known[int(consumer)] : known[int(Unit::Other)];
@@ -67,8 +67,8 @@ struct LatencyTable {
 // ── what is pending ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 enum class PendingKind : u8 {
-  Fixed,         // a result that is there after a latency
-  Queued,        // a result that a scoreboard tells of
+  Fixed,         // a result that is available after a latency
+  Queued,        // a result that a scoreboard signals
   LateRead,      // a register that is still to be read
   FixedRead,     // a register that a tensor instruction reads over some clocks
   Product,       // a sum that wgmma has not finished
@@ -88,7 +88,7 @@ struct Pending {
 };
 constexpr int16_t UNGUARDED = 32000;
 
-// Of registers that wgmma must not touch one instruction is as good as another.
+// For registers that wgmma must not touch, any of the instructions is sufficient.
 u32 told_apart_by(const Pending& p) { return p.kind == PendingKind::Unfenced ? 0 : p.producer; }
 
 bool before(const Pending& a, const Pending& b) {
@@ -96,11 +96,11 @@ bool before(const Pending& a, const Pending& b) {
 }
 
 struct State {
-  std::vector<Pending> items;  // ordered by `before`; clocks are those since the block's beginning, so not above 0
+  std::vector<Pending> items;  // ordered by `before`; clocks are relative to the block's beginning, so at most 0
   int registers = 0;           // that a thread has: the fewest of all paths
 };
 
-// Joins a state into another; true where that changed it.
+// Joins a state into another; true if that changed it.
 bool merge(State& to, const State& from) {
   bool changed = false;
   if (from.registers < to.registers) to.registers = from.registers, changed = true;
@@ -132,7 +132,7 @@ bool merge(State& to, const State& from) {
 
 bool starts(const Instruction& i, std::string_view name) { return i.opcode.starts_with(name); }
 
-// Where the program goes on behind an instruction.
+// The successors of an instruction.
 struct Successors {
   bool next = true;
   int target = -1;      // a branch's
@@ -171,7 +171,7 @@ class Look {
   }
   virtual ~Look() = default;
 
-  // Follows every path until no more comes to be pending anywhere, and then reports once.
+  // Follows every path until the pending items no longer change anywhere, and then reports once.
   void walk() {
     while (!waiting.empty()) {
       const Place place = *waiting.begin();
@@ -183,7 +183,7 @@ class Look {
   }
 
  protected:
-  // An instruction behind calls: the indices that it returns to, innermost last.
+  // An instruction within calls: the indices that it returns to, innermost last.
   using Place = std::pair<int, std::vector<int>>;
 
   virtual void pair(Need need, const Pending& p, Unit consumer, int index) = 0;
@@ -226,11 +226,11 @@ class Look {
     }
   }
 
-  // Clocks that a taken branch takes beyond its stall count, at least: ptxas counts on some, and left 7 of 9 clocks
-  // across one.
+  // Clocks that a taken branch takes in addition to its stall count, at least: ptxas counts on some, and left 7 of 9
+  // clocks across one.
   static constexpr int REFETCH = 4;
 
-  // The state `now` clocks later, as that of a new block.
+  // The state `now` clocks later, as the state of a new block.
   static State aged(const State& state, int now) {
     State out;
     out.registers = state.registers;
@@ -362,13 +362,13 @@ class Look {
     });
   }
 
-  // Products in a row may add to the same sums.
+  // Consecutive products may add to the same sums.
   bool same_sums(const Pending& p, int index) const {
     return code[p.producer].operands[0].index == code[index].operands[0].index &&
            effects[p.producer].writes.size() == effects[index].writes.size();
   }
 
-  // What an instruction that is always executed writes, or one under the same guard, nothing else is waited for.
+  // A result of an instruction that is always executed, or executed under the same guard, replaces earlier ones.
   void overwrite(State& state, const Effects& e, int16_t guard) {
     auto written_over = [&](const Pending& p) {
       return (p.kind == PendingKind::Fixed || p.kind == PendingKind::Unfenced || p.kind == PendingKind::Queued) && p.slot != ORDER_SLOT && e.writes_to(p.slot) &&
@@ -381,7 +381,7 @@ class Look {
           if (p.guard == slot || p.guard == -1 - int(slot)) p.guard = UNGUARDED;
   }
 
-  // What this instruction's scoreboards tell of earlier ones in its queue.
+  // What this instruction's scoreboards signal about earlier ones in its queue.
   void cover(State& state, const Instruction& i, const Effects& e) {
     if (e.queue == Queue::None || (i.write_barrier > 5 && i.read_barrier > 5)) return;
     for (Pending& p : state.items) {
@@ -519,7 +519,7 @@ class Measure : public Look {
 
 using Slots = std::bitset<SLOTS>;
 
-// Follows what a load gives along every path, by the registers that hold it or what was computed with it.
+// Follows a loaded value along every path, by the registers that hold it or values computed from it.
 class Followed {
  public:
   int store = -1;

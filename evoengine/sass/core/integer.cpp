@@ -8,7 +8,7 @@ namespace {
 
 // ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// A source of a sum that has a carry: −b is ~b + 1, and the one counts towards the carry.
+// A source of a sum with a carry: −b is ~b + 1, and the one counts towards the carry.
 void add_source(Context& c, const Operand& o, Wide& sum) {
   Lanes s;
   const Lanes& x = plain(c, o, s);
@@ -200,7 +200,7 @@ Step lea(Context& c, const Instruction& i) {
   } else {
     for (int l = 0; l < LANES; ++l) v[l] = i.c == 2 ? u64(i64(i32(x[l]))) : x[l];
   }
-  // The carry of a difference is set where nothing is borrowed, of x - 0 too: hence the complement and one more.
+  // The carry of a difference is set if nothing is borrowed, also for x - 0: hence the complement plus one.
   const bool difference = value.negate && !i.c;
   if (value.negate && !difference)
     for (int l = 0; l < LANES; ++l) v[l] = 0 - v[l];
@@ -323,7 +323,7 @@ Step minmax(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// IMNMX.S64 P, P, R, a, b, P, P: of pairs. What the predicates beside P tell is not known, so that they must be unused.
+// IMNMX.S64 P, P, R, a, b, P, P: for pairs. The meaning of the predicates after P is unknown, so they must be unused.
 template <class T>
 Step minmax_pairs(Context& c, const Instruction& i) {
   Wide x, y, out;

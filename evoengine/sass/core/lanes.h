@@ -1,4 +1,4 @@
-// Helpers that every file of opcodes uses: a value for each lane, and the forms that instructions share.
+// Helpers for all files of opcodes: a value for each lane, and the forms that instructions share.
 #pragma once
 
 #include <cstdlib>
@@ -12,7 +12,7 @@ inline void each(Lanes& out, F value) {
   for (int l = 0; l < LANES; ++l) out[l] = value(l);
 }
 
-// A bit for each lane where `condition` holds.
+// A bit for each lane in which `condition` holds.
 template <class F>
 inline u32 bits(F condition) {
   u32 out = 0;
@@ -22,7 +22,7 @@ inline u32 bits(F condition) {
 
 inline bool is_predicate(const Operand& o) { return o.kind == Kind::Predicate || o.kind == Kind::UniformPredicate; }
 
-// How many predicates follow the destination: IADD3 R1, P0, P1, … has 2.
+// The number of predicates after the destination: IADD3 R1, P0, P1, … has 2.
 inline int predicates_after(const Instruction& i, int first) {
   int n = 0;
   while (first + n < int(i.operands.size()) && is_predicate(i.operands[first + n])) ++n;
@@ -42,7 +42,7 @@ inline void load_wide(Context& c, const Operand& o, Wide& out) {
   for (int l = 0; l < LANES; ++l) out[l] = u64(high[l]) << 32 | low[l];
 }
 
-// The same where `wide`, else the operand's 32 bits: what lies behind a constant need not exist.
+// The same if `wide`, otherwise the operand's 32 bits: nothing need exist after a constant.
 inline void load_value(Context& c, const Operand& o, bool wide, Wide& out) {
   if (wide) return load_wide(c, o, out);
   Lanes s;
@@ -50,7 +50,7 @@ inline void load_value(Context& c, const Operand& o, bool wide, Wide& out) {
   for (int l = 0; l < LANES; ++l) out[l] = low[l];
 }
 
-// Those of a 64-bit integer: what an immediate prints with a minus is negative, and it may have 64 bits.
+// Values of a 64-bit integer: an immediate printed with a minus is negative, and it may have 64 bits.
 inline void load_pair(Context& c, const Operand& o, Wide& out) {
   const bool minus = o.text[0] == '-';
   if (o.kind != Kind::Immediate || o.text.compare(minus, 2, "0x")) return load_wide(c, o, out);
@@ -58,7 +58,7 @@ inline void load_pair(Context& c, const Operand& o, Wide& out) {
   for (int l = 0; l < LANES; ++l) out[l] = minus ? 0 - magnitude : magnitude;
 }
 
-// Whether one of the operands is negated, inverted or taken without its sign.
+// Whether one of the operands is negated, inverted or an absolute value.
 inline bool is_changed(const Instruction& i, int first, int last) {
   for (int k = first; k <= last; ++k)
     if (i.operands[k].negate || i.operands[k].invert || i.operands[k].absolute) return true;
@@ -72,7 +72,7 @@ inline void write_wide(Context& c, const Operand& o, const Wide& from) {
   write(c, o, high, 1);
 }
 
-// Both registers of a pair, or the low word alone.
+// Both registers of a pair, or only the low word.
 inline void write_typed(Context& c, const Operand& o, bool pair, const Wide& out) {
   if (pair) return write_wide(c, o, out);
   Lanes low;
@@ -80,7 +80,7 @@ inline void write_typed(Context& c, const Operand& o, bool pair, const Wide& out
   write(c, o, low);
 }
 
-// `execute` of an instruction whose one result is a function of one, two or three integers and of its `a` and `b`.
+// `execute` of an instruction whose single result is a function of one, two or three integers and of its `a` and `b`.
 template <auto F>
 Step unary(Context& c, const Instruction& i) {
   Lanes s, out;
@@ -108,12 +108,12 @@ Step ternary(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// How a comparison's result joins the predicate beside it.
+// How a comparison's result is combined with the instruction's predicate.
 enum Join { AND, OR, XOR };
 inline int take_join(Modifiers& m) { return m.take("AND") ? AND : m.take("OR") ? OR : m.take("XOR") ? XOR : AND; }
 inline u32 join(int how, u32 x, u32 y) { return how == AND ? x & y : how == OR ? x | y : x ^ y; }
 
-// The name's place in a list that ends with null, taken off the modifiers; -1 where none stands there.
+// The position of the modifier in a list that ends with null, removed from the modifiers; -1 if there is none.
 inline int take_one(Modifiers& m, const char* const* names) {
   for (int k = 0; names[k]; ++k)
     if (m.take(names[k])) return k;

@@ -1,4 +1,4 @@
-// Steps of warps whose lanes may diverge, global memory, and blocks made ready to run.
+// Steps of warps whose lanes may diverge, global memory, and the preparation of blocks.
 #include "machine.h"
 
 #include <algorithm>
@@ -132,7 +132,7 @@ bool is_waiting(Machine& machine, Warp& w) {
 
 namespace {
 
-// The group that runs goes on until it waits for others or its turn ends (`group` is -1): then one is drawn.
+// The running group continues until it waits for others or its turn ends (`group` is -1); then one is drawn.
 int next_group(Warp& w, u32 ready) {
   if (w.group < 0 || !(ready >> w.group & 1) || w.leader[w.group] != w.group) {
     u32 leaders = 0;
@@ -193,7 +193,7 @@ void gather(Warp& w) {
   w.pc = at;
 }
 
-// The lanes become groups of those with the same place and the same state.
+// The lanes form groups of those with the same position and the same state.
 void group(Warp& w, u32 lanes) {
   u8 before[LANES];
   std::memcpy(before, w.leader, sizeof before);
@@ -235,7 +235,7 @@ void after_exit(Warp& w) {
 
 namespace {
 
-// BAR counts whole warps: lanes that come to it apart go on as one group, which executes it.
+// BAR counts whole warps: lanes that reach it separately continue as one group, which executes it.
 void release_to_barrier(Warp& w) {
   w.at_barrier &= w.alive;
   if (!w.at_barrier || w.at_barrier != w.alive) return;
@@ -248,7 +248,7 @@ void release_to_barrier(Warp& w) {
 
 }  // namespace
 
-// Whether these lanes have met in the same call: one that is deeper in a recursion uses the same barrier for others.
+// Whether these lanes have met in the same call: a lane deeper in a recursion uses the same barrier for others.
 static bool await_each_other(const Warp& w, int barrier, u32 lanes) {
   for (u32 rest = lanes; rest; rest &= rest - 1)
     if ((w.convergence[barrier][__builtin_ctz(rest)] & w.alive) != lanes) return false;

@@ -1,8 +1,9 @@
-// What a listing of SASS becomes, and the state that its instructions work on: lanes, warps, blocks, clusters, memory.
+// The decoded form of a SASS listing, and the state that its instructions work on: lanes, warps, blocks, clusters,
+// memory.
 //
-// One direction: decode.cpp makes a Program of a listing; the files of opcodes (integer, floating, control, memory,
-// matrix, async) give each instruction its `execute`; `step` runs one instruction of one warp; functional.cpp and
-// timing.cpp decide which warp steps next and when asynchronous work lands.
+// decode.cpp makes a Program of a listing; the files of opcodes (integer, floating, control, memory, matrix, async)
+// give each instruction its `execute`; `step` runs one instruction of one warp; functional.cpp and timing.cpp decide
+// which warp steps next and when asynchronous work lands.
 #pragma once
 
 #include <array>
@@ -67,16 +68,16 @@ using Kind = Operand::Kind;
 struct Context;
 struct Instruction;
 enum class Step : u8 {
-  Done,     // the warp goes on with the next instruction (or where `jump` said)
-  Waiting,  // nothing was done: the instruction is tried again when Warp::wait is satisfied
+  Done,     // the warp continues with the next instruction (or at the target of `jump`)
+  Waiting,  // nothing was done: the instruction is repeated when Warp::wait is satisfied
 };
 using Execute = Step (*)(Context&, const Instruction&);
 inline Step nothing(Context&, const Instruction&) { return Step::Done; }
 
-// Whether an access is atomic or .STRONG, at the scope of its block or beyond.
+// Whether an access is atomic or .STRONG, with the scope of its block or wider.
 constexpr u8 BLOCK_STRONG = 1, GPU_STRONG = 2;
 
-// What a warp did at a site, numbered as VisitKind of evoengine/devices/base.py.
+// The activity of a warp at a site, numbered as VisitKind of evoengine/devices/base.py.
 enum class Visit : u8 { Wait, CopyWait, Product, Vote, None };
 
 struct Instruction {
@@ -120,7 +121,7 @@ struct Program {
   mutable std::map<std::pair<u32, u32>, std::string> hazards;
 };
 
-// Opcodes by name. `prepare` checks every modifier and sets `a`…`d`; it returns null for a modifier it does not know.
+// Opcodes by name. `prepare` checks every modifier and sets `a`…`d`; it returns null for an unknown modifier.
 struct Opcode {
   const char* name;  // without modifiers
   Pipe pipe;
@@ -130,13 +131,13 @@ struct Opcode {
 extern const Opcode INTEGER[], FLOATING[], CONTROL[], MEMORY[], MATRIX[], ASYNC[];
 extern const Opcode BITS[], MOVES[], WARPS[], DOUBLE[], HALF[], CONVERT[], ATOMIC[];
 
-// Decodes the section of `entry` in an `nvdisasm -c -hex` listing. Throws Fault where it is not there.
+// Decodes the section of `entry` in an `nvdisasm -c -hex` listing. Throws Fault if there is none.
 Program decode(std::string_view listing, std::string_view entry);
 
 // True if the instruction has the modifier.
 bool has(const Instruction&, std::string_view modifier);
-// Removes a modifier from the list still to be explained; true where it was there. `prepare` uses it: what is left at
-// the end is unknown.
+// Removes a modifier from those not yet interpreted; true if it was there. Used by `prepare`: what remains at the end
+// is unknown.
 struct Modifiers {
   std::vector<std::string> left;
   explicit Modifiers(const Instruction& i) : left(i.modifiers) {}
@@ -155,8 +156,8 @@ struct Fault {  // what ends a run; `hung` where nothing could go on, `race` whe
 struct Shadow;
 struct Sparse;
 
-// A piece of global memory. Contents repeat every `period` bytes where less is held than it is long, as for a model,
-// which reads drawn inputs of any size; writes to such a piece are dropped.
+// A piece of global memory. Contents repeat every `period` bytes if less is held than its length, as for a model, which
+// reads drawn inputs of any size; writes to such a piece are dropped.
 struct Allocation {
   u64 address = 0, bytes = 0;
   u8* data = nullptr;
@@ -168,14 +169,14 @@ struct Allocation {
   Sparse* sparse = nullptr;  // its pages, where none of it is held (`period` is 0)
 };
 
-// Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in, behind the
+// The windows of the generic address space other than global memory; no allocation lies in them, and they follow the
 // addresses that a process has for itself.
 constexpr u64 SHARED_WINDOW = 0xff0000000000ull;    // + the shared address (which has the rank in its cluster in bits 24…)
 constexpr u64 LOCAL_WINDOW = 0xfe0000000000ull;
 constexpr u64 CONSTANT_WINDOW = 0xfd0000000000ull;  // + offset in bank 0: __grid_constant__ parameters
 
-// Functions that the driver provides: printf and assert, at addresses as of no memory. evoengine/sass/launch.py puts them into
-// the constant bank from which code loads them.
+// Functions that the driver provides: printf and assert, at addresses outside memory. evoengine/sass/launch.py puts
+// them into the constant bank from which code loads them.
 constexpr u64 BUILTINS = 0xfc0000000000ull, BUILTIN_BYTES = 16, PROVIDED = 2;
 
 struct GlobalMemory {
@@ -186,7 +187,7 @@ struct GlobalMemory {
   size_t last = 0;
 };
 
-// What an instruction did to memory, for whoever times it.
+// The effect of an instruction on memory, for the timing model.
 struct Access {
   enum class Space : u8 { None, Shared, Global, Local, Constant };
   Space space = Space::None;
@@ -208,8 +209,8 @@ struct Block;
 struct Cluster;
 struct Visits;
 
-// Work that an instruction began and that ends later: a copy landing, a tensor product. `land` does it; whoever runs the
-// warps decides when, but in order within one `queue` of one warp.
+// Work that an instruction starts and that ends later: a copy landing, a tensor product. `land` completes it; the
+// caller decides when, but in order within one `queue` of one warp.
 struct Completion {
   enum class Queue : u8 { Copy, TensorLoad, TensorStore, Product };
   Queue queue = Queue::Copy;

@@ -84,7 +84,7 @@ bool take_caching(Modifiers& m) {
   static const char* const IGNORED[] = {"E",  "U",  "SYS",     "WEAK",   "CONSTANT", "LU",      "EL",   "EF",
                                         "VC", "PRIVATE", "LTC64B", "LTC128B", "LTC256B",  "SPIN", nullptr};
   static const char* const PAST_L1[] = {"GPU", "NA", "MMIO", "CV", nullptr};
-  // an SM's own L1 is as good as memory to what only its threads must see (ld.global.ca is STRONG.SM)
+  // an SM's own L1 is sufficient for what only its threads must see (ld.global.ca is STRONG.SM)
   const bool of_sm = m.take("SM") | m.take("CTA");
   bool cached = !m.take("STRONG") || of_sm;
   while (take_one(m, IGNORED) >= 0) {
@@ -111,7 +111,7 @@ namespace {
 
 using Space = Access::Space;
 
-// What `prepare` keeps: a = bytes, negative for signed ones; b = the register is a pair; c = cached; d = generic
+// Fields that `prepare` sets: a = bytes, negative for signed ones; b = the register is a pair; c = cached; d = generic
 constexpr int WORDS = 4;
 
 struct Data {
@@ -173,7 +173,7 @@ void order_global(Order& order, Context& c, const Instruction& i, const u64 (&at
   });
 }
 
-// Moves each lane's bytes between `data` and global memory. Most often all lanes are in one allocation, held whole.
+// Moves each lane's bytes between `data` and global memory. Usually all lanes are in one allocation, held whole.
 template <bool STORE>
 void move_global(Context& c, const Instruction& i, const u64 (&at)[LANES], u32 bytes, Data& data) {
   GlobalMemory& memory = c.machine.memory;
@@ -205,7 +205,7 @@ Space space_of(u64 address) {
   return address - CONSTANT_WINDOW < WINDOW ? Space::Constant : Space::Global;
 }
 
-// Generic addresses: the lanes of each window, then what is left as global memory.
+// Generic addresses: the lanes of each window, then the others as global memory.
 template <bool STORE>
 void move_generic(Context& c, const Instruction& i, u64 (&at)[LANES], u32 bytes, Data& data) {
   const u32 lanes = c.lanes;
@@ -310,7 +310,7 @@ Step ldc(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Bytes of one lane, negative for what is extended by its sign.
+// Bytes of one lane, negative for sign-extended values.
 int take_size(Modifiers& m) {
   static const char* const SIZES[] = {"U8", "S8", "U16", "S16", "32", "64", "128", nullptr};
   static const int BYTES[] = {1, -1, 2, -2, 4, 8, 16};
@@ -343,7 +343,7 @@ Execute prepare_ldc(Instruction& i) {
 
 enum Window { OWN_SHARED, CLUSTER_SHARED, LOCAL, GLOBAL };
 
-// QSPC P, R, [R]: whether a generic address lies in a window. a = window
+// QSPC P, R, [R]: whether a generic address is in a window. a = window
 Step qspc(Context& c, const Instruction& i) {
   u64 at[LANES];
   addresses(c, i.operands.back(), true, at);
@@ -364,9 +364,9 @@ Execute prepare_qspc(Instruction& i) {
   return i.a >= 0 && m.none_left() && i.operands.size() == 3 ? qspc : nullptr;
 }
 
-Execute prepare_ignored(Instruction&) { return nothing; }  // prefetches and caches that this machine does not have
+Execute prepare_ignored(Instruction&) { return nothing; }  // prefetches and caches that do not exist here
 
-// CCTL.IVALL: later loads see what others have stored.
+// CCTL.IVALL: later loads see the stores of others.
 Step invalidate_cache(Context& c, const Instruction&) {
   if (Order* order = order_of(c)) order->refresh(c.warp);
   return Step::Done;

@@ -1,4 +1,4 @@
-// Addresses of memory operands and checked access to what they point to: shared by loads, stores and atomics.
+// Addresses of memory operands and checked accesses to them: shared by loads, stores and atomics.
 #pragma once
 
 #include "lanes.h"
@@ -11,30 +11,30 @@ constexpr int RANK_BIT = 24;  // of a shared address: the block's rank in its cl
 void addresses(Context&, const Operand&, Lanes& out);
 // Global and generic addresses; `pair`: the register holds 64 bits.
 void addresses(Context&, const Operand&, bool pair, u64 (&out)[LANES]);
-// True where the operand's register is 64 bits wide.
+// True if the operand's register is 64 bits wide.
 bool is_pair(const Instruction&, const Operand&);
 
-// Where a lane's bytes of shared or local memory lie. Throws Fault: misaligned or outside.
+// The host address of a lane's bytes of shared or local memory. Throws Fault: misaligned or outside.
 u8* shared_bytes(Context&, u32 address, u32 bytes, int lane);
 u8* local_bytes(Context&, u32 address, u32 bytes, int lane);
-// The same of a generic address that lies in a window; null for a global one.
+// The same for a generic address in a window; null for a global one.
 u8* window_bytes(Context&, u64 address, u32 bytes, int lane);
 void check_alignment(u64 address, u32 bytes, int lane);
 
-// What an atomic operation, or a reduction in bulk, makes of what stands in memory: operation and type are the
+// The result of an atomic operation, or of a bulk reduction, on a value in memory: operation and type are the
 // instruction's a and b. `with` is what a compare-and-swap stores.
 u64 combine(const Instruction&, u64 old, u64 value, u64 with);
-// Sets a and b by the modifiers of a reduction of 32-bit words or pairs of halves; false where they name none.
+// Sets a and b from the modifiers of a reduction of 32-bit words or pairs of halves; false if they name none.
 bool take_combination(Modifiers&, Instruction&);
-// Takes the name of an operation; -1 where there is none.
+// Reads the name of an operation; -1 if there is none.
 int take_operation(Modifiers&);
-// What such an operation makes of one element of a tensor map's type (number, see tensor_copy.cpp), 2 to 8 bytes.
-// Throws Fault where there is no such operation on elements of that type.
+// The result of such an operation on one element of a tensor map's type (number, see tensor_copy.cpp), 2 to 8 bytes.
+// Throws Fault if there is no such operation on elements of that type.
 u64 combine_elements(const Instruction&, int operation, u32 map_type, u64 old, u64 value);
 
-// Whether a shared address is of another block of the cluster.
+// Whether a shared address belongs to another block of the cluster.
 bool is_afar(const Context&, u32 address);
-// Takes what says only how a memory instruction is cached, ordered or addressed. False: it goes past the L1.
+// Reads modifiers that state only how a memory instruction is cached, ordered or addressed. False: it bypasses the L1.
 bool take_caching(Modifiers&);
 void note_access(Context&, Access::Space, int bytes, bool store, bool cached);
 

@@ -56,7 +56,7 @@ Execute prepare_sel(Instruction& i) {
 enum Permute { BYTES, F4E, B4E, RC8, ECL, ECR, RC16 };
 const char* const PERMUTES[] = {"IDX", "F4E", "B4E", "RC8", "ECL", "ECR", "RC16", nullptr};
 
-// The selector of the forms that name a pattern, as the nibbles that the plain form takes.
+// The selector of the forms that name a pattern, as the nibbles of the plain form.
 u32 selector(int form, u32 by) {
   if (form == BYTES) return by;
   const u32 n = by & 3;
@@ -144,7 +144,7 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
 constexpr u64 TIMER_EPOCH = 1'750'000'000'000'000'000;  // nanoseconds since 1970, as a GPU counts them
 constexpr u32 SLOTS = 32;  // places of warps that an SM has at least
 
-// Which SM a block runs on is drawn, as no kernel may count on it.
+// The SM of a block is drawn, because no kernel may depend on it.
 u32 sm_of(const Context& c) {
   const Block& block = *c.warp.block;
   const u64 number = (u64(block.index[2]) << 42) + (u64(block.index[1]) << 21) + block.index[0];
@@ -152,7 +152,7 @@ u32 sm_of(const Context& c) {
   return u32((drawn >> 33) % c.machine.launch.sms);
 }
 
-// What does not differ between the lanes.
+// Values that do not differ between the lanes.
 u32 of_warp(Context& c, Special which) {
   const Launch& l = c.machine.launch;
   const Block& block = *c.warp.block;
@@ -160,7 +160,7 @@ u32 of_warp(Context& c, Special which) {
   switch (which) {
     case WARP: return u32(c.warp.number);
     case WARP_COUNT: return u32(block.warps.size());
-    case VIRTUAL_WARP: return (u32(c.warp.number) + sm_of(c)) % SLOTS << 8;  // %warpid: no kernel may count on it
+    case VIRTUAL_WARP: return (u32(c.warp.number) + sm_of(c)) % SLOTS << 8;  // %warpid: no kernel may depend on it
     case VIRTUAL_WARPS: return 64u << 8;  // of an SM; only sm_90 reads it here
     case NTID_X: case NTID_Y: case NTID_Z: return l.threads[along(NTID_X)];
     case CTAID_X: case CTAID_Y: case CTAID_Z: return block.index[along(CTAID_X)];
@@ -269,13 +269,13 @@ Execute prepare_r2ur(Instruction& i) {
   return m.none_left() && i.a <= 1 && int(i.operands.size()) == i.a + 2 ? r2ur : nullptr;
 }
 
-// The byte a register's suffix or an opcode's names: .B1 is 8 bits up.
+// The byte that the suffix of a register or an opcode names: .B1 is 8 bits up.
 int take_byte(Modifiers& m) {
   static const char* const BYTES_OF[] = {"B0", "B1", "B2", "B3", nullptr};
   return 8 * std::max(0, take_one(m, BYTES_OF));
 }
 
-// P2R R, PR, base, mask: the predicates named by the mask in place of the base's bits. a = bits up, b = uniform
+// P2R R, PR, base, mask: the predicates selected by the mask replace bits of the base. a = bits up, b = uniform
 Step p2r(Context& c, const Instruction& i) {
   Lanes s, t, out;
   const Lanes &base = integer(c, i.operands[2], s), &mask = integer(c, i.operands[3], t);

@@ -29,8 +29,8 @@ static bool covers(const Foreign& known, const Foreign& told) {
   });
 }
 
-// Maps are shared, and copied only where each has something that the other has not: blocks that wait for one another by
-// atomics tell each other the same again and again.
+// Maps are shared, and copied only if each has something that the other lacks: blocks that wait for one another by
+// atomics pass on the same knowledge again and again.
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from) {
   if (!from || to == from || (to && covers(*to, *from))) return;
   if (!to || covers(*from, *to)) {
@@ -53,7 +53,7 @@ World::World(const Program& program, const Launch& launch) : program(program), l
 
 // ── agents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Shadows of blocks that have ended: fresh memory costs more than memory that is cleared.
+// Shadows of blocks that have ended: allocating memory costs more than clearing it.
 static thread_local std::vector<SharedShadow> spare_shadows;
 
 Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
@@ -120,7 +120,7 @@ u32 Order::agent_of(const Warp& w, AgentKind kind) {
   return u32(id);
 }
 
-// What an agent does from now on is known to nobody yet.
+// Nothing that an agent does from now on is known to others yet.
 void Order::advance(u32 id) {
   Agent& a = agents[id];
   if (++a.time >= LATEST) throw Fault{"more barriers and fences than the executor counts"};
@@ -203,7 +203,7 @@ void Order::pass(Meeting& m) {
 
 Meeting& Order::mbarrier(u32 address) { return mbarriers[address]; }
 
-// What has come with the phases before is known too: who waits for this one may have missed those.
+// What arrived in earlier phases is known too: a thread that waits for this phase may have skipped those.
 void Order::complete_phase(u32 address) {
   Meeting& m = mbarriers[address];
   join(m.passed, m.coming);

@@ -1,5 +1,5 @@
 // Happens-before over shared and global memory by vector clocks (Flanagan and Freund, "FastTrack", PLDI 2009): throws a
-// Fault for two accesses that conflict and are not ordered, whatever the schedule of this run was.
+// Fault for two conflicting accesses that are not ordered, in every schedule.
 //
 // An agent is a group of lanes that runs together, or work beside the warps: copies by LDGSTS, bytes on their way to an
 // mbarrier, products of a warpgroup, stores by TMA. Each agent has a clock, which advances when it releases what it did,
@@ -41,7 +41,7 @@ struct Agent {
   int recorded_index = -1;
 };
 
-// What has come to a barrier in this phase, and what has passed.
+// What has arrived at a barrier in this phase, and what has passed.
 struct Meeting {
   View coming, passed;
   int transfer = -1;  // of an mbarrier: the agent whose bytes come, whose time is the phase
@@ -79,7 +79,7 @@ struct FarTouch {
   Touch kind;
 };
 
-// An instruction that touches global memory which a kernel may write.
+// An instruction that accesses global memory which a kernel may write.
 struct GlobalTouch {
   Touch kind;
   u8 strength;
@@ -96,7 +96,7 @@ class Order {
 
   // Lanes have joined or left groups: `before` are the leaders they had.
   void regroup(const Warp&, const u8 (&before)[LANES]);
-  // Lanes have met, perhaps at different places, so that they do not become one group.
+  // Lanes have met, perhaps at different positions, so that they do not become one group.
   void meet(const Warp&, u32 lanes);
 
   // ── shared memory ──
@@ -106,7 +106,8 @@ class Order {
   void copy(Warp&, const Instruction&, u32 lanes, const u32* addresses, u32 bytes);
   // TMA writes lines of sixteen bytes of shared memory and completes on the mbarrier at an address of the same block.
   void transfer(const Warp&, const Instruction&, const u32* lines, size_t count, u32 barrier);
-  // Lanes of the warp end, and with `whole` the block has ended: what others did in its shared memory must be known to one.
+  // Lanes of the warp end; with `whole` the block has ended, and what others did in its shared memory must be known to
+  // one of its lanes.
   void end(const Warp&, bool whole);
   // A product or a store by TMA reads lines: writes to them must wait for its group.
   void read_lines(Warp&, const Instruction&, AgentKind, const u32* lines, size_t count);
@@ -180,8 +181,8 @@ class Order {
   Meeting cluster_barrier;
   std::unordered_map<u32, Meeting> mbarriers;
   u32 stride;
-  // Stores to global memory by their block, warp and instruction: those that happened, and the races of those by replicas,
-  // which must not happen.
+  // Stores to global memory by block, warp and instruction: those that happened, and the races of replicas, which must
+  // not happen.
   std::unordered_set<u64> stored_by;
   std::unordered_map<u64, std::string> excused;
 };

@@ -1,4 +1,4 @@
-// How floats are rounded, compared and made of each other: shared by the files of floating-point opcodes.
+// Rounding, comparison and conversion of floats: shared by the files of floating-point opcodes.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@
 
 namespace sass {
 
-constexpr u32 NAN_BITS = 0x7fffffffu;  // the NaN that arithmetic gives
+constexpr u32 NAN_BITS = 0x7fffffffu;  // the NaN that arithmetic returns
 
 inline u32 canonical(float f) { return f != f ? NAN_BITS : as_bits(f); }
 inline u32 flush(u32 bits) { return (bits & 0x7f800000u) ? bits : bits & 0x80000000u; }
@@ -24,7 +24,8 @@ inline int take_rounding(Modifiers& m) {
   return std::max(0, take_one(m, ROUNDINGS));
 }
 
-// Arithmetic within its life is rounded so. The barriers keep the compiler from moving arithmetic on memory out of it.
+// Sets the rounding of arithmetic during its lifetime. The barriers keep the compiler from moving arithmetic on memory
+// out of it.
 class Rounded {
  public:
   explicit Rounded(int rounding) : before_(std::fegetround()) {
@@ -43,8 +44,8 @@ class Rounded {
   int before_;
 };
 
-// The result of an operation on doubles, x y + z, that is no number: the NaN among its sources, quiet and with its own
-// sign, of x only where no other is one.
+// The result of an operation x y + z on doubles that is NaN: the NaN among its sources, quiet and with its own sign;
+// that of x only if no other source is NaN.
 constexpr u64 DOUBLE_NAN = 0xfff8000000000000ull;
 inline u64 carried_nan(u64 x, u64 y, u64 z) {
   for (u64 source : {y, z, x})
@@ -135,7 +136,7 @@ constexpr FloatFormat HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 2
 constexpr FloatFormat TFLOAT_FORMAT{8, 10}, DOUBLE_FORMAT{11, 52};
 constexpr FloatFormat E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
-// What .RELU makes of a float: nothing below +0 is left, a NaN is.
+// The result of .RELU for a float: values below +0 become +0, a NaN remains.
 inline float positive(float v) { return v > 0 || v != v ? v : 0.0f; }
 
 // F2FP.F16.F32.PACK_AB R, high, low: b = rounding, c = .RELU, d = .SATFINITE. In half.cpp, as attention packs much.

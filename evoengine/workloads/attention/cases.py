@@ -27,13 +27,14 @@ from evoengine.workloads.coverage import (
 from evoengine.workloads.full_size import few
 
 LONG = 4096
-"""minimum number of keys of the longest case, over which errors of sums in 16 bits accumulate"""
+"""minimum number of keys of the longest case, over which errors of 16-bit sums accumulate"""
 MOST_WORK = 600_000_000
-"""rows times keys times the mean of both head_dims, of all that a case computes, which takes about two seconds"""
+"""limit of rows times keys times the mean of both head_dims, for everything that a case computes; about two seconds"""
 MOST_ROW_TILES = 128
 """limit of tiles of rows of a case with all heads or batch entries of the problem"""
 _OTHER_GROUPS = (3, 5)
-"""query heads per KV head, of which a case has the first that the problem does not have; no shift divides by them"""
+"""query heads per KV head, of which a case uses the first that the problem does not have; shifts cannot divide by them
+"""
 
 
 def gate_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
@@ -64,10 +65,9 @@ def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Att
     """Yield cases that every candidate meets.
 
     Lengths are set against the configuration's tiles: whole tiles, tails that end 1, 2 and 3 keys before a tile's end
-    and shortly behind one, the remainders that the problem itself leaves, 1 to 4 steps so that the last lies in each
-    buffer, and a pipeline that wraps around twice (2·stages + 1 tiles: fewer let a buffer that is reused too early go
-    unseen) with all rows of a tile. Heads are grouped as the problem's are, and in a way that no problem's are. Under a
-    mask the first row sees whole tiles of keys, and 1, 2 and 3 keys fewer.
+    and shortly after one, the remainders that the problem itself leaves, 1 to 4 steps so that the last one is in each
+    buffer, and a pipeline that wraps around twice (2·stages + 1 tiles: with fewer, a buffer that is reused too early
+    goes unseen).
     """
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     stages = int(config.get("stages", 1))
@@ -131,7 +131,7 @@ def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Atte
 def _long(tile_m: int, tile_n: int, stages: int) -> int:
     """Return LONG keys, or half as many with larger tiles, so that they end one key before a tile's end.
 
-    There are more where a pipeline is so deep that its buffers would not be filled three times.
+    There are more if a pipeline is so deep that its buffers would not be filled three times.
     """
     long = max(LONG if tile_m <= 64 else LONG // 2, 3 * stages * tile_n)
     return long + tile_n - 1 - long % tile_n
@@ -157,13 +157,13 @@ def has_all_heads(problem: AttentionProblem, config: Config) -> bool:
 
 
 def least_keys(problem: AttentionProblem, config: Config) -> int:
-    """Return the fewest keys for all rows: under a mask as many, else little more than a tile."""
+    """Return the fewest keys for all rows: under a mask as many, otherwise little more than a tile."""
     few_keys = int(config.get("tile_n", 64)) + 1
     return max(problem.seq_q, few_keys) if problem.causal else few_keys
 
 
 def affordable_keys(problem: AttentionProblem, config: Config) -> int:
-    """Return the problem's own number of keys, or the most that a block can go through, ending as they do."""
+    """Return the problem's own number of keys, or the most that a block can process, ending like them."""
     tile_n = int(config.get("tile_n", 64))
     return few(problem.seq_k, tile_n, max(2, MOST_WORK // block_work(problem, config, tile_n)))
 
@@ -171,8 +171,8 @@ def affordable_keys(problem: AttentionProblem, config: Config) -> int:
 # Cells of an attention kernel's configuration, and those that a case visits by its sizes and by what warps did.
 
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
-"""powers of two by which a maximum rises: about 2^8, an allowed lag of the maximum; where a weight just fits a half and
-no more; and for bf16"""
+"""powers of two by which a maximum rises: about 2^8, the allowed lag of the maximum; values around which a weight just
+fits a half; and one for bf16"""
 BLOCKS = (
     "several, with unlike numbers of tiles of rows",
     "several tiles of rows of several heads and batch entries",
@@ -190,7 +190,7 @@ ALIKE = 2000
 
 
 def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not state tile sizes."""
     if not {"tile_m", "tile_n"} <= config.keys():
         return frozenset()
     tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"])
@@ -217,12 +217,12 @@ def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:
 
 
 def visited(case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
+    """Return the cells that a case visits by its sizes and by the device's count, regardless of its values."""
     whole, p, config = case.whole, case.problem, case.config
     if whole is None or not {"tile_m", "tile_n"} <= config.keys():
         return frozenset()
     tile_m, tile_n, stages = int(config["tile_m"]), int(config["tile_n"]), int(config.get("stages", 1))
-    # a stripe's visits count only where all tiles have rows in it
+    # a stripe's visits count only if all tiles have rows in it
     stripes = _stripes((p.seq_q - 1) % tile_m + 1)
     found = {
         *visited_remainders("rows", p.seq_q, tile_m, whole.seq_q),
@@ -251,12 +251,12 @@ def visited(case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) ->
 
 
 def _stripes(rows: int) -> list[str]:
-    """Return the stripes of 16 rows, which one warp multiplies, that begin within so many rows."""
+    """Return the stripes of 16 rows, each multiplied by one warp, that begin within so many rows."""
     return [f"rows {first} to {first + 15}" for first in range(0, rows, 16)]
 
 
 def _own_extents(problem: AttentionProblem, config: Config) -> Iterator[str]:
-    """Yield the axes whose own length some case has, or all of it that there is time for."""
+    """Yield the axes whose own length some case has, or as much of it as is affordable."""
     if has_own_keys(problem, config):
         yield "keys"
     if has_own_rows(problem, config):
@@ -279,7 +279,7 @@ def _has_own(problem: AttentionProblem, whole: AttentionProblem, config: Config,
 
 
 def _values(problem: AttentionProblem, config: Config) -> Iterator[str]:
-    """Yield what values must show, as AttentionTensors.shown calls it."""
+    """Yield what values must show, in the terms of AttentionTensors.shown."""
     yield "all logits of a row below -126"
     yield "all logits of a row below -65504"
     yield "all logits of a row above 65504"
@@ -312,7 +312,7 @@ def _votes(config: Config) -> bool:
 
 
 def _counts_steps(config: Config) -> bool:
-    """Return whether a device sees the steps of a kernel: it waits for tiles, or multiplies them by tensor cores."""
+    """Return whether a device counts the steps of a kernel: it waits for tiles, or multiplies them on tensor cores."""
     return config.get("family") != "scalar" or int(config.get("stages", 1)) > 1
 
 
@@ -322,10 +322,9 @@ def _consumers(config: Config) -> range:
 
 
 def _steps(problem: AttentionProblem, config: Config, visits: np.ndarray) -> dict[int, int]:
-    """Return the steps of each block: those of the warp that did fewest.
+    """Return the steps of each block, those of the warp that did the fewest.
 
-    They are told by its waits for K and V, beside which there is one for Q; or by its products where nothing is waited
-    for.
+    They follow from its waits for K and V, without the one for Q, or from its products if it waits for nothing.
     """
     warps = _consumers(config)
     match config.get("family"):

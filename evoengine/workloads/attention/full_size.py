@@ -70,7 +70,7 @@ class FullCase:
     part: str | None = None
     """the number of keys in place of the problem's, where all take too long"""
     draw: str | None = None
-    """the draw of inputs that exist as a whole; None where they are pooled"""
+    """the draw of inputs that exist as a whole; None if they are pooled"""
 
     @property
     def row_tiles(self) -> int:
@@ -88,7 +88,7 @@ class FullCase:
 def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
     """Return the cases with their launches.
 
-    There are none where the configuration does not state tile sizes, or where blocks fetch tiles of rows dynamically.
+    There are none if the configuration does not state tile sizes, or where blocks fetch tiles of rows dynamically.
     """
     if not {"tile_m", "tile_n"} <= config.keys() or config.get("schedule", "none") not in _SCHEDULES:
         return []
@@ -124,7 +124,7 @@ def _own_keys(problem: AttentionProblem, config: Config) -> FullCase:
 def _own_rows(problem: AttentionProblem, config: Config) -> FullCase | None:
     """Return one head with all its rows and keys, in values by which a row that sees a wrong key shows.
 
-    Of its rows the first, the last and some between are run. None where that is too large, or has no more rows than the
+    Of its rows the first, the last and some between are run. None if that is too large, or has no more rows than the
     long cases.
     """
     head = replace(problem, batch=1, heads=1, kv_heads=1)

@@ -39,10 +39,10 @@ class AttentionFullSize(FullSize[FullCase]):
         return BlockLaunch(launch, own, _pool(case, seed), blocks)
 
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """Return the rows that the blocks wrote, with what to compare them with.
+        """Return the rows that the blocks wrote, with the values to compare them with.
 
         A block may write only whole tiles of rows, each tile once, and as many as it gets when all are dealt out. No
-        block may do another's work. Raises WrongBlock where one did not comply.
+        block may do another's work. Raises WrongBlock if one did not comply.
         """
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
@@ -81,7 +81,7 @@ def _pool(case: FullCase, seed: int) -> Pool:
 
 
 def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
-    """Raise WrongBlock where a block that was given up read the rows of Q of another one.
+    """Raise WrongBlock if an aborted block read the rows of Q of another block.
 
     No two tiles of rows share two pages.
     """
@@ -112,7 +112,7 @@ def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarr
 
 
 def _floats(pages: Sequence[tuple[int, np.ndarray]], first: int, count: int) -> np.ndarray:
-    """Return elements of an output in float32 of which pages were written, NaN where none was."""
+    """Return elements of an output in float32 for the pages that were written, NaN elsewhere."""
     found = np.full(4 * count, 0xFF, np.uint8)
     for offset, data in pages:
         begin, end = max(offset, 4 * first), min(offset + len(data), 4 * (first + count))

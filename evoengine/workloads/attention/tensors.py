@@ -29,14 +29,14 @@ BACKENDS = (
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
 SCORES_AT_ONCE = 1 << 26
-"""scores of one head at once, where no fused backend supports the problem"""
+"""limit of the scores of one head at once, if no fused backend supports the problem"""
 SAMPLE_SCORES = 1 << 28
-"""scores of one head that the float64 reference holds at once: 2 GiB, three times over while softmax runs"""
+"""limit of the scores of one head that the float64 reference holds at once: 2 GiB, three times over during softmax"""
 SAMPLE_BLOCKS = 4
-"""random blocks of rows that are compared in float64, in addition to those of the first and last head"""
+"""number of random blocks of rows that are compared in float64, in addition to those of the first and last head"""
 BLOCK_ROWS = 64
 LSE_ROUNDINGS = 4.0
-"""roundings of an LSE to float32, as of a product's sum, of its scale and on the way from base 2"""
+"""roundings of an LSE to float32: in the sum of a product, in its scale and in the conversion from base 2"""
 
 
 class AttentionTensors(Tensors[AttentionProblem]):
@@ -127,12 +127,12 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return _library_call(problem, inputs, [SDPBackend.__members__[name]])
 
     def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """Return SDPA in the problem's dtype if a fused backend supports it, else in float32 by parts; LSE as else."""
+        """Return SDPA in the problem's dtype if a fused backend supports it, or else in float32 by parts, and LSE."""
         floats = {name: tensor.float() for name, tensor in inputs.items()}
         lse = _lse_output(problem, floats)
         try:
             return {OUTPUT: _library_call(problem, inputs, FUSED)(), **lse}
-        except RuntimeError:  # torch's way to say that none does
+        except RuntimeError:  # torch's way to state that none does
             return {OUTPUT: _by_parts(problem, floats), **lse}
 
     def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[AttentionProblem]]:
@@ -156,7 +156,7 @@ class AttentionTensors(Tensors[AttentionProblem]):
 
 
 BEYOND_HALF = 2.0**20
-"""times ordinary values: what a kernel for bfloat16 must not keep in halves on its way"""
+"""factor of ordinary values that a kernel for bfloat16 must not keep in halves"""
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], Triple]
 
@@ -166,7 +166,7 @@ def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.
 
 
 def _below(most: int, generator: torch.Generator) -> int:
-    """Return a number from 0 on, drawn."""
+    """Return a random number, at least 0."""
     return int(torch.randint(most, (), generator=generator, device=generator.device))
 
 
@@ -191,8 +191,8 @@ def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator
 def _thirds(q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Give those rows a weight of 1 for the first key and of 2/3 for all others.
 
-    In sums of 16 bits each addition of 2/3 is rounded the same way while their exponent stays, so that errors add up
-    instead of cancelling out.
+    In 16-bit sums each addition of 2/3 is rounded in the same direction while the exponent stays, so that errors
+    accumulate instead of cancelling.
     """
     q, k = q.clone(), k.clone()
     q[:, :, rows] = 0.0
@@ -208,17 +208,17 @@ def _constants(v: torch.Tensor) -> torch.Tensor:
 
 
 def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Make every output its column's constant, whatever the weights: shows weights that do not add up to one."""
+    """Make every output its column's constant for any weights; exposes weights that do not add up to one."""
     every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
     return *_thirds(q, k, every_second), _constants(v)
 
 
 GOLDEN = 0.6180339887
-"""fractional parts of its successive multiples are far apart and cover 0 to 1 evenly"""
+"""factor whose successive multiples have fractional parts that are far apart and cover 0 to 1 evenly"""
 
 
 def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the key that each query of a one-hot row points at: early and late ones in turn, from any on."""
+    """Return the key that each query of a one-hot row points at: early and late ones in turn, from a random start."""
     row = torch.arange(q.shape[2], device=q.device)
     stride = max(1, round(GOLDEN * k.shape[2]))
     while math.gcd(stride, k.shape[2]) > 1:
@@ -227,15 +227,15 @@ def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> to
 
 
 def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Point every query at one key, so that each output is one row of V: shows rows in the wrong place."""
+    """Point every query at one key, so that each output is one row of V; exposes rows in the wrong place."""
     return _pointing(q, k, _targets(q, k, generator)), normalize(k, dim=-1), v
 
 
 def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
     """Point every second query at the last key that it sees under a mask, and those between at the next one.
 
-    A row that sees one key too few or too many yields another row of V. The first row points at the next one: it alone
-    sees a key too many where a tile is taken for one that all rows see.
+    A row that sees one key too few or too many returns another row of V. The first row points at the next key: only
+    this row sees a key too many if a tile is mistaken for one that all rows see.
     """
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
@@ -243,7 +243,7 @@ def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torc
 
 
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return queries for keys of unit length, whose weights are next to nothing but for that of their target."""
+    """Return queries for keys of unit length, whose weights are negligible except for that of their target."""
     group, peak = q.shape[1] // k.shape[1], 24.0 * math.sqrt(q.shape[-1])
     return normalize(k, dim=-1).repeat_interleave(group, dim=1)[:, :, targets] * peak
 
@@ -251,12 +251,13 @@ def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.
 def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
     """Draw rows of four kinds over columns of V that are nearly constant.
 
-    Every second row has weights of 2/3, but every eighth weights of 2^-15.5; between them are logits of standard
-    deviation 4, and one key pointed at in turn.
+    Every second row has weights of 2/3, every eighth instead weights of 2^-15.5; between them are rows with logits of
+    standard deviation 4, and rows that point at one key in turn.
 
-    The first show sums and outputs kept in 16 bits. The second and last show weights that become 0 too early, or never,
-    and rescaling factors that do not: the keys of weight 1 have small values, so that the little weight all others keep
-    adds up beside them. In the third some keys of every tile matter, wherever along the keys a pipeline goes wrong.
+    The first kind exposes sums and outputs kept in 16 bits. The second and last expose weights that become 0 too early,
+    or never, and rescaling factors that do not: the keys of weight 1 have small values, so that the small weights that
+    all others keep add up noticeably. In the third kind some keys of every tile matter, wherever along the keys a
+    pipeline fails.
     """
     targets = _targets(q, k, generator)
     pointing, small = _pointing(q, k, targets), normalize(k, dim=-1)
@@ -271,17 +272,17 @@ def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Ge
 
 
 HALF_STRIPE = 8
-"""rows of which a lane of a tensor core's product holds the same one or two columns: half of the 16 of a stripe"""
+"""rows for which a lane of a tensor core's product holds the same one or two columns: half of the 16 of a stripe"""
 
 
 def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Draw logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
+    """Draw logits that increase along the keys, so that the running maximum changes in every tile and O is rescaled.
 
-    In every second row they stay at 0 instead, but for one key in the middle third: there the maximum rises by one
-    of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the
-    first. In one even row of 16, drawn from the upper and the lower eight of neighbouring stripes in turn, they fall
-    from -8 on, by a third column of K: a maximum that is wrong of negative logits may be so for some of a warp's rows
-    alone.
+    In every second row they stay at 0 instead, except for one key in the middle third, where the maximum rises by one
+    of RISES, to six digits: by two columns of K, the second for the remainder that rounding to 16 bits leaves of the
+    first. In one even row of 16, drawn from the upper and the lower eight of neighbouring stripes in turn, they
+    decrease from -8 by a third column of K: a maximum that is wrong for negative logits may be wrong only for some of a
+    warp's rows.
     """
     direction = normalize(q[:1, :1, :1], dim=-1)
     keys, rows = k.shape[2], q.shape[2]
@@ -304,10 +305,10 @@ def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: 
 
 
 def _negative_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Draw rows all of whose logits are negative, in one half of each stripe, beside rows whose logits are all 0.
+    """Draw rows with only negative logits in one half of each stripe, next to rows whose logits are all 0.
 
-    By eight keys in turn they are -8 and -256, so that each lane of a product has both, and no weight is finite that is
-    relative to the less one. The halves are the upper and the lower of neighbouring stripes.
+    They are -8 and -256 by eight keys in turn, so that each lane of a product has both, and weights relative to the
+    lower one are infinite. The halves are the upper and the lower of neighbouring stripes.
     """
     q, k = torch.zeros_like(q), torch.zeros_like(k)
     row, key = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=k.device)
@@ -353,7 +354,7 @@ def _empty_output(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 
 def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
-    """Run torch's math backend one batch entry at a time: the scores of a whole problem exceed the memory."""
+    """Run torch's math backend one batch entry at a time, because the scores of a whole problem exceed the memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     mask, out, grouped = _mask(problem, q.device), _empty_output(problem, inputs), problem.kv_heads != problem.heads
     with sdpa_kernel(SDPBackend.MATH):
@@ -363,7 +364,7 @@ def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 
 def _lse_output(problem: AttentionProblem, inputs: Inputs) -> Outputs:
-    """Return LSE in the dtype of the inputs where the problem has it, else nothing."""
+    """Return LSE in the dtype of the inputs if the problem has it, or else nothing."""
     p, q, k = problem, inputs["q"], inputs["k"]
     if not p.lse:
         return {}
@@ -380,7 +381,7 @@ def _lse_output(problem: AttentionProblem, inputs: Inputs) -> Outputs:
 
 
 def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, int, range]]:
-    """Yield (batch entry, head, rows) of what is compared in float64."""
+    """Yield (batch entry, head, rows) of the parts that are compared in float64."""
     p, rng = problem, np.random.default_rng(seed)
     rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
     for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
@@ -420,7 +421,7 @@ def _rows_of(
 
 
 def _lower_right(problem: AttentionProblem) -> torch.Tensor:
-    # torch's compiler comes with it: a second of a core that no worker but a GPU's need spend
+    # imported here because it loads torch's compiler, a second of a core that only GPU workers need to spend
     from torch.nn.attention.bias import causal_lower_right
 
     return causal_lower_right(problem.seq_q, problem.seq_k)
@@ -462,7 +463,7 @@ def _by_parts(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 _ALMOST_ALL = 0.999
 """share of a row's weight"""
 MIN_EXPONENT = -126
-"""of a float, and of a bf16"""
+"""smallest exponent of a normal float, and of a normal bf16"""
 _LATE = 1000
 """number of keys before one that takes all weight, so that their weight must be rescaled away"""
 
@@ -505,9 +506,9 @@ def _of_rows(logits: torch.Tensor) -> Iterator[str]:
 
 
 def negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
-    """Yield the halves of stripes in which every row is negative, beside a half in which none is.
+    """Yield the halves of stripes in which every row is negative, next to a half in which none is.
 
-    `top` and `bottom` are the largest and the least logit of each row, in powers of two [rows].
+    `top` and `bottom` are the largest and the smallest logit of each row, in powers of two [rows].
     """
     apart = (top < 0) & (top > MIN_EXPONENT) & (top - bottom > -MIN_EXPONENT)
     whole = len(apart) // (2 * HALF_STRIPE) * (2 * HALF_STRIPE)
@@ -518,7 +519,7 @@ def negative_halves(top: torch.Tensor, bottom: torch.Tensor) -> Iterator[str]:
 
 
 def _at_diagonal(logits: torch.Tensor, diagonal: int) -> Iterator[str]:
-    """Yield what a mask that is off by one would change, of logits without a mask."""
+    """Yield what a mask that is off by one would change, for logits without a mask."""
     row, last = torch.arange(len(logits)), logits.shape[1] - 1
     at = logits.argmax(dim=1)
     alone = (logits - logits.amax(dim=1, keepdim=True)).exp2().sum(dim=1) < 1 / _ALMOST_ALL
@@ -529,7 +530,7 @@ def _at_diagonal(logits: torch.Tensor, diagonal: int) -> Iterator[str]:
 
 
 def _rises(logits: torch.Tensor, top: torch.Tensor, at: torch.Tensor) -> Iterator[str]:
-    """Yield the rises of a maximum from what it was before the key that has it."""
+    """Yield the rises of a maximum over its value before the key that has it."""
     before = torch.arange(logits.shape[1]) < at[:, None]
     earlier = torch.where(before, logits, -math.inf).amax(dim=1)
     rises = (top - earlier)[(at > 0) & (earlier > -1)]
@@ -539,7 +540,7 @@ def _rises(logits: torch.Tensor, top: torch.Tensor, at: torch.Tensor) -> Iterato
 
 
 def _weights(logits: torch.Tensor, top: torch.Tensor, at: torch.Tensor) -> Iterator[str]:
-    """Yield what the weights of rows are, relative to the largest."""
+    """Yield the kinds of weights that rows have, relative to the largest."""
     weights = (logits - top[:, None]).exp2()
     alone = weights.sum(dim=1) < 1 / _ALMOST_ALL
     if bool((alone & (at < logits.shape[1] // 4)).any()):

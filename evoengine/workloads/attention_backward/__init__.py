@@ -33,7 +33,7 @@ MOST_HEADS_AT_ONCE = 512
 GROUPED = ("heads that share K and V", "a group of three heads, in several batch entries")
 """cells of heads"""
 SHORT = (1, 2)
-"""keys that the first query does not see of a tile whose other keys it does: whether a tile is masked hangs on them"""
+"""keys of a tile that the first query does not see while it sees the others: they decide whether a tile is masked"""
 
 
 class AttentionBackward(Workload[BackwardProblem]):
@@ -132,9 +132,9 @@ def _single(problem: BackwardProblem) -> BackwardProblem:
 def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardProblem]]:
     """Yield cases whose lengths are set against the configuration's tiles.
 
-    They are single queries and keys, whole tiles, tails that end one element before a tile's end and behind one, what
-    the problem itself leaves, and pipelines that wrap around twice. Heads are grouped as the problem's are, and by
-    three. Under a mask there are as many queries as keys, fewer, and more, so that rows see no key.
+    They are single queries and keys, whole tiles, tails that end one element before and after a tile's end, the
+    remainders that the problem itself leaves, and pipelines that wrap around twice. Heads are grouped as in the
+    problem, and by three. Under a mask there are as many queries as keys, fewer, and more, so that rows see no key.
     """
     m, n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     stages, group, one = int(config.get("stages", 1)), problem.heads // problem.kv_heads, _single(problem)
@@ -143,7 +143,7 @@ def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardPr
     several = replace(one, batch=2, heads=2 * min(group, 8), kv_heads=2)
 
     def case(name: str, seq_q: int, seq_k: int, draw: str = "", of: BackwardProblem = one) -> Case[BackwardProblem]:
-        # sums over rows say nothing where some rows have no gradient
+        # sums over rows are meaningless if some rows have no gradient
         all_see = seq_k >= seq_q or not of.causal
         return Case(name, replace(of, seq_q=seq_q, seq_k=seq_k), draw or ("normal" if all_see else "ordinary"))
 
@@ -168,7 +168,7 @@ def _cases(problem: BackwardProblem, config: Config) -> Iterator[Case[BackwardPr
 
 
 def _own_extents(problem: BackwardProblem, tile_m: int, tile_n: int) -> Iterator[Case[BackwardProblem]]:
-    """Yield cases of candidates that may rank: the problem's own lengths, as far as there is time, and its heads."""
+    """Yield cases of candidates that may rank: the problem's own lengths, as far as affordable, and its heads."""
     one = _single(problem)
     rows, keys = min(problem.seq_q, MOST_LOGITS // (4 * tile_n)), min(problem.seq_k, MOST_LOGITS // (4 * tile_m))
     yield Case("own queries", replace(one, seq_q=rows, seq_k=2 * tile_n + 1), "ordinary", long=True)

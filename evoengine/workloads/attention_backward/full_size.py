@@ -1,7 +1,7 @@
-"""The cases of attention backward at full size: blocks of each of its kernels over tensors as large as the problem's.
+"""The cases of attention backward at full size: blocks of each of its kernels over tensors of the problem's size.
 
-Offsets beyond 32 bits and indices of many heads and batch entries show there alone. Kernels whose blocks go through
-queries or keys are launched for shorter heads in more batch entries, which leaves the sizes of tensors as they are.
+Only there do faults occur in offsets beyond 32 bits and in indices of many heads and batch entries. Kernels whose
+blocks loop over queries or keys are launched for shorter heads in more batch entries, which keeps the sizes of tensors.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from evoengine.workloads.full_size import chosen_blocks, few
 LaunchOf = Callable[[BackwardProblem], Launch]
 
 NAMES = {PREPARE: "full size, sums of dO O", LAST: "full size, dQ"}
-"""of cases, by the kernel; any other is that of dK and dV"""
+"""names of cases, by kernel; any other kernel is that of dK and dV"""
 MOST_WORK = 60_000_000
-"""queries times keys times head_dim of all blocks of a case"""
+"""limit of queries times keys times head_dim of all blocks of a case"""
 LEAST_BLOCKS, MOST_BLOCKS = 3, 12
 MOST_TILES = 16
-"""of queries or keys of a head"""
+"""limit of the tiles of queries or keys of a head"""
 L2_OF_QUERIES = 16 << 20
-"""bytes of Q, dO and sums of dQ of the heads whose blocks are handed out together under a mask"""
+"""bytes of Q, dO and sums of dQ of the heads whose blocks are assigned together under a mask"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class FullCase:
 
     @property
     def adds_up(self) -> bool:
-        """Return whether dQ is added up in scratch memory."""
+        """Return whether dQ is summed in scratch memory."""
         return adds_up(self.config)
 
     def blocks(self, launch: Launch, seed: int) -> list[int]:
-        """Return the numbers of the blocks that are run, of a cluster the first."""
+        """Return the numbers of the blocks that are run; of a cluster, the first."""
         p, m, n = self.problem, int(self.config["tile_m"]), int(self.config["tile_n"])
         each = max(m, n) * p.head_dim * (p.heads // p.kv_heads * p.seq_q if self.entry != LAST else p.seq_k)
         most = MOST_BLOCKS if is_light(self.entry, self.config) else MOST_WORK // each
@@ -52,7 +52,7 @@ class FullCase:
     def owner(self, grid: tuple[int, int, int], block: int) -> tuple[int, int]:
         """Return the head of a block among those of all batch entries, and its tile of keys or rows.
 
-        The head is a KV head but for the kernel of dQ. The order of blocks of dK and dV under a mask is that of
+        The head is a KV head except for the kernel of dQ. The order of blocks of dK and dV under a mask is that of
         `attention-backward/key_block.cuh.j2`.
         """
         p, config = self.problem, self.config
@@ -75,12 +75,12 @@ def adds_up(config: Config) -> bool:
 
 
 def is_light(entry: str, config: Config) -> bool:
-    """Return whether a block of the kernel reads its own rows alone."""
+    """Return whether a block of the kernel reads only its own rows."""
     return entry == PREPARE or (entry == LAST and adds_up(config))
 
 
 def full_plan(problem: BackwardProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return a case for each kernel, with its launch; none where the configuration states no tiles."""
+    """Return a case for each kernel, with its launch; none if the configuration states no tiles."""
     if not {"tile_m", "tile_n"} <= config.keys():
         return ()
     folded = _folded(problem, config)
@@ -96,9 +96,9 @@ def full_plan(problem: BackwardProblem, config: Config, launch_of: LaunchOf) -> 
 
 
 def _folded(problem: BackwardProblem, config: Config) -> BackwardProblem:
-    """Return some tiles of queries and of keys, and so many batch entries that inputs are as large as the problem's.
+    """Return some tiles of queries and of keys, and so many batch entries that inputs have the problem's size.
 
-    They are two tiles, or as many that queries and keys are cut alike.
+    There are two tiles, or so many that queries and keys are shortened by the same factor.
     """
     m, n = int(config["tile_m"]), int(config["tile_n"])
     of_queries = -(-2 * n * problem.seq_q // (m * problem.seq_k))

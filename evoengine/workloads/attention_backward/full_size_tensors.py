@@ -1,6 +1,6 @@
 """Attention backward at full size: the arguments of each kernel over a pool, and what its blocks should have written.
 
-LSE and delta are whatever the pool holds: gradients are functions of them, as of all other inputs.
+LSE and delta have arbitrary contents of the pool: gradients are functions of them as of all other inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POOL_PAGES = 256
 LIMIT = 1 << 26
 """bytes of inputs after which a block is aborted, far more than its work needs"""
 SUMMED = 2.0**-18
-"""allowed error of delta, as a part of the sum of absolute values: a float32 sum of at most 128 products"""
+"""allowed error of delta relative to the sum of absolute values: that of a float32 sum of at most 128 products"""
 _BITS: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32}
 Head = tuple[int, int]
 """a batch entry and a KV head"""
@@ -42,9 +42,9 @@ class BackwardFullSize(FullSize[FullCase]):
         return BlockLaunch(launch, own, Pool(_values(case.problem.dtype, seed)), blocks, case.entry)
 
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """Return the gradients of the heads that blocks wrote to, where they did not write the reference's.
+        """Return the gradients of the heads that blocks wrote to, with the reference's elsewhere.
 
-        Raises WrongBlock where a block did not write its own rows alone, or wrong sums for the other kernels.
+        Raises WrongBlock if a block did not write exactly its own rows, or wrote wrong sums for the other kernels.
         """
         for one in traces:
             if one.given_up:
@@ -65,7 +65,7 @@ class BackwardFullSize(FullSize[FullCase]):
 
 
 def _argument(argument: PassedParameter, case: FullCase) -> PassedParameter:
-    """Return scratch memory as what it is for this kernel: an input, an output, or zeros to add to."""
+    """Return scratch memory in its role for this kernel: an input, an output, or zeros to add to."""
     if not isinstance(argument, ScratchParameter):
         return argument
     if case.entry not in (PREPARE, LAST) and argument.name == "dq_sum":
@@ -74,10 +74,10 @@ def _argument(argument: PassedParameter, case: FullCase) -> PassedParameter:
 
 
 def _values(dtype: str, seed: int) -> np.ndarray:
-    """Return a pool [pages, PAGE] uint8 whose contents are numbers in the dtype, and in float32.
+    """Return a pool [pages, PAGE] uint8 whose contents are numbers in the dtype and in float32.
 
-    The upper halves of float32 are numbers of bf16. Numbers of fp16 are there from 2^-7 to 2 where they are from 1 to
-    2, which every sixteenth is.
+    The upper halves of float32 numbers are bf16 numbers. Every sixteenth fp16 number is from 1 to 2; as the upper half
+    of a float32 it is a number from 2^-7 to 2.
     """
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(POOL_PAGES, PAGE // 2, generator=generator)
@@ -90,7 +90,7 @@ def _values(dtype: str, seed: int) -> np.ndarray:
 
 
 class _Reader:
-    """The tensors that a launch over a pool reads and writes, by their names."""
+    """The tensors that a launch over a pool reads and writes, by name."""
 
     def __init__(self, case: FullCase, asked: BlockLaunch) -> None:
         self.case, self.problem, self.asked = case, case.problem, asked
@@ -129,7 +129,7 @@ class _Reader:
 
 
 def _check_prepared(read: _Reader, one: BlockTrace) -> None:
-    """Raise WrongBlock unless the block left delta of its rows, and zeros in their sums where there are some."""
+    """Raise WrongBlock unless the block left delta of its rows, and zeros in their sums if there are any."""
     p, m = read.problem, int(read.case.config["tile_m"])
     head, tile = divmod(one.block, read.asked.launch.grid[0])
     rows, place = min(m, p.seq_q - tile * m), head * read.asked.launch.grid[0] + tile
@@ -153,7 +153,7 @@ def _check_prepared(read: _Reader, one: BlockTrace) -> None:
 
 
 def _pair(read: _Reader, one: BlockTrace, place: int, rows: int) -> torch.Tensor:
-    """Return what the block wrote of LSE and of delta of a tile, float64 [2, rows]; the rest it leaves as it is."""
+    """Return what the block wrote of LSE and of delta of a tile, float64 [2, rows]; it leaves the rest unchanged."""
     found = torch.full((PAIR,), torch.nan, dtype=torch.float64)
     for offset, page in one.pages["delta"]:
         values = torch.from_numpy(page.copy()).view(torch.float32)
@@ -170,7 +170,7 @@ def _pair(read: _Reader, one: BlockTrace, place: int, rows: int) -> torch.Tensor
 
 
 def _check_summed(read: _Reader, one: BlockTrace) -> None:
-    """Raise WrongBlock unless dQ of the block's rows are their sums, in whatever order these lie in a tile."""
+    """Raise WrongBlock unless dQ of the block's rows equals their sums, in any order within a tile."""
     p, m = read.problem, int(read.case.config["tile_m"])
     head, tile = divmod(one.block, read.asked.launch.grid[0])
     rows, place = min(m, p.seq_q - tile * m), head * read.asked.launch.grid[0] + tile
@@ -184,7 +184,7 @@ def _check_summed(read: _Reader, one: BlockTrace) -> None:
 
 
 def _head(case: FullCase, launch: Launch, block: int) -> Head:
-    """Return the batch entry and the KV head of a block, which has a query head where it is one of dQ."""
+    """Return the batch entry and the KV head of a block; a block of dQ has a query head."""
     p, number = case.problem, case.owner(launch.grid, block)[0]
     heads = p.heads if case.entry == LAST else p.kv_heads
     return number // heads, number % heads * p.kv_heads // heads

@@ -25,22 +25,22 @@ BACKENDS = (
     SDPBackend.MATH,
 )
 ENLARGED = 1.0 + 2.0**-5
-"""times the O of the forward pass: with that itself, dQ and dK of a row that sees one key would be 0 whatever is
-computed, and no rounding could be told from a fault"""
+"""factor of the O of the forward pass: with O itself, dQ and dK of a row that sees one key would be 0 whatever is
+computed, and a rounding could not be distinguished from a fault"""
 ROUNDING_DEVIATION = 0.21
-"""standard deviation of a rounding's error, as a part of eps times the number: it is uniform within half a spacing,
+"""standard deviation of a rounding's error, relative to eps times the number: it is uniform within half a spacing,
 which is from eps / 2 to eps"""
 SHIFTING = 16
-"""columns of Q and K that shift a row's logits together"""
+"""columns of Q and K that shift all logits of a row"""
 LESSENED = 2.0**-6
-"""times ordinary dO of shifted rows, whose large queries would else outweigh all others in dK, and of further queries
-that point at a key, as two dS that cancel would leave a row of dK smaller than their roundings"""
+"""factor of ordinary dO for shifted rows, whose large queries would otherwise outweigh all others in dK, and for
+further queries that point at a key, because two dS that cancel would leave a row of dK smaller than their roundings"""
 
 
 class BackwardTensors(Tensors[BackwardProblem]):
-    """The reference is a function of all inputs as given, O and LSE among them, as a kernel is.
+    """Tensors of attention backward. The reference is a function of all inputs as given, including O and LSE.
 
-    So its value on some keys of some heads is that part of its value on all of them.
+    Its value on some keys of some heads is therefore that part of its value on all of them.
     """
 
     independent = frozenset({"normal"})
@@ -71,8 +71,8 @@ class BackwardTensors(Tensors[BackwardProblem]):
         """Return the gradients with P, dP and dS rounded to the dtype, as torch's math backend rounds them.
 
         Logits stay in float32: P is relative to the given LSE, not to that of rounded logits. Products are summed in
-        float32. Each element errs by at least the standard deviation of what these roundings add up to: where few
-        queries make a row of dK, all of its columns err alike, and by chance hardly at all.
+        float32. The error of each element counts as at least the standard deviation of the sum of these roundings: if
+        few queries contribute to a row of dK, all of its columns have similar errors, which by chance may be tiny.
         """
         dtype = inputs["q"].dtype
         rounded = _rounding(dtype)
@@ -96,7 +96,7 @@ class BackwardTensors(Tensors[BackwardProblem]):
         return tuple(backend.name for backend in BACKENDS)
 
     def baseline(self, name: str, problem: BackwardProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return a call of SDPA's backward by that backend; its forward runs once, before."""
+        """Return a call of SDPA's backward by that backend; the forward pass has run before."""
         q, k, v = (inputs[n].detach().requires_grad_() for n in "qkv")
         square = problem.seq_q == problem.seq_k
         mask = _seen(problem, q.device) if problem.causal and not square else None
@@ -128,7 +128,7 @@ class BackwardTensors(Tensors[BackwardProblem]):
 
 
 def forward(problem: BackwardProblem, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O and LSE in the inputs' dtype; 0 and -inf of a row that sees no key."""
+    """Return O and LSE in the inputs' dtype; 0 and -inf for a row that sees no key."""
     logits, group = _logits(problem, inputs), problem.heads // problem.kv_heads
     lse = torch.logsumexp(logits, -1)
     weights = (logits - lse.masked_fill(lse.isinf(), 0.0)[..., None]).exp()
@@ -149,7 +149,7 @@ def _rounding(dtype: torch.dtype) -> Round:
 def _gradients(
     problem: BackwardProblem, inputs: Inputs, computed_in: torch.dtype, round_weight: Round, round_dp: Round
 ) -> dict[str, torch.Tensor]:
-    """Return dQ, dK and dV, computed in a dtype with P, dS and dP rounded; heads of a group are added up at the end."""
+    """Return dQ, dK and dV, computed in a dtype with P, dS and dP rounded; heads of a group are summed at the end."""
     x = {name: tensor.to(computed_in) for name, tensor in inputs.items()}
     weights, dp, delta = _weights(problem, x)
     return _products(problem, x, round_weight(weights), round_weight(weights * (round_dp(dp) - delta)))
@@ -161,9 +161,9 @@ def gradients(problem: BackwardProblem, inputs: Inputs) -> dict[str, torch.Tenso
 
 
 def partial_dq(problem: BackwardProblem, inputs: Inputs, keys: slice) -> tuple[torch.Tensor, float]:
-    """Return what some keys of a single KV head add to dQ / scale, float64 [1, heads, seq_q, d], and its allowed error.
+    """Return what some keys of a single KV head contribute to dQ / scale, float64 [1, heads, seq_q, d], and its error.
 
-    That is what roundings of dS to the dtype may add up to at most.
+    The allowed error is the largest possible sum of the roundings of dS to the dtype.
     """
     x = {name: tensor.double() for name, tensor in inputs.items()}
     weights, dp, delta = _weights(problem, x)
@@ -192,7 +192,7 @@ def _products(problem: BackwardProblem, x: Inputs, weights: torch.Tensor, ds: to
 
 
 def _deviations(problem: BackwardProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """Return the standard deviation of each gradient's element where P, dP and dS are rounded; float32."""
+    """Return the standard deviation of each gradient's element if P, dP and dS are rounded; float32."""
     x = {name: tensor.float() for name, tensor in inputs.items()}
     weights, dp, delta = _weights(problem, x)
     ds = (weights * (dp - delta)).square() + (weights * dp).square()
@@ -228,7 +228,7 @@ def _normal(problem: BackwardProblem, q: torch.Tensor, k: torch.Tensor) -> Pair:
 def _large_logits(problem: BackwardProblem, q: torch.Tensor, k: torch.Tensor) -> Pair:
     """Draw rows of four kinds in turn: ordinary, of standard deviation 4, all about -96, all about 96.
 
-    In the third, exp(-LSE) is beyond float32, so that a key that is none and is not masked turns into NaN.
+    In the third, exp(-LSE) is beyond float32, so that a nonexistent key that is not masked turns into NaN.
     """
     q, k = q.clone(), k.clone()
     kind = torch.arange(problem.seq_q, device=q.device) % 4
@@ -240,7 +240,7 @@ def _large_logits(problem: BackwardProblem, q: torch.Tensor, k: torch.Tensor) ->
 
 
 def _one_hot(problem: BackwardProblem, q: torch.Tensor, k: torch.Tensor) -> Pair:
-    """Point every query at one key, so that each row of dV is a sum of rows of dO: shows rows in the wrong place."""
+    """Point every query at one key, so that each row of dV is a sum of rows of dO; exposes rows in the wrong place."""
     return _pointing(problem, k, torch.arange(problem.seq_q, device=q.device) * 7 % problem.seq_k)
 
 

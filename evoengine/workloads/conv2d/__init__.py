@@ -22,7 +22,7 @@ from evoengine.workloads.gemm import STORED_ROWS, SWIZZLED, partial_sums
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES
 
 SIZES = ("images", "height", "width", "channels", "filters")
-"""in the order of the kernel's parameters"""
+"""names in the order of the kernel's parameters"""
 
 
 class Conv2d(Workload[Conv2dProblem]):
@@ -41,11 +41,11 @@ class Conv2d(Workload[Conv2dProblem]):
         return parse_problem(text)
 
     def flops(self, problem: Conv2dProblem) -> float:
-        """Return the usual count: a product and a sum per weight and output, those of the padding among them."""
+        """Return the usual count: a product and a sum per weight and output, including those of the padding."""
         return 2.0 * problem.gemm.m * problem.gemm.n * problem.gemm.k
 
     def min_dram_bytes(self, problem: Conv2dProblem) -> float:
-        """Return the bytes of pixels that a window sees, weights and the residual read once and of y written once."""
+        """Return the bytes of pixels that a window sees, weights and the residual read once, and of y written once."""
         p = problem
         seen = (
             p.images
@@ -97,7 +97,10 @@ def _tensors(problem: Conv2dProblem) -> tuple[str, ...]:
 
 
 def _tensor_maps(problem: Conv2dProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Return those of a kernel by wgmma: of filters [filters, k], and of outputs [m, filters] if TMA stores them."""
+    """Return the tensor maps of a kernel by wgmma: of filters [filters, k], and of outputs if TMA stores them.
+
+    Outputs are [m, filters].
+    """
     if config.get("family") != "wgmma":
         return ()
     each = DTYPE_BYTES[problem.dtype]
@@ -114,7 +117,7 @@ def _tensor_maps(problem: Conv2dProblem, config: Config) -> tuple[TensorMapArgum
 
 
 class _Flat(Conv2d):
-    """A Conv2d whose outputs of all images lie below one another, [outputs, filters]: a block writes a tile of them."""
+    """A Conv2d whose outputs of all images are consecutive, [outputs, filters]: a block writes a tile of them."""
 
     def parameters(self, problem: Conv2dProblem, config: Config) -> tuple[Parameter, ...]:
         flat = problem.gemm.m, problem.filters

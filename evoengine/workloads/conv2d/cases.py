@@ -1,7 +1,7 @@
 """The gate's cases for a convolution, and the cells that they visit.
 
-Outputs of all images are rows of a product, filters its columns, and what a window sees its products; so cases are set
-against a configuration's tiles as those of a matrix product are.
+Outputs of all images are rows of a product, filters its columns, and the pixels of a window its products; cases are
+therefore set against a configuration's tiles like those of a matrix product.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def unit_filters(problem: Conv2dProblem) -> int:
 def _at(
     problem: Conv2dProblem, outputs: tuple[int, int, int], channels: int, filters: int, unseen: int = 0
 ) -> Conv2dProblem:
-    """Return a problem with these outputs (images, rows, columns), or some more where the padding alone makes them.
+    """Return a problem with these outputs (images, rows, columns), or more if the padding alone yields more.
 
     So many rows and columns of the image are seen by no window. Channels and filters are rounded up to what all cases
     share.
@@ -93,7 +93,7 @@ def _at(
 
 
 def _deep(problem: Conv2dProblem, config: Config, steps: int) -> int:
-    """Return the most channels whose windows take each block so many steps, or as few more as there can be."""
+    """Return the largest number of channels whose windows take each block so many steps, or as few more as possible."""
     unit = unit_channels(problem)
     return max(unit, steps * split_k(config) * tile_sizes(config)[2] // _taps(problem) // unit * unit)
 
@@ -105,8 +105,8 @@ def _taps(problem: Conv2dProblem) -> int:
 def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dProblem]]:
     """Yield cases whose sizes are set against the configuration's tiles.
 
-    Outputs end up to 3 before and behind a tile's end, filters up to two units, channels one before, at and behind a
-    step; tiles of outputs go over rows and images. A pipeline goes through its buffers three times.
+    Outputs end up to 3 before and after a tile's end, filters up to two units, channels one before, at and after a
+    step; tiles of outputs span rows and images. A pipeline passes its buffers three times.
     """
     p, (tile_m, tile_n, tile_k), stages = problem, tile_sizes(config), int(config.get("stages", 1))
     unit_c, unit_f, group = unit_channels(p), unit_filters(p), int(config.get("group_m", 1))
@@ -131,7 +131,7 @@ def _small_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2d
 
 
 def _tail_of_all(problem: Conv2dProblem, config: Config) -> int:
-    """Return channels that end a unit behind a step, and give each of the blocks of a tile at least one step."""
+    """Return channels that end a unit after a step, and give each of the blocks of a tile at least one step."""
     (_, _, tile_k), split, unit = tile_sizes(config), split_k(config), unit_channels(problem)
     few = tile_k + unit
     return few if steps_of(problem, config, few) >= split else split * tile_k + unit
@@ -150,7 +150,7 @@ def _ends(problem: Conv2dProblem, config: Config) -> dict[int, int]:
 def _last_steps(
     problem: Conv2dProblem, config: Config, others: Sequence[Case[Conv2dProblem]]
 ) -> Iterator[Case[Conv2dProblem]]:
-    """Yield a case for each buffer that the last step may be in, and is not in the others."""
+    """Yield a case for each possible buffer of the last step that the other cases do not have."""
     stages = int(config.get("stages", 1))
     seen = {(own - 1) % stages for case in others for own in _own_steps(problem, config, case.problem.channels)}
     for buffer, channels in _ends(problem, config).items():
@@ -174,7 +174,7 @@ def _long_cases(problem: Conv2dProblem, config: Config) -> Iterator[Case[Conv2dP
     p, (tile_m, tile_n, _), unit_f = problem, tile_sizes(config), unit_filters(problem)
     channels = deepest(p, config)
     part = None if channels >= p.channels else f"{channels:,} of {p.channels:,} channels"
-    long = _at(p, (1, tile_m - 3, 1), channels, max(3, tile_n - unit_f))  # of each kind of filter one
+    long = _at(p, (1, tile_m - 3, 1), channels, max(3, tile_n - unit_f))  # one for each kind of filter
     yield Case("long", long, "long", long=True, part=part)
     if has_own_outputs(p, config):
         one = _at(p, (1, 1, 1), 1, tile_n // 2 + 1)
@@ -196,7 +196,7 @@ def deepest(problem: Conv2dProblem, config: Config) -> int:
     wanted = -(-max(problem.channels, -(-LONG // taps)) // unit) * unit
     if wanted <= most:
         return wanted
-    return most - (most - problem.channels) % tile_sizes(config)[2]  # which ends a step as all of them do
+    return most - (most - problem.channels) % tile_sizes(config)[2]  # all of them end a step
 
 
 def has_own_outputs(problem: Conv2dProblem, config: Config) -> bool:
@@ -211,7 +211,7 @@ def has_own_filters(problem: Conv2dProblem, config: Config) -> bool:
 
 
 def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not state tile sizes."""
     if "tile_m" not in config:
         return frozenset()
     p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
@@ -223,7 +223,7 @@ def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
         *(Cell("together", what) for what in (IMAGES, *([UNSEEN] if p.stride > 1 else []))),
         Cell("extents", "channels"),
     }
-    if _at(p, (1, 1, 1), 1, 1).gemm.m == 1:  # else the padding alone makes outputs, and not any number of them
+    if _at(p, (1, 1, 1), 1, 1).gemm.m == 1:  # otherwise the padding alone makes outputs, and not any number of them
         found |= {*remainder_cells("rows", tile_m, p.gemm.m), Cell("together", ONE), Cell("together", COLUMN)}
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
@@ -241,7 +241,7 @@ def cells(problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
 
 
 def _steps(problem: Conv2dProblem, config: Config) -> Iterator[Cell]:
-    """Yield what a pipeline goes through; its last step is not in every buffer where windows have many pixels."""
+    """Yield the steps of a pipeline; if windows have many pixels, its last step is not in every buffer."""
     tile_m, tile_n, _ = tile_sizes(config)
     ends = {f"the last in buffer {buffer}" for buffer in _ends(problem, config)}
     for cell in pipeline_cells(tile_parts(config, tile_m, tile_n), int(config["stages"])):
@@ -250,7 +250,7 @@ def _steps(problem: Conv2dProblem, config: Config) -> Iterator[Cell]:
 
 
 def visited(case: Case[Conv2dProblem], visits: np.ndarray) -> frozenset[Cell]:
-    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
+    """Return the cells that a case visits by its sizes and by the device's count, regardless of its values."""
     whole, p, config = case.whole, case.problem, case.config
     if whole is None or "tile_m" not in config:
         return frozenset()
@@ -270,7 +270,7 @@ def visited(case: Case[Conv2dProblem], visits: np.ndarray) -> frozenset[Cell]:
     }
     if "stages" not in config:
         return frozenset(found)
-    # a warp's visits count only where all tiles have rows and columns of its own
+    # a warp's visits count only if all tiles have rows and columns of its own
     parts = tile_parts(config, (rows - 1) % tile_m + 1, (p.filters - 1) % tile_n + 1)
     kind, (warps,) = waits_of(config)
     for count in visits_by_block(visits, kind, warps).values():
@@ -302,9 +302,9 @@ def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
 
 
 def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the whole grid over few steps, and one block over all channels, or as many as there is time for.
+    """Return the whole grid over few steps, and one block over all channels, or as many as are affordable.
 
-    All of x follows where offsets into it may need more than 32 bits. None where blocks share tiles.
+    All of x exists if offsets into it may need more than 32 bits. None if blocks share tiles.
     """
     if "tile_m" not in config or sums_in_memory(config):
         return []

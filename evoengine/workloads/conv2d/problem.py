@@ -16,9 +16,9 @@ NUMBERS = {
 }  # fmt: skip # a table
 OPTIONAL = {"stride": 1, "pad": 0, "dilation": 1}
 COUNTED = 4096
-"""outputs along an axis whose windows are looked at one by one; of longer axes what they see is a lower bound"""
+"""number of outputs along an axis whose windows are examined one by one; beyond it the result is a lower bound"""
 CHUNK = 8
-"""channels that are moved together where a pixel's are a multiple of them"""
+"""channels that are moved together if a pixel's number of channels is a multiple of them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Conv2dProblem:
         return (self.width + 2 * self.pad - self.dilation * (self.filter_w - 1) - 1) // self.stride + 1
 
     def seen(self, length: int, outputs: int, of_filter: int) -> int:
-        """Return how many of an image's rows (or columns) the windows of its outputs see, of the first COUNTED."""
+        """Return how many of an image's rows (or columns) the windows of its outputs see, among the first COUNTED."""
         first = range(-self.pad, self.stride * min(outputs, COUNTED) - self.pad, self.stride)
         taps = range(0, self.dilation * of_filter, self.dilation)
         return len({at + tap for at in first for tap in taps if 0 <= at + tap < length})
@@ -121,7 +121,7 @@ def parse_problem(text: str) -> Conv2dProblem:
 
 
 def _why_not(p: Conv2dProblem) -> str | None:
-    """Return the rule that the sizes of a problem break, with what would be right."""
+    """Return the rule that the sizes of a problem violate, with what would be right."""
     for image, of_filter, letter in ((p.height, p.filter_h, "h"), (p.width, p.filter_w, "w")):
         seen, there = p.dilation * (of_filter - 1) + 1, image + 2 * p.pad
         if seen > there:

@@ -118,7 +118,7 @@ def _finished(problem: Conv2dProblem, sums: torch.Tensor, inputs: Inputs, dtype:
 
 
 def _band(problem: Conv2dProblem, inputs: Inputs, image: int, first: int, rows: int) -> Sample[Conv2dProblem]:
-    """Return some rows of an image's outputs as a problem without padding, whose image has it."""
+    """Return some rows of an image's outputs as a problem without padding, whose image includes it."""
     p, taken = problem, slice(first, first + rows)
     height = (rows - 1) * p.stride + p.dilation * (p.filter_h - 1) + 1
     padded = pad(inputs["x"][image : image + 1], (0, 0, p.pad, p.pad, p.pad, p.pad))
@@ -150,7 +150,7 @@ def _positive(x: torch.Tensor, weight: torch.Tensor) -> Pair:
 
 
 def _one_weight(x: torch.Tensor, weight: torch.Tensor) -> Pair:
-    """Set all weights of a filter but one to 0, each filter's at a place of its own, so that y is x shifted."""
+    """Set all weights of a filter but one to 0, each filter's at a different position, so that y is x shifted."""
     filters, each = weight.shape[0], weight[0].numel()
     one = torch.zeros(filters, each, device=weight.device)
     place = torch.arange(filters, device=weight.device)
@@ -159,15 +159,15 @@ def _one_weight(x: torch.Tensor, weight: torch.Tensor) -> Pair:
 
 
 def _signs(weight: torch.Tensor, left: int) -> torch.Tensor:
-    """Return 1 for the first half of the channels and -1 for the other but `left`; 0 for the rest."""
+    """Return 1 for the first half of the channels and -1 for the second except `left`; 0 for the rest."""
     channel, half = torch.arange(weight.shape[-1], device=weight.device), weight.shape[-1] // 2
     return torch.where(channel < half, 1.0, -1.0) * (channel < 2 * half - left)
 
 
 def _large_products(x: torch.Tensor, weight: torch.Tensor) -> Pair:
-    """Draw products near the largest half, whose sums exceed it over half of a pixel's channels and cancel then.
+    """Draw products near the largest half, whose sums exceed it over half of a pixel's channels and then cancel.
 
-    One is left of the window's first pixel, and of the others none.
+    One product remains for the window's first pixel, and none for the others.
     """
     signs = _signs(weight, 0).expand_as(weight).clone()
     signs[:, 0, 0] = _signs(weight, 1)
@@ -175,10 +175,10 @@ def _large_products(x: torch.Tensor, weight: torch.Tensor) -> Pair:
 
 
 def _long(x: torch.Tensor, weight: torch.Tensor) -> Pair:
-    """Draw filters of three kinds in turn, which show sums kept in 16 bits.
+    """Draw filters of three kinds in turn, which expose sums kept in 16 bits.
 
-    Ordinary ones; sums of 2/3 and the like, which in 16 bits are rounded the same way for as long as their exponent
-    stays; and such sums that all but cancel out, which leaves the accumulated rounding errors.
+    They are ordinary; or give sums of 2/3 and similar, which in 16 bits are rounded in the same direction while their
+    exponent stays; or give such sums that almost cancel, which leaves the accumulated rounding errors.
     """
     kind = (torch.arange(weight.shape[0], device=weight.device) % 3).view(-1, 1, 1, 1)
     alike = torch.where(kind == 1, torch.ones_like(weight), _signs(weight, 0).expand_as(weight))
@@ -213,7 +213,7 @@ class Conv2dFullSize(RectangleFullSize[Conv2dProblem]):
         return [replace(part, outputs={"y": part.outputs["y"][:, None, None]}) for part in found]
 
     def part(self, problem: Conv2dProblem, rectangle: Rectangle, read: Read) -> tuple[Conv2dProblem, Inputs]:
-        """Return the outputs as those of images that each are one window, with zeros where it lies outside."""
+        """Return the outputs as those of images of one window each, with zeros where it lies outside."""
         p, rows, columns = problem, rectangle.rows, rectangle.columns
         weights = range(p.filter_h * columns.start * p.filter_w, p.filter_h * columns.stop * p.filter_w)
         inputs = {

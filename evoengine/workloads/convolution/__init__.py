@@ -25,7 +25,7 @@ _NUMBERS = {"w": "width", "h": "height", "fw": "filter_w", "fh": "filter_h"}
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionProblem:
-    """output[y, x] = Σ image[y + v, x + u] · filter[v, u], as in Kernel Tuner's benchmark: the filter is not mirrored.
+    """output[y, x] = Σ image[y + v, x + u] · filter[v, u]; as in Kernel Tuner's benchmark the filter is not mirrored.
 
     image [height + filter_h - 1, width + filter_w - 1], filter [filter_h, filter_w], output [height, width]; float32.
     """
@@ -66,13 +66,13 @@ def parse_problem(text: str) -> ConvolutionProblem:
 # Cells of a convolution's configuration, and those that a case visits by its sizes.
 
 MOST_PRODUCTS = 1 << 28
-"""of a case with all rows or columns of the problem, in whole tiles, which takes a second or two"""
+"""limit of a case with all rows or columns of the problem, in whole tiles, which takes a second or two"""
 FLUSH = 8
 """multiple of floats at which the emulator can end a tensor, so that a read beyond its end is an error"""
 ORDINARY_COLUMNS = 63
 """minimum length of rows of ordinary numbers, so that no row's error is near 0 by chance"""
 ORDINARY_ROWS = 8
-"""of ordinary numbers; fewer where a tile has fewer"""
+"""number of rows of ordinary numbers; fewer if a tile has fewer"""
 VALUES = {
     "whole numbers": "whole numbers, whose sums are exact",
     "one weight": "one weight that is not 0",
@@ -80,7 +80,7 @@ VALUES = {
     "normal": "ordinary numbers in several rows",
     "positive": "numbers above 0, far apart in size",
 }
-"""draw → the faults that it shows"""
+"""draw → the values that it shows"""
 TOGETHER = ("one output", "one column", "one row", "a whole tile")
 OWN_TAILS = "the problem's own tails of height and width"
 ENDS = Cell("width", "an image that ends with its last whole 32 bytes")
@@ -101,7 +101,7 @@ def has_own(problem: ConvolutionProblem, config: Config, axis: str) -> bool:
 
 
 def cells(problem: ConvolutionProblem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none if it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not state tile sizes."""
     if not config.keys() >= _KNOBS:
         return frozenset()
     tile_h, tile_w = tile_of(config)
@@ -118,7 +118,7 @@ def cells(problem: ConvolutionProblem, config: Config) -> frozenset[Cell]:
 
 
 def visited(case: Case[ConvolutionProblem]) -> frozenset[Cell]:
-    """Return the cells that a case visits by its sizes. What it drew is none of this."""
+    """Return the cells that a case visits by its sizes, regardless of its values."""
     whole, p = case.whole, case.problem
     if whole is None or not case.config.keys() >= _KNOBS:
         return frozenset()
@@ -148,7 +148,7 @@ class Convolution(Workload[ConvolutionProblem]):
     grammar = "w…,h…,fw…,fh…"
     example = EXAMPLE
     compile_time = ("filter_w", "filter_h")
-    # Sums in another order err by as much again, by chance several times as much in a single row.
+    # Sums in another order err by as much again, and by chance several times as much in a single row.
     tolerance = Tolerance(own=4.0, roundings=4.0)
     baseline_label = "torch"
 
@@ -165,11 +165,11 @@ class Convolution(Workload[ConvolutionProblem]):
         return 4.0 * floats
 
     def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case[ConvolutionProblem], ...]:
-        """Return cases of the problem's own filter size, which a template may bake in, sized against a block's tile.
+        """Return cases with the problem's own filter size, which a template may use as a constant.
 
-        Most are of small whole numbers, whose sums float32 holds exactly in any order, so that the smallest fault
-        shows. Those of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an
-        image's bytes do, so that a read one pixel further is seen.
+        They are sized for a block's tile. Most draw small integers, whose sums float32 represents exactly in any order,
+        so that the smallest fault shows. Cases with ordinary numbers have long rows, so that no row's error is near 0
+        by chance. Some end where an image's bytes do, so that a read one pixel further is detected.
         """
         tile_h, tile_w = tile_of(config)
         own_w, own_h = own_tail(problem.width, tile_w), own_tail(problem.height, tile_h)
@@ -222,7 +222,7 @@ class Convolution(Workload[ConvolutionProblem]):
         return ConvolutionTensors()
 
     def full_plan(self, problem: ConvolutionProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """Return the problem itself, where the configuration says how large a block's tile is."""
+        """Return the problem itself, if the configuration states the size of a block's tile."""
         if not {"block_size_x", "block_size_y", "tile_size_x", "tile_size_y"} <= config.keys():
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]

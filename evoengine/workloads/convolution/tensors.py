@@ -22,9 +22,9 @@ from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 16
-"""of a whole problem's output, in each of the bands that are compared in float64"""
+"""rows of a whole problem's output in each of the bands that are compared in float64"""
 WHOLE = 8
-"""largest whole number drawn: products up to 64, sums exact in float32 for filters of up to 2^18 weights"""
+"""largest drawn integer: products up to 64, sums exact in float32 for filters of up to 2^18 weights"""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -43,7 +43,7 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
         return {"output": _convolved(inputs["image"].double(), inputs["filter"].double())}
 
     def own_dtype(self, problem: ConvolutionProblem, inputs: Inputs) -> Outputs:
-        """Add one product after the other, rounding each product and each sum: the longest chain of roundings."""
+        """Add products sequentially, rounding each product and each sum: the longest chain of roundings."""
         image, weights = inputs["image"], inputs["filter"]
         output = torch.zeros(problem.height, problem.width, device=image.device)
         for v in range(problem.filter_h):
@@ -113,7 +113,7 @@ def _whole(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generato
 
 
 def _one_weight(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """Set all weights but one to 0, so that the output is the shifted image: shows a mirrored or transposed filter."""
+    """Set all weights but one to 0, so that the output is the shifted image; exposes mirrored or transposed filters."""
     one = torch.zeros_like(weights).view(-1)
     one[torch.randint(one.numel(), (), generator=generator, device=one.device)] = 1.0
     return image, one.view_as(weights)
@@ -127,7 +127,7 @@ def _one_pixel(image: torch.Tensor, weights: torch.Tensor, generator: torch.Gene
 
 
 def _positive(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """Draw positive numbers of very different sizes: shows roundings of a large sum, and storage in 16-bit floats."""
+    """Draw positive numbers of very different magnitudes; exposes roundings of a large sum, and 16-bit storage."""
     return image.abs() * 1e6, weights.abs() * 1e-6
 
 

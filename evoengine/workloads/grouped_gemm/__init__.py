@@ -1,4 +1,4 @@
-"""A matrix product for each group of rows, as a mixture of experts computes it, with the groups' sizes on the GPU.
+"""A matrix product for each group of rows, as in a mixture of experts, with the groups' sizes on the GPU.
 
 Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
@@ -53,9 +53,9 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
         return float(operands + scales + DTYPE_BYTES[p.out_dtype] * p.total * p.n)
 
     def gate_launch(self, case: Case[GroupedGemmProblem], launch: Launch) -> Launch:
-        """Return the launch of a case with another number of blocks, as a kernel must be right with any.
+        """Return the launch of a case with another number of blocks, because a kernel must be correct with any number.
 
-        They are more than there are tiles, or so few that each has several and the last round is not filled.
+        There are more blocks than tiles, or so few that each has several tiles and the last round is not filled.
         """
         return replace(launch, grid=(gate_blocks(case), 1, 1))
 
@@ -83,7 +83,7 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
         )
 
     def indices(self, problem: GroupedGemmProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
-        """Return where groups end, on which it depends what a block does."""
+        """Return the ends of groups, on which the work of a block depends."""
         return {"ends": np.cumsum(problem.rows, dtype=np.int32).view(np.uint8)}
 
     def index_bounds(self, problem: GroupedGemmProblem) -> tuple[IndexBound, ...]:

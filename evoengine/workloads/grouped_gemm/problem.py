@@ -12,7 +12,7 @@ from evoengine.workloads.problem_text import LARGEST, read_parts, read_runs, wri
 EXAMPLE = "grouped-gemm:rows=512+37+0+2048,n4096,k2048,bf16,b_nk"
 MOST_GROUPS = 65_536
 TILE_ROWS = (16, 32, 64, 128, 256, 512)
-"""rows of a tile, for which a space may ask how many tiles there are"""
+"""heights of tiles for which a space may ask the number of tiles"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class GroupedGemmProblem:
     """
 
     rows: tuple[int, ...]
-    """of each group"""
+    """rows of each group"""
     n: int
     k: int
     dtype: str
     b_layout: str = "kn"
     out_dtype: str = ""
-    """empty for `dtype`, and for bf16 where that is of bytes"""
+    """empty for `dtype`, or for bf16 if `dtype` has one byte"""
     scales: str = ""
-    """empty for `tensor` of bytes, and for none of others"""
+    """empty for `tensor` if `dtype` has one byte, otherwise for none"""
     m: int = 0
     """rows of A and C; 0 for those that the groups have"""
 

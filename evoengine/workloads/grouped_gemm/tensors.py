@@ -1,6 +1,6 @@
 """The grouped product's tensors: inputs drawn from a seed, the float64 reference, torch's own as baseline.
 
-Whatever no group owns holds NaN: rows of A behind the last group, with their scales, and B of a group without rows.
+Elements that no group owns are NaN: rows of A after the last group, with their scales, and B of a group without rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 SEED_STEP = 7919
-"""between the seeds of neighbouring groups"""
+"""difference between the seeds of neighbouring groups"""
 OfGroup = Callable[[GemmProblem, Inputs], Outputs]
 
 
@@ -46,7 +46,7 @@ class GroupedGemmTensors(Tensors[GroupedGemmProblem]):
         return _by_group(problem, inputs, TORCH_DTYPES[problem.out_dtype], GemmTensors().rounded_once)
 
     def shown(self, case: Case[GroupedGemmProblem], drawn: Drawn) -> frozenset[Cell]:
-        """Return what the group with most rows shows."""
+        """Return what the group with the most rows shows."""
         p = case.problem
         group = max(range(p.groups), key=lambda g: p.rows[g])
         one = Case(case.name, p.of_group(group), case.draw)
@@ -57,9 +57,9 @@ class GroupedGemmTensors(Tensors[GroupedGemmProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: GroupedGemmProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return torch's own grouped product, which has the same convention of `ends`; else a product for each group.
+        """Return torch's own grouped product, which has the same convention of `ends`, or a product for each group.
 
-        It needs bf16 on Hopper or later; the loop knows the groups' sizes beforehand.
+        The former needs bf16 on Hopper or later; the loop knows the groups' sizes beforehand.
         """
         p, a, b = problem, inputs["a"], inputs["b"]
         ends = inputs["ends"]
@@ -72,7 +72,7 @@ class GroupedGemmTensors(Tensors[GroupedGemmProblem]):
         return lambda: torch.cat([torch.as_tensor(call()) for call in own])
 
     def samples(self, problem: GroupedGemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GroupedGemmProblem]]:
-        """Return some rows of all groups with all columns, the first and the last among them."""
+        """Return some rows of all groups with all columns, including the first and the last."""
         p, generator = problem, torch.Generator().manual_seed(seed)
         some = torch.randperm(p.total, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, p.total - 1])]))
@@ -99,7 +99,7 @@ def _with_rows(problem: GroupedGemmProblem) -> list[int]:
 
 
 def _nothing(problem: GroupedGemmProblem, device: str) -> dict[str, torch.Tensor]:
-    """Return the inputs with NaN (of int8 -128) for all that a group may own."""
+    """Return the inputs with NaN (-128 for int8) for all elements that a group may own."""
     p = problem
 
     def full(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _of_gemm(problem: GroupedGemmProblem, inputs: Inputs, group: int) -> dict[st
 
 
 def _by_group(problem: GroupedGemmProblem, inputs: Inputs, dtype: torch.dtype, of_group: OfGroup) -> Outputs:
-    """Return C [m, n] group by group, with zeros behind the last."""
+    """Return C [m, n] group by group, with zeros after the last."""
     c = torch.zeros(problem.m, problem.n, dtype=dtype, device=inputs["a"].device)
     for group in _with_rows(problem):
         own = of_group(problem.of_group(group), _of_gemm(problem, inputs, group))

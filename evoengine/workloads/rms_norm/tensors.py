@@ -15,7 +15,7 @@ from evoengine.workloads.rms_norm import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 256
-"""rows of a whole problem that are compared in float64"""
+"""number of rows of a whole problem that are compared in float64"""
 
 MANY = 33
 """number of rows over whose errors sums are judged"""
@@ -24,10 +24,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class RmsNormTensors(Tensors[RmsNormProblem]):
-    """The reference norms the sum before it is rounded, as FlashInfer does.
+    """Tensors of RMS normalisation. The reference norms the sum before it is rounded, as FlashInfer does.
 
-    A kernel may norm the rounded sum, as vLLM does. The tolerance has room for either: rounding the sum moves y by half
-    a spacing at most.
+    A kernel may norm the rounded sum, as vLLM does. The tolerance permits both: rounding the sum moves y by at most
+    half a spacing.
     """
 
     independent = frozenset({"16 bits"})
@@ -56,7 +56,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
     def own_dtype(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
         """Return the norm in float32, rounded before the product with the weight and after it, as Llama's code does.
 
-        Squares are added one after the other, the longest chain of roundings there is: in float32 that is what counts.
+        Squares are added sequentially, which is the longest chain of roundings and dominates the error in float32.
         """
         total = inputs["x"] + inputs["residual"]
         squares = total.float().square().cpu().numpy()
@@ -82,7 +82,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: RmsNormProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return an addition and torch.nn.functional.rms_norm, which read and write the sum once more than fused."""
+        """Return an addition and torch.nn.functional.rms_norm, which read and write the sum once more than if fused."""
 
         def call() -> torch.Tensor:
             total = inputs["x"] + inputs["residual"]
@@ -91,7 +91,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return call
 
     def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RmsNormProblem]]:
-        """Return some rows, the first and the last among them."""
+        """Return some rows, including the first and the last."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
@@ -103,12 +103,12 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
         return (Sample(replace(problem, rows=len(rows)), part, take),)
 
     def check_bytes(self, problem: RmsNormProblem) -> int:
-        """Return the bytes of both inputs in float32, and of the four tensors of that size that follow."""
+        """Return the bytes of both inputs in float32, and of four intermediate tensors of that size."""
         return 16 * problem.rows * problem.hidden
 
 
 def _shown(problem: RmsNormProblem, inputs: Inputs) -> Iterator[str]:
-    """Yield what rows show, by their sums and sizes."""
+    """Yield what rows show, by their sums and magnitudes."""
     x = inputs["x"].double()
     total = x + inputs["residual"].double()
     size, largest = total.abs(), total.abs().amax(1)
@@ -141,9 +141,10 @@ def _normal(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) ->
 def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
     """Draw rows of KINDS kinds in turn, so that neighbours differ.
 
-    Ordinary ones; one element far above all others; zeros, which eps keeps from a division by 0; values whose squares
-    are as small as eps and have few bits in a half; values whose squares overflow a half (and for other dtypes all but
-    overflow float32); sums that all but cancel out; constants, whose squares add up past what a half can count.
+    The kinds are: ordinary rows; one element far above all others; zeros, for which eps prevents a division by 0;
+    values whose squares are as small as eps and have few bits in a half; values whose squares overflow a half (and for
+    other dtypes almost overflow float32); sums that almost cancel; and constants whose squares add up to more than a
+    half can count.
     """
     large = 300.0 if problem.dtype == "fp16" else 2.0**50
     kind = torch.arange(problem.rows, device=x.device).view(-1, 1) % KINDS
@@ -161,10 +162,10 @@ def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tens
 
 
 def _constant_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
-    """Set each row to one magnitude from 1 to 2, halved in its second half: shows sums with wrong columns.
+    """Set each row to one magnitude from 1 to 2, halved in its second half, which exposes sums with wrong columns.
 
-    A sum may miss columns or count some twice. Neighbouring rows differ in size, so that a row's sum in another's place
-    shows too.
+    A sum may miss columns or count some twice. Neighbouring rows differ in magnitude, so that a row's sum in another's
+    place is exposed too.
     """
     row = torch.arange(problem.rows, device=x.device).view(-1, 1)
     column = torch.arange(problem.hidden, device=x.device)

@@ -28,7 +28,7 @@ NORM_ROWS = ("a row of zeros", "a row of one constant", "one element far above a
              "a mean far above the deviation", "squares beyond a half")  # fmt: skip
 EXPONENTIAL_ROWS = ("one element far above all others", "columns masked by -inf", "all columns masked but one",
                     "a row of one constant", "exponentials that overflow", "exponentials that vanish")  # fmt: skip
-"""kinds of rows that cases of extreme rows have in turn"""
+"""number of kinds of rows that follow one another in cases of extreme rows"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Operator:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     flops: float
-    """per element of x, by the formula: each of + · / exp √ counts"""
+    """operations per element of x by the formula: each of + · / exp √ counts"""
     kinds: tuple[str, ...]
-    """of extreme rows or values, which cases must show"""
+    """kinds of extreme rows or values that cases must show"""
     eps: float = 0.0
     """added to a mean of squares; 0 for operators without one"""
     reduces: bool = True
     """whether an output depends on a whole row"""
     centred: bool = False
-    """whether rows have a mean or a maximum, and then a sum of what differs from it"""
+    """whether rows have a mean or a maximum, and then a sum of the differences from it"""
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -75,9 +75,9 @@ OPERATORS: Mapping[str, Operator] = {
 
 @dataclass(frozen=True, slots=True)
 class RowwiseProblem:
-    """An operator on each row of x [rows, hidden], contiguous; of silu_mul x is [rows, 2 · hidden].
+    """An operator on each row of x [rows, hidden], contiguous; for silu_mul x is [rows, 2 · hidden].
 
-    `head_dim` and `positions` are of rope alone: columns of a head, and rows of cos_sin.
+    `head_dim` and `positions` exist only for rope: columns of a head, and rows of cos_sin.
     """
 
     operator: str
@@ -102,7 +102,7 @@ class RowwiseProblem:
             "centred": of.centred,
             "rows": self.rows,
             "hidden": self.hidden,
-            # a thread turns a column of the first half of a head together with that of the second
+            # a thread rotates a column of the first half of a head together with that of the second
             "columns": self.hidden // 2 if self.operator == "rope" else self.hidden,
             "head_dim": self.head_dim,
             "dtype": self.dtype,
@@ -124,14 +124,14 @@ class RowwiseProblem:
         )
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor, of cos_sin those of as many rows as there are positions to turn by."""
+        """Return the bytes of a tensor; for cos_sin, those of the rows that x can use."""
         shape, dtype = self.tensor(name)
         size = prod(shape) * DTYPE_BYTES[dtype]
         return size * min(self.rows, self.positions) // self.positions if name == "cos_sin" else size
 
 
 def parse_problem(text: str) -> RowwiseProblem:
-    """Parse `OPERATOR,rows8192,hidden4096,bf16`, of rope also `d128` and `positions4096`.
+    """Parse `OPERATOR,rows8192,hidden4096,bf16`, for rope also `d128` and `positions4096`.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -163,9 +163,9 @@ def parse_problem(text: str) -> RowwiseProblem:
 
 
 FEW_POSITIONS = 24
-"""of the cases, so that several rows have the same"""
+"""positions in cases, few enough that several rows have the same"""
 MOST_DRAWN = 1 << 26
-"""elements of labels, of positions and of cos_sin, up to which the problem itself is judged"""
+"""limit of the elements of labels, of positions and of cos_sin, up to which the problem itself is judged"""
 
 
 class Rowwise(Workload[RowwiseProblem]):
@@ -188,7 +188,7 @@ class Rowwise(Workload[RowwiseProblem]):
         return float(sum(map(problem.bytes_of, (*problem.of.inputs, *problem.of.outputs))))
 
     def cases(self, problem: RowwiseProblem, config: Config) -> tuple[Case[RowwiseProblem], ...]:
-        """Return cases with the problem's own columns, which a template bakes in, and rows set against a block's."""
+        """Return cases with the problem's own columns, which are constants of a template, and rows for a block's."""
         independent = "normal" if problem.out_dtype == "fp32" else "16 bits"
 
         def at(rows: int) -> RowwiseProblem:
@@ -228,7 +228,7 @@ class Rowwise(Workload[RowwiseProblem]):
         return RowwiseTensors()
 
     def full_plan(self, problem: RowwiseProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """Return the problem itself, where the configuration says how many rows are a block's."""
+        """Return the problem itself, if the configuration states how many rows a block has."""
         drawn = max(problem.rows, problem.positions * problem.head_dim)
         if not has_rows(config) or (set(problem.of.inputs) & {"labels", "positions"} and drawn > MOST_DRAWN):
             return ()

@@ -18,15 +18,15 @@ from evoengine.workloads.rowwise import EXPONENTIAL_ROWS, INDEPENDENT, NORM_ROWS
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 256
-"""rows of a whole problem that are compared in float64"""
+"""number of rows of a whole problem that are compared in float64"""
 LABELS = 5
-"""kinds of labels that extreme rows have in turn"""
+"""number of kinds of labels in turn in extreme rows"""
 IGNORED = -100
-"""a label of rows whose loss is 0, in torch; here every label that is no column is"""
+"""label of rows whose loss is 0 in torch; here every label that is not a column has this loss"""
 Normal = Callable[..., torch.Tensor]
 
 
-# Results: in the dtype of the inputs that are given, with sums over a row by `total`.
+# Results in the dtype of the inputs, with sums over a row by `total`.
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 
@@ -36,7 +36,7 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_in_turn(x: torch.Tensor) -> torch.Tensor:
-    """Add float32 one after the other, the longest chain of roundings there is."""
+    """Add float32 values sequentially, which is the longest chain of roundings."""
     return torch.from_numpy(np.add.accumulate(x.cpu().numpy(), axis=-1)[:, -1:]).to(x.device)
 
 
@@ -81,7 +81,7 @@ _RESULT: Mapping[str, Callable[[RowwiseProblem, Inputs, Total], torch.Tensor]] =
 
 
 def _rounded_twice(p: RowwiseProblem, of: Inputs, dtype: torch.dtype) -> torch.Tensor:
-    """Return what needs no sum, each product and the activation rounded to the dtype."""
+    """Return outputs of operators without a sum, each product and the activation rounded to the dtype."""
     if p.operator == "silu_mul":
         gate, up = of["x"].chunk(2, -1)
         return functional.silu(gate.float()).to(dtype) * up.to(dtype)
@@ -115,7 +115,7 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
         return self._computed(problem, inputs, torch.float64, _sum)
 
     def own_dtype(self, problem: RowwiseProblem, inputs: Inputs) -> Outputs:
-        """Return sums added one after the other in float32; what has none is rounded after each product."""
+        """Return sums added sequentially in float32; operators without a sum are rounded after each product."""
         if problem.of.reduces:
             return self._rounded(problem, self._computed(problem, inputs, torch.float32, _sum_in_turn))
         out = TORCH_DTYPES[problem.out_dtype]
@@ -145,7 +145,7 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: RowwiseProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return torch's own function, of rope and silu_mul the usual few."""
+        """Return torch's own function; for rope and silu_mul the usual few operations."""
         p, x, shape = problem, inputs["x"], (problem.hidden,)
         out = TORCH_DTYPES[p.out_dtype]
         match p.operator:
@@ -165,7 +165,7 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
         return lambda: (functional.silu(gate) * up).to(out)
 
     def samples(self, problem: RowwiseProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RowwiseProblem]]:
-        """Return some rows, the first and the last among them."""
+        """Return some rows, including the first and the last."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
@@ -178,12 +178,12 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
         return (Sample(replace(problem, rows=len(rows)), part, take),)
 
     def check_bytes(self, problem: RowwiseProblem) -> int:
-        """Return the bytes of x in float32, and of the two tensors of that size that follow."""
+        """Return the bytes of x in float32, and of two intermediate tensors of that size."""
         return 16 * problem.rows * problem.hidden
 
 
 def _beside_x(p: RowwiseProblem, name: str, normal: Normal, extreme: bool) -> torch.Tensor:
-    """Draw an input other than x: a weight or bias, labels, positions, or cosines and sines of any angles."""
+    """Draw an input other than x: a weight or bias, labels, positions, or cosines and sines of arbitrary angles."""
     shape, _ = p.tensor(name)
     drawn = normal(*shape)
     row = torch.arange(p.rows, device=drawn.device)
@@ -206,16 +206,16 @@ def _beside_x(p: RowwiseProblem, name: str, normal: Normal, extreme: bool) -> to
 
 
 def _whole(normal: torch.Tensor, count: int) -> torch.Tensor:
-    """Return evenly distributed numbers from 0 to `count` - 1."""
+    """Return evenly distributed integers from 0 to `count` - 1."""
     even: torch.Tensor = torch.special.ndtr(normal.double())
     return (even * count).long().clamp(0, count - 1)
 
 
 def _constant_rows(p: RowwiseProblem, x: torch.Tensor) -> torch.Tensor:
-    """Set each row to one number, halved in its second half (of what is taken to a power of e, the power).
+    """Set each row to one number, halved in its second half; for operators with e^x, the power is halved.
 
-    It shows sums that miss columns or count some twice. Neighbouring rows differ, so that a row's sum in another's
-    place shows too.
+    This exposes sums that miss columns or count some twice. Neighbouring rows differ, so that a row's sum in another's
+    place is exposed too.
     """
     row = torch.arange(p.rows, device=x.device).view(-1, 1)
     column = torch.arange(x.shape[1], device=x.device)
@@ -226,7 +226,7 @@ def _constant_rows(p: RowwiseProblem, x: torch.Tensor) -> torch.Tensor:
 
 
 def _extreme_rows(p: RowwiseProblem, x: torch.Tensor) -> torch.Tensor:
-    """Draw rows of the operator's kinds in turn, ordinary ones among them, so that neighbours differ."""
+    """Draw rows of the operator's kinds in turn, including ordinary ones, so that neighbours differ."""
     row = torch.arange(p.rows, device=x.device).view(-1, 1)
     column = torch.arange(x.shape[1], device=x.device)
     last = column == x.shape[1] - 1 - row * 5 % min(x.shape[1], 16)
@@ -264,7 +264,7 @@ _SHAPED = {"extreme rows": _extreme_rows, "constant rows": _constant_rows}
 
 
 def _shown(p: RowwiseProblem, inputs: Inputs) -> Iterator[str]:
-    """Yield the kinds of rows, labels and positions that inputs hold."""
+    """Yield the kinds of rows, labels and positions that inputs contain."""
     x = inputs["x"].double()
     size, finite = x.abs(), x.isfinite()
     constant = (x == x[:, :1]).all(1)
@@ -312,7 +312,7 @@ class RowwiseFullSize(RectangleFullSize[RowwiseProblem]):
         columns = problem.hidden
         if (
             config.get("family") == "block" and int(config.get("cluster", 1)) > 1
-        ):  # blocks have columns of a row, one behind the other
+        ):  # blocks have consecutive columns of a row
             run = int(config["threads_per_row"]) * int(config["vector"])
             columns = -(-columns // (run * int(config["cluster"]))) * run
         return rows_of(config)[1], columns

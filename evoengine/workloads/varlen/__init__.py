@@ -1,4 +1,4 @@
-"""Attention forward over a batch of sequences of unlike lengths, packed without padding; K and V packed or paged.
+"""Attention forward over a batch of sequences of different lengths, packed without padding; K and V packed or paged.
 
 Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
@@ -38,9 +38,9 @@ class Varlen(Workload[VarlenProblem]):
         return "attention"
 
     def flops(self, problem: VarlenProblem) -> float:
-        """Return 4·heads·head_dim for each score that is not masked, by the lengths of the sequences themselves.
+        """Return 4·heads·head_dim for each score that is not masked, for the sequences' own lengths.
 
-        Of a square under a mask that is half, as `attention` counts.
+        Half of a square under a mask counts, as in `attention`.
         """
         return 4.0 * problem.heads * problem.head_dim * problem.scores
 
@@ -61,9 +61,9 @@ class Varlen(Workload[VarlenProblem]):
     def gate_launch(self, case: Case[VarlenProblem], launch: Launch) -> Launch:
         """Return the launch of a case with more blocks than there are tiles of rows.
 
-        A host that does not read the lengths launches as many as there may be at most. A persistent kernel, which must
-        be right with any number, gets the largest that leaves each block at least two tiles and the last round not
-        filled, or one block.
+        A host that does not read the lengths launches the maximum number of blocks. A persistent kernel must be correct
+        with any number and gets the largest that leaves each block at least two tiles and the last round not filled, or
+        one block.
         """
         if case.config.get("schedule") == "static":
             tiles = case.problem.row_tiles(int(case.config["tile_m"])) * case.problem.heads
@@ -98,7 +98,7 @@ class Varlen(Workload[VarlenProblem]):
         )
 
     def indices(self, problem: VarlenProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
-        """Return cumulative lengths, order and table, on which it depends what a block does."""
+        """Return cumulative lengths, order and table, on which the work of a block depends."""
         from evoengine.workloads.varlen.tensors import draw_table, index_tensors
 
         found = index_tensors(problem, draw_table(problem, seed))
@@ -124,7 +124,7 @@ class Varlen(Workload[VarlenProblem]):
 def _tensor_maps(problem: VarlenProblem, config: Config) -> tuple[TensorMapArgument, ...]:
     """Return the tensor maps of Q, K and V, and of O if it is stored by TMA, whose rows have the columns of all heads.
 
-    A box holds a tile's rows, or those of a page where that has fewer, for O a warpgroup's.
+    A box has a tile's rows, or those of a page if it has fewer; for O, a warpgroup's rows.
     """
     if config.get("load") != "tma":
         return ()

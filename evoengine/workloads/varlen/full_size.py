@@ -1,8 +1,8 @@
-"""The case of packed sequences at full size: blocks of a launch over tensors as large as the problem's.
+"""The case of packed sequences at full size: blocks of a launch over tensors of the problem's size.
 
-Offsets beyond 32 bits, the last pages of a large pool and indices of many sequences, heads and tiles of rows show there
-alone. Where tiles of rows see more keys than there is time for, sequences are cut into shorter ones, which leaves the
-sizes of all tensors as they are.
+Only there do faults occur in offsets beyond 32 bits, in the last pages of a large pool, and in indices of many
+sequences, heads and tiles of rows. If tiles of rows see too many keys, sequences are cut into shorter ones, which keeps
+the sizes of all tensors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from evoengine.workloads.varlen.problem import MOST_SEQUENCES, VarlenProblem
 LaunchOf = Callable[[VarlenProblem], Launch]
 
 MOST_DRAWN = 1 << 24
-"""elements of the table, and pages of the pool, which are drawn as a whole"""
+"""limit of the elements of the table, and of the pages of the pool, which are drawn as a whole"""
 MOST_BLOCKS = 24
 LEAST_BLOCKS = 4
 ROUNDS = 3
-"""tiles of rows of a persistent block at most: there are more blocks than on a GPU, and each is run to its end"""
+"""maximum number of tiles of rows of a persistent block: there are more blocks than on a GPU, and each runs to its end
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class FullCase:
 
     @property
     def rounds(self) -> int:
-        """Return how many tiles of rows a block has at most."""
+        """Return the maximum number of tiles of rows of a block."""
         return ROUNDS if self.config.get("schedule") == "static" else 1
 
     @property
@@ -51,7 +52,7 @@ class FullCase:
 
 
 def full_plan(problem: VarlenProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the case with its launch; none where the configuration states no tiles, or indices are too many."""
+    """Return the case with its launch; none if the configuration states no tiles, or indices are too many."""
     if not {"tile_m", "tile_n"} <= config.keys():
         return ()
     own, part = problem, None
@@ -68,13 +69,13 @@ def full_plan(problem: VarlenProblem, config: Config, launch_of: LaunchOf) -> Pl
 
 
 def _tile_work(problem: VarlenProblem, config: Config) -> int:
-    """Return what a tile of rows with most keys costs, as MOST_WORK counts."""
+    """Return the cost of a tile of rows with the most keys, in the unit of MOST_WORK."""
     m, n = int(config["tile_m"]), int(config["tile_n"])
     return m * (max(problem.kv_lens) + n) * problem.head_dim
 
 
 def _cut(problem: VarlenProblem, config: Config) -> VarlenProblem:
-    """Return the problem with its sequences cut into parts of about two tiles of keys, none of which is whole."""
+    """Return the problem with its sequences cut into parts of about two tiles of keys, with an incomplete last tile."""
     m, n = int(config["tile_m"]), int(config["tile_n"])
     rows, keys = 2 * m - 3, 2 * n + 3
     pairs: list[tuple[int, int]] = []
@@ -86,7 +87,7 @@ def _cut(problem: VarlenProblem, config: Config) -> VarlenProblem:
 
 
 def _shares(length: int, count: int) -> Iterator[int]:
-    """Yield `count` lengths that add up to `length` and differ by one at most."""
+    """Yield `count` lengths that add up to `length` and differ by at most one."""
     each, more = divmod(length, count)
     for i in range(count):
         yield each + (i < more)

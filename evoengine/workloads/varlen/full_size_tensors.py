@@ -43,7 +43,7 @@ class VarlenFullSize(FullSize[FullCase]):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """Return the tiles of rows that the blocks wrote, each as a problem of one sequence.
 
-        Raises WrongBlock where one wrote a tile in part, another number of tiles than its own, or another block's.
+        Raises WrongBlock if one wrote a tile in part, another number of tiles than its own, or another block's.
         """
         owners: dict[Tile, int] = {}
         found: list[WrittenPart] = []
@@ -61,7 +61,7 @@ class VarlenFullSize(FullSize[FullCase]):
 
 
 def _tile_bytes(case: FullCase) -> int:
-    """Return the bytes, in whole pages of memory, of what a tile of rows reads, and a few tiles of keys more."""
+    """Return the bytes, in whole pages of memory, that a tile of rows reads, including a few further tiles of keys."""
     p, config = case.problem, case.config
     keys = max(p.kv_lens) + (int(config.get("stages", 1)) + 1) * int(config["tile_n"])
     of_keys = _memory_pages(keys, p.page or keys, 2 * p.kv_heads * p.head_dim)
@@ -69,7 +69,7 @@ def _tile_bytes(case: FullCase) -> int:
 
 
 def _memory_pages(rows: int, together: int, stride: int) -> int:
-    """Return how many pages hold one head of rows, of which so many follow one another by `stride` bytes."""
+    """Return how many pages contain one head of rows, which are `stride` bytes apart."""
     each = min(2 * together, -(-together * stride // PAGE) + 1)
     return -(-rows // together) * each
 
@@ -109,7 +109,7 @@ def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[Tile, np.ndarray]]
 
 
 def _part(case: FullCase, asked: BlockLaunch, tile: Tile, rows: np.ndarray) -> WrittenPart:
-    """Return a tile as a sequence of its own, with the keys that its last row sees."""
+    """Return a tile as a separate sequence with the keys that its last row sees."""
     p, (head, s, number) = case.problem, tile
     first, count = number * int(case.config["tile_m"]), len(rows)
     keys = p.kv_lens[s]
@@ -136,7 +136,7 @@ def _slots(p: VarlenProblem, asked: BlockLaunch, sequence: int, keys: int) -> np
 
 
 def _read(p: VarlenProblem, asked: BlockLaunch, name: str, places: np.ndarray) -> torch.Tensor:
-    """Return rows of a pooled tensor, [len(places), 1, head_dim]; at least one, which nobody reads."""
+    """Return rows of a pooled tensor, [len(places), 1, head_dim]; at least one, which is not read."""
     number = next(n for n, a in enumerate(asked.arguments) if a.name == name)
     places = places if len(places) else np.zeros(1, np.int64)
     data = asked.pool.read_rows(number, places * 2 * p.head_dim, 2 * p.head_dim)

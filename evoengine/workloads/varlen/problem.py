@@ -13,12 +13,12 @@ from evoengine.workloads.problem_text import LARGEST, read_runs, read_size, writ
 
 EXAMPLE = "varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048"
 MOST_HEADS = 65_535
-"""heads are a size of the grid along y, of which CUDA has so many"""
+"""limit of the heads, which are a size of the grid along y"""
 MOST_ROW = 1 << 23
-"""elements of a row of all heads, of which kernels count a tile's in int32"""
+"""limit of the elements of a row of all heads: kernels compute offsets within a tile in int32"""
 MOST_SEQUENCES = 65_536
 TILE_ROWS = (64, 128, 192)
-"""rows of a tile, for which a space may ask how many tiles there are"""
+"""heights of tiles for which a space may ask the number of tiles"""
 
 _NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "pool": "pool"}
 _LISTS = {"lens": "lens", "kvlens": "kv_lens"}
@@ -47,7 +47,7 @@ class VarlenProblem:
     kv_lens: tuple[int, ...]
     causal: bool = False
     page: int = 0
-    """rows of a page of K and V; 0 where they are packed"""
+    """rows of a page of K and V; 0 if they are packed"""
     pool: int = field(default=0)
     """rows of K and V, or pages; 0 for as many as the sequences need"""
 
@@ -93,7 +93,7 @@ class VarlenProblem:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Return the sequences, those with most queries first, and of as many those with most keys."""
+        """Return the sequences, those with the most queries first, and among equal ones those with the most keys."""
         return tuple(sorted(range(self.sequences), key=lambda s: (-self.lens[s], -self.kv_lens[s])))
 
     def row_tiles(self, rows: int) -> int:

@@ -1,7 +1,7 @@
 """Tensors of attention over packed sequences: inputs drawn from a seed, the float64 reference, SDPA as the baseline.
 
-Shapes as in `VarlenProblem`. Whatever no sequence owns holds NaN: rows behind the last sequence's keys, and the slots
-of pages behind a sequence's end. Entries of the table behind a sequence's end name no page of the pool.
+Shapes as in `VarlenProblem`. Elements that no sequence owns are NaN: rows after the last sequence's keys, and the slots
+of pages after a sequence's end. Entries of the table after a sequence's end name no page of the pool.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from evoengine.workloads.varlen.cases import maxima_of_bits
 from evoengine.workloads.varlen.problem import VarlenProblem
 
 SHARED_PAGES = "shared pages"
-"""the draw in which sequences share the pages of a common beginning"""
+"""the draw in which sequences share the pages of a common prefix"""
 NO_PAGE = 1 << 30
-"""entries of the table behind a sequence's end"""
+"""value of the table's entries after a sequence's end"""
 SAMPLED = 8
-"""blocks of rows of a whole problem that are compared in float64"""
+"""number of blocks of rows of a whole problem that are compared in float64"""
 BLOCK_ROWS = 64
 
 
@@ -100,7 +100,7 @@ class VarlenTensors(Tensors[VarlenProblem]):
         return ("SDPA",)
 
     def baseline(self, name: str, problem: VarlenProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return a call of SDPA for each sequence, on keys that were gathered from their pages before."""
+        """Return a call of SDPA for each sequence, on keys gathered from their pages before."""
         gathered = [_sequence(problem, inputs, s) for s in range(problem.sequences)]
         return lambda: [_sdpa(problem, *one) for one in gathered if min(one[0].shape[1], one[1].shape[1])]
 
@@ -123,7 +123,7 @@ class VarlenTensors(Tensors[VarlenProblem]):
         return [_sample(problem, inputs, s, range(max(0, end - BLOCK_ROWS), end)) for s, end in places]
 
     def check_bytes(self, problem: VarlenProblem) -> int:
-        """Return the bytes of drawing in float32 and of a sample's scores in float64, three times over."""
+        """Return the bytes of drawing in float32, and of a sample's scores in float64 three times over."""
         row = problem.head_dim * (problem.heads + 2 * problem.kv_heads)
         longest = max(problem.kv_lens)
         return 4 * row * max(*problem.lens, longest) + 8 * problem.heads * longest * (
@@ -138,7 +138,7 @@ def pool_shape(problem: VarlenProblem) -> tuple[int, ...]:
 def draw_table(problem: VarlenProblem, seed: int, shared: bool = False) -> np.ndarray:
     """Return the pages of each sequence, int32 [sequences, table_width], in an order drawn from all of the pool.
 
-    There are none where K and V are packed. With `shared`, each sequence begins with the same pages as the longest one,
+    There are none if K and V are packed. With `shared`, each sequence begins with the same pages as the longest one,
     as far as both fill them.
     """
     p = problem
@@ -207,7 +207,7 @@ def _by_sequence(problem: VarlenProblem, inputs: Inputs, dtype: torch.dtype, one
 
 
 def _hidden(problem: VarlenProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """Return which keys a row does not see, [q_len, kv_len]; None where it sees all."""
+    """Return which keys a row does not see, [q_len, kv_len]; None if it sees all."""
     if not problem.causal:
         return None
     q_len, kv_len = q.shape[1], k.shape[1]
@@ -227,7 +227,7 @@ def _shown_values(problem: VarlenProblem, inputs: Inputs) -> Iterator[str]:
 
 
 def _softmax(scores: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights; those of a row that sees no key are zeros."""
+    """Return the weights; those of a row that sees no key are zero."""
     if hidden is None:
         return torch.softmax(scores, -1)
     weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)

@@ -1,4 +1,4 @@
-"""A matrix product of 16-bit activations by weights of 4 bits, as GPTQ stores them.
+"""A matrix product of 16-bit activations and 4-bit weights, as GPTQ stores them.
 
 Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
@@ -40,7 +40,7 @@ class W4A16(Workload[W4A16Problem]):
         return parse_problem(text)
 
     def flops(self, problem: W4A16Problem) -> float:
-        """Return 2·m·n·k, the usual count; making weights of their 4 bits is left out."""
+        """Return 2·m·n·k, the usual count, without the expansion of the weights."""
         return 2.0 * problem.m * problem.n * problem.k
 
     def min_dram_bytes(self, problem: W4A16Problem) -> float:
@@ -80,7 +80,7 @@ def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:
 
 
 def _tensor_maps(problem: W4A16Problem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Return the tensor maps of A and the words for kernels that load by TMA, as the template says."""
+    """Return the tensor maps of A and the words for kernels that load by TMA, as the template defines them."""
     if config.get("family") != "wgmma":
         return ()
     p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)

@@ -1,4 +1,4 @@
-"""The gate's cases for a product by weights of 4 bits, and the cells that they visit."""
+"""The gate's cases for a product with 4-bit weights, and the cells that they visit."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ def _at(problem: W4A16Problem, m: int, n: int, k: int) -> W4A16Problem:
 def _small_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Problem]]:
     """Yield cases whose sizes are set against the configuration's tiles.
 
-    Rows end up to 3 before and behind a tile's end, columns up to two words of 8; products with a group before, at and
-    behind one. A pipeline goes through its buffers three times, also where blocks share a tile; and some of those have
-    nothing to do.
+    Rows end up to 3 before and after a tile's end, columns up to two words of 8; products a group before, at and after
+    one. A pipeline passes its buffers three times, also if blocks share a tile; some of those have nothing to do.
     """
     (tile_m, tile_n, tile_k), group_m = tile_sizes(config), int(config.get("group_m", 1))
     stages, step, unit = int(config.get("stages", 1)), step_of(config), problem.group
@@ -128,7 +127,7 @@ def _deepest(problem: W4A16Problem, config: Config) -> int:
 
 
 def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
-    """Return the cells of a configuration; none where it does not say how large tiles are."""
+    """Return the cells of a configuration; none if it does not state tile sizes."""
     if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return frozenset()
     tile_m, tile_n, tile_k = tile_sizes(config)
@@ -146,7 +145,7 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
     if split_k(config) > -(-problem.group // tile_k):
         found.add(Cell("together", NO_STEP))
     if each := stream_steps(config):
-        # k is whole groups, which may be no whole tile for each block
+        # k is whole groups, which may not be a whole tile for each block
         found |= {Cell("together", what) for what in STREAM[: 2 if each * tile_k % problem.group else 3]}
     if _persistent(config):
         found |= {Cell("together", what) for what in PERSISTENT}
@@ -163,7 +162,7 @@ def _steps(problem: W4A16Problem, config: Config) -> Iterator[Cell]:
 
 
 def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-    """Return the cells that a case visits by its sizes and by the device's count. What it drew is none of this."""
+    """Return the cells that a case visits by its sizes and by the device's count, regardless of its values."""
     whole, p, config = case.whole, case.problem, case.config
     if whole is None or not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return frozenset()
@@ -176,7 +175,7 @@ def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> fro
         *(Cell("together", what) for what in _together(p, config, launch)),
         *(Cell("extents", axis) for axis in _own_extents(whole, config) if own[axis]),
     }
-    # a warp's visits count only where all tiles have rows and columns of its own
+    # a warp's visits count only if all tiles have rows and columns of its own
     of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
     kind, (warps,) = waits_of(config)
     for block, count in visits_by_block(visits, kind, warps).items():
@@ -187,7 +186,7 @@ def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> fro
 
 
 def _persistent(config: Config) -> bool:
-    """Return whether blocks go from tile to tile, the steps of which pass through their buffers one after the other."""
+    """Return whether blocks process several tiles, whose steps pass through their buffers consecutively."""
     return config.get("schedule") == "persistent"
 
 
@@ -215,7 +214,7 @@ def _together(p: W4A16Problem, config: Config, launch: Launch) -> Iterator[str]:
 
 
 def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:
-    """Yield the axes whose own length some case has, or all of it that there is time for."""
+    """Yield the axes whose own length some case has, or as much of it as is affordable."""
     tile_m, tile_n, _ = tile_sizes(config)
     yield "products"
     if problem.m <= MOST_TILES * tile_m:

@@ -1,4 +1,4 @@
-"""The shape, dtype, groups and epilogue of one product by weights of 4 bits."""
+"""The shape, dtype, groups and epilogue of one product with 4-bit weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GROUPS = (32, 64, 128)
 USUAL_GROUP = 128
 ZEROS = "zeros"
 PACKED = 8
-"""weights in a word, and columns of its tensors that a problem's are a multiple of"""
+"""weights in a word, and a divisor of the columns of a problem"""
 MIDDLE = 8
-"""zero point of weights that have none of their own"""
+"""zero point of weights without a tensor of zero points"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class W4A16Problem:
 
     @property
     def gemm(self) -> GemmProblem:
-        """Return the product by weights of 16 bits, [k, n]."""
+        """Return the product with 16-bit weights, [k, n]."""
         return GemmProblem(self.m, self.n, self.k, self.dtype, self.epilogue)
 
     @property
@@ -86,7 +86,7 @@ def parse_problem(text: str) -> W4A16Problem:
 
 
 def _why_not(p: W4A16Problem) -> str | None:
-    """Return the rule that the sizes of a problem break, with what would be right."""
+    """Return the rule that the sizes of a problem violate, with what would be right."""
     if p.group not in GROUPS:
         known = ", ".join(map(str, GROUPS))
         return f"groups are of {known} weights along k, not of {p.group}: write one of these behind g"

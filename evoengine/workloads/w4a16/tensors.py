@@ -1,4 +1,4 @@
-"""The tensors of a product by weights of 4 bits: inputs drawn from a seed, the float64 reference, torch's baseline."""
+"""The tensors of a product with 4-bit weights: inputs drawn from a seed, the float64 reference, torch's baseline."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from evoengine.workloads.w4a16.cases import EVERY_WEIGHT
 from evoengine.workloads.w4a16.problem import MIDDLE, PACKED, W4A16Problem
 
 DEVIATION = 6.5
-"""of a drawn weight less a drawn zero point"""
+"""standard deviation of a drawn weight minus a drawn zero point"""
 LARGE_SCALE = 32.0
 """6 and 7 times that, by gemm's LARGE, is more than half of the largest half"""
 
 
 class Weights(NamedTuple):
-    """Weights less their zero points [k, n], zero points and scales [k / group, n], all as floats."""
+    """Weights minus their zero points [k, n], zero points and scales [k / group, n], all as floats."""
 
     differences: torch.Tensor
     zeros: torch.Tensor
@@ -66,7 +66,7 @@ class W4A16Tensors(Tensors[W4A16Problem]):
         return GemmTensors().own_dtype(problem.gemm, of_gemm(problem, inputs, TORCH_DTYPES[problem.dtype]))
 
     def rounded_once(self, problem: W4A16Problem, inputs: Inputs) -> Outputs:
-        """Return the product by rounded weights, as tensor cores take none of 32 bits."""
+        """Return the product with rounded weights, because tensor cores take no 32-bit operands."""
         return GemmTensors().rounded_once(problem.gemm, of_gemm(problem, inputs, TORCH_DTYPES[problem.dtype]))
 
     def shown(self, case: Case[W4A16Problem], drawn: Drawn) -> frozenset[Cell]:
@@ -82,7 +82,7 @@ class W4A16Tensors(Tensors[W4A16Problem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: W4A16Problem, inputs: Inputs) -> Callable[[], object]:
-        """Return torch's product by the weights in 16 bits, which were made of their 4 bits before."""
+        """Return torch's product with 16-bit weights, which were expanded before."""
         return GemmTensors().baseline(name, problem.gemm, of_gemm(problem, inputs, TORCH_DTYPES[problem.dtype]))
 
     def samples(self, problem: W4A16Problem, inputs: Inputs, seed: int) -> Sequence[Sample[W4A16Problem]]:
@@ -100,7 +100,7 @@ class W4A16Tensors(Tensors[W4A16Problem]):
 
 
 def of_gemm(problem: W4A16Problem, inputs: Inputs, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the inputs of the product by weights of that dtype. Their differences from zero points are exact."""
+    """Return the inputs of the product with weights of that dtype. Their differences from zero points are exact."""
     p = problem
     zeros = unpacked(inputs["qzeros"], 1) if p.zeros else torch.full_like(inputs["scales"], MIDDLE, dtype=torch.int32)
     differences = unpacked(inputs["qweight"], 0) - zeros.repeat_interleave(p.group, 0)
@@ -110,7 +110,7 @@ def of_gemm(problem: W4A16Problem, inputs: Inputs, dtype: torch.dtype) -> dict[s
 
 
 def packed(problem: W4A16Problem, weights: Weights) -> dict[str, torch.Tensor]:
-    """Return qweight, and qzeros where the problem has some."""
+    """Return qweight, and qzeros if the problem has zero points."""
     whole = (weights.differences + weights.zeros.repeat_interleave(problem.group, 0)).to(torch.int64)
     words = {"qweight": _words(whole.view(-1, PACKED, problem.n), 1)}
     if problem.zeros:
@@ -119,7 +119,7 @@ def packed(problem: W4A16Problem, weights: Weights) -> dict[str, torch.Tensor]:
 
 
 def unpacked(words: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the eight numbers of 4 bits of each int32 one after the other along an axis, the lowest first."""
+    """Return the eight 4-bit numbers of each int32 in order along an axis, the lowest first."""
     return torch.stack([words >> 4 * e & 15 for e in range(PACKED)], axis + 1).flatten(axis, axis + 1)
 
 
@@ -132,8 +132,8 @@ def _words(numbers: torch.Tensor, axis: int) -> torch.Tensor:
 def _weights(p: W4A16Problem, draw: str, normal: Callable[..., torch.Tensor]) -> Weights:
     """Draw weights, zero points and scales.
 
-    Scales are powers of two where sums are to be exact. Where products cancel out over all of K one scale is that of
-    all weights, and the second half of K repeats the first.
+    Scales are powers of two if sums are to be exact. If products cancel over all of K, all weights have one scale, and
+    the second half of K repeats the first.
     """
     groups, half = p.shape("scales")[0], p.k // 2
     drawn, exponent = normal(p.k, p.n), normal(groups, p.n).abs().clamp(max=2)
@@ -157,7 +157,7 @@ def _weights(p: W4A16Problem, draw: str, normal: Callable[..., torch.Tensor]) ->
 
 
 def _between(normal: torch.Tensor, least: int, most: int) -> torch.Tensor:
-    """Return whole numbers, all of them equally likely."""
+    """Return integers, all equally likely."""
     share: torch.Tensor = torch.special.ndtr(normal).clamp(max=1 - 1e-6)
     return least + (share * (most - least + 1)).floor()
 
