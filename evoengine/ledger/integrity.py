@@ -439,7 +439,7 @@ def update_row(connection: sa.Connection, row: type[Base], number: int, values: 
     Raises NoResultFound if there is no such row, Damaged where it is not what was written before.
     """
     reader, selected = _whole(row)
-    before = connection.execute(selected[connection.dialect.name == "postgresql"], {"number": number}).one()
+    before = connection.execute(selected, {"number": number}).one()
     held = dict(zip(checked_columns(row), reader.read(before)[1:], strict=True))
     checksum = row_checksum(row, held | dict(values))
     connection.execute(_update(row, tuple(values)), {**values, "checksum": checksum, "number": number})
@@ -459,11 +459,11 @@ def _insert_new(row: type[Base], dialect: str) -> sa.Insert:
 
 
 @cache
-def _whole(row: type[Base]) -> tuple[RowReader, tuple[sa.Select[Any], sa.Select[Any]]]:
-    """Return what reads a whole row, and what selects it: as it is, and locked against other writers."""
+def _whole(row: type[Base]) -> tuple[RowReader, sa.Select[Any]]:
+    """Return what reads a whole row, and what selects it, locked against other writers."""
     reader = RowReader(row, tuple(checked_columns(row)))
     selected = sa.select(*reader.columns).where(table_of(row).c.id == sa.bindparam("number"))
-    return reader, (selected, selected.with_for_update())
+    return reader, selected.with_for_update()
 
 
 @cache

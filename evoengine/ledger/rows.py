@@ -104,7 +104,7 @@ _BINARY = select(BinaryRow.id).where(
 
 def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
     """Return the number of what that compiler made of that source; one that is there already is kept."""
-    values = _named(binary, _BINARY_COLUMNS)
+    values = named(binary, _BINARY_COLUMNS)
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
     values["other_kernels"] = [asdict(other) for other in binary.others] or None
@@ -120,7 +120,7 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     """Return the binary. Its cubin is empty where it is not asked for, was pruned or stayed in another ledger."""
     code = row.machine_code if with_cubin else None
     cubin = unpacked(code.packed, MachineCodeRow, code.sha256) if code else b""
-    plain = _named(row, (n for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")))
+    plain = named(row, (n for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")))
     others = tuple(KernelResources(**other) for other in row.other_kernels or ())
     return Binary(cubin=cubin, warnings=tuple(row.warnings), others=others, **plain)
 
@@ -173,7 +173,7 @@ def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
     return NextKernel(stored["entry"], launch)
 
 
-def _named(record: object, names: Iterable[str]) -> dict[str, Any]:
+def named(record: object, names: Iterable[str]) -> dict[str, Any]:
     """Return what a record and its row have under the same names, and as the same values."""
     return {name: getattr(record, name) for name in names}
 
@@ -185,7 +185,7 @@ def verdict_values(verdict: Verdict) -> dict[str, object]:
     cases = [asdict(case) for case in verdict.cases]
     for case in cases:
         case.update({name: to_json_number(case[name]) for name in _ERRORS})
-    return _named(verdict, _VERDICT) | {
+    return named(verdict, _VERDICT) | {
         "outcome": str(verdict.outcome) if verdict.outcome else None,
         "cases": cases,
         "coverage": asdict(verdict.coverage) if verdict.coverage else None,
@@ -199,7 +199,7 @@ def to_verdict(row: VerdictRow) -> Verdict:
         cases=tuple(map(_to_case, row.cases)),
         coverage=Coverage(**row.coverage | {"missing": tuple(row.coverage["missing"])}) if row.coverage else None,
         whole=not row.short_only,
-        **_named(row, (*_VERDICT, "taken_at")),
+        **named(row, (*_VERDICT, "taken_at")),
     )
 
 
@@ -231,7 +231,7 @@ _MEASUREMENT = ("device", "tflops", "median_us", "vs_baseline", "suspect", "norm
 
 
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    return _named(measurement, _MEASUREMENT) | {
+    return named(measurement, _MEASUREMENT) | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
         "samples_us": numbers_to_json(measurement.samples_us),
@@ -245,7 +245,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         samples_us=numbers_from_json(row.samples_us),
         terms={name: float(v) for name, v in row.terms.items()},
         policy=None if row.policy is None else to_policy(row.policy),
-        **_named(row, (*_MEASUREMENT, "taken_at")),
+        **named(row, (*_MEASUREMENT, "taken_at")),
     )
 
 
@@ -307,12 +307,12 @@ _BASELINE = ("name", "device", "median_us", "tflops")
 
 def baseline_values(baseline: Baseline) -> dict[str, object]:
     stated = {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
-    return _named(baseline, _BASELINE) | stated
+    return named(baseline, _BASELINE) | stated
 
 
 def to_baseline(row: BaselineRow) -> Baseline:
     samples, policy = numbers_from_json(row.samples_us), to_policy(row.policy)
-    return Baseline(samples_us=samples, policy=policy, **_named(row, (*_BASELINE, "taken_at")))
+    return Baseline(samples_us=samples, policy=policy, **named(row, (*_BASELINE, "taken_at")))
 
 
 def profile_values(profile: Profile) -> dict[str, object]:
@@ -361,7 +361,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         parents=tuple(row.parents),
         sustained=last_sustained(figures),
         imported_from=row.run.imported_from,
-        **_named(row, _CANDIDATE),
+        **named(row, _CANDIDATE),
     )
 
 
@@ -386,8 +386,8 @@ def _to_source(row: CandidateRow) -> Source | None:
 
 
 def to_run(row: RunRow) -> Run:
-    device = Device(**_named(row.device, Device.__slots__))
-    return Run(device=device, **_named(row, (name for name in Run.__slots__ if name != "device")))
+    device = Device(**named(row.device, Device.__slots__))
+    return Run(device=device, **named(row, (name for name in Run.__slots__ if name != "device")))
 
 
 def device_row(session: Session, device: Device) -> DeviceRow:

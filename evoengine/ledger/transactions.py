@@ -416,8 +416,11 @@ class Database:
         """Begin a transaction that reads, or use the one that is written `together`; yield a session."""
         together = self._together()
         written = together and together.connection
-        own = nullcontext(written) if written else self._reading_engine.connect()
-        with translate_errors(self.url), own as connection, Session(connection) as session:
+        with (
+            translate_errors(self.url),
+            nullcontext(written) if written else self._reading_engine.connect() as connection,
+            Session(connection) as session,
+        ):
             yield session
 
     def _beat(self) -> None:

@@ -92,7 +92,7 @@ def _insert_run(
 ) -> tuple[int, list[int]]:
     """Insert a run; `now` stands for times that nobody noted."""
     integrity.call_it(session.connection(), integrity.IMPORTED)
-    plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
+    plain = rows.named(whole.run, (name for name in Run.__slots__ if name not in NOT_TAKEN_OVER))
     plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=rows.device_row(session, whole.run.device), **plain)
     session.add(run)
@@ -175,20 +175,14 @@ def _candidate_values(
         binary = rows.get_or_create_binary(session.connection(), c.source, _stated(c.binary))
     return {
         "run_id": run,
-        "problem": c.problem,
-        "gpu": c.gpu,
         "config": dict(c.config),
         "config_key": config_key(c.config),
         "parents": [numbers[p] for p in c.parents if p in numbers],
-        "operator": c.operator,
         "created_at": c.created_at or now,
         "finished_at": c.finished_at or now,
         "outcome": str(c.outcome),
-        "reason": c.reason,
-        "device": c.device,
-        "occupancy": c.occupancy,
         "binary_id": binary,
-        "gate_version": c.gate_version,
+        **rows.named(c, ("problem", "gpu", "operator", "reason", "device", "occupancy", "gate_version")),
         **source,
     }
 

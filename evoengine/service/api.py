@@ -35,7 +35,6 @@ from evoengine.sandbox.jail import why_no_jail
 from evoengine.sandbox.untrusted import parse_json
 from evoengine.service.access import State, require, require_own, state_of
 from evoengine.service.answers import Answered, Question
-from evoengine.service.executors import server_json
 from evoengine.service.jobs import LONGEST_KEY, Job, job_json
 from evoengine.service.limits import busy, turn
 from evoengine.service.requests import CandidateRequest, JobRequest, RetuneRequest, checked, retune_requests
@@ -348,8 +347,7 @@ def problems(_: Reader) -> Response:
 @results_router.get("/gpus", response_model=views.BoardsAndServersView, dependencies=RESULTS_TURN)
 def gpus(request: Request, _: Reader) -> Response:
     """List the supported GPUs, and the servers that run jobs with their GPUs."""
-    servers = [server_json(each) for each in state_of(request).executors.known()]
-    found: views.BoardsAndServersView = {**_boards(), "executors": servers}
+    found: views.BoardsAndServersView = {**_boards(), "executors": state_of(request).executors.known()}
     return answer(found)
 
 

@@ -124,7 +124,7 @@ class Metrics:
     def text(self) -> bytes:
         for name, number in self._state.jobs.counts().items():
             self._jobs.labels(name).set(number)
-        self._executors.set(sum(each.alive for each in self._state.executors.known()))
+        self._executors.set(sum(each["alive"] for each in self._state.executors.known()))
         self._streams.set(self._state.streams)
         return generate_latest(self.registry)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -59,25 +59,6 @@ class Slot:
     @property
     def gpus(self) -> tuple[str, ...]:
         return offered(self.device) if self.device else self.on_cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Executor:
-    owner: str
-    gpus: Sequence[Mapping[str, Any]]
-    cpu_jobs: int
-    beat_at: datetime
-    alive: bool
-
-
-def server_json(executor: Executor) -> ServerView:
-    return {
-        "owner": executor.owner,
-        "alive": executor.alive,
-        "gpus": cast("list[ServerGpuView]", executor.gpus),
-        "cpu_jobs": executor.cpu_jobs,
-        "seen_at": executor.beat_at,
-    }
 
 
 def offered(device: GpuDevice) -> tuple[str, ...]:
@@ -176,11 +157,11 @@ class Executors:
         with self._db.writing() as session:
             session.execute(delete(ExecutorRow).where(ExecutorRow.owner == self._owner))
 
-    def known(self) -> list[Executor]:
+    def known(self) -> list[ServerView]:
         with self._db.reading() as session:
             since = database_time(session) - self._patience
             rows = session.scalars(select(ExecutorRow).order_by(ExecutorRow.owner))
-            return [Executor(r.owner, r.gpus, r.cpu_jobs, r.beat_at, r.beat_at >= since) for r in rows]
+            return [_server_json(row, since) for row in rows]
 
     def _enter(self, session: Session, now: datetime) -> None:
         row = session.get(ExecutorRow, self._owner, with_for_update=True)
@@ -244,6 +225,12 @@ def _available(session: Session, since: datetime) -> AvailableGpus:
         for gpu in row.gpus:
             found[gpu["on_cluster"]].update(gpu["gpus"])
     return AvailableGpus(frozenset(found[False]), frozenset(found[True]))
+
+
+def _server_json(row: ExecutorRow, since: datetime) -> ServerView:
+    gpus = cast("list[ServerGpuView]", row.gpus)
+    alive = row.beat_at >= since
+    return {"owner": row.owner, "alive": alive, "gpus": gpus, "cpu_jobs": row.cpu_jobs, "seen_at": row.beat_at}
 
 
 def _described(slot: Slot) -> dict[str, Any]:

@@ -223,24 +223,8 @@ def locked(session: Session, states: Iterable[str]) -> list[JobRow]:
 
 
 def to_job(row: JobRow) -> Job:
-    return Job(
-        row.id,
-        row.state,
-        row.why,
-        row.request,
-        row.gpu,
-        row.priority,
-        row.submitter,
-        row.owner,
-        row.fence,
-        [dict(part) for part in row.parts],
-        row.progress,
-        row.events,
-        row.deaths,
-        row.created_at,
-        row.started_at,
-        row.finished_at,
-    )
+    stated = {name: getattr(row, name) for name in Job.__slots__}
+    return Job(**stated | {"parts": [dict(part) for part in row.parts]})
 
 
 def job_json(job: Job) -> views.JobView:

@@ -21,12 +21,12 @@ from evoengine.gpu import known_gpus
 from evoengine.search.recorded import RECORDED
 from evoengine.service.access import State, may_cancel, may_submit, require_own, require_own_page, state_of
 from evoengine.service.api import Name, Number, Reader, Submitter, tagged
-from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
 from evoengine.service.limits import turn
 from evoengine.service.requests import DEVICES, JobRequest, checked, sentence
 from evoengine.text import plain
 from evoengine.views.candidate_tables import config_line, sent_figure
+from evoengine.views.service import ServerView
 from evoengine.views.trials import TrialView, trial_json
 
 FOLDER = Path(__file__).with_name("templates")
@@ -43,7 +43,6 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
     """Show the latest best kernels, jobs with submitters and times, and GPUs."""
     state = state_of(request)
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
-    executors = state.executors.known()
     return _page(
         "status.html",
         title="evoengine",
@@ -51,7 +50,7 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
         jobs=jobs,
         counts=state.jobs.counts(),
         names={token.id: token.name for token in state.tokens.all()},
-        executors=[(each, _doing(state, each)) for each in executors],
+        executors=[(each, _doing(state, each)) for each in state.executors.known()],
         bests=_bests(state),
         may_submit=may_submit(request),
         older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
@@ -194,8 +193,8 @@ def _bests(state: State) -> list[TrialView]:
     return [trial_json(each[0]) for each in found if each]
 
 
-def _doing(state: State, executor: Executor) -> list[Job]:
-    return [job for job in state.jobs.newest("running") if job.owner == executor.owner]
+def _doing(state: State, server: ServerView) -> list[Job]:
+    return [job for job in state.jobs.newest("running") if job.owner == server["owner"]]
 
 
 def _shown(value: object) -> str:

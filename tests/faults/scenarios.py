@@ -144,7 +144,7 @@ def run_dispatcher(folder: Path, check: bool = False) -> Said:
             time.sleep(0.01)
         said = [] if made.works else ["wrong: the dispatcher is dead"]
         made.stop()
-        here = [each.owner for each in made.executors.known()]
+        here = [each["owner"] for each in made.executors.known()]
         said += ["wrong: it is still said to run jobs"] if check and made.owner in here else []
     return said
 

@@ -80,3 +80,12 @@ def test_nobody_waits_for_a_ledger_that_was_deleted(ledger):
     with pytest.raises(MachineError, match="was deleted while it was in use"):
         ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     assert said == []
+
+
+def test_a_server_that_takes_no_connection_is_unavailable_to_who_reads_and_writes():
+    url = database.parse_url("postgresql://nobody@127.0.0.1:1/nothing")
+    away = patience.Database(url, database.make_engine(url))
+    with pytest.raises(Unavailable, match="cannot be used"), away.reading():
+        pass
+    with pytest.raises(Unavailable, match="cannot be used"), away.writing():
+        pass
