@@ -139,10 +139,10 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     from evoengine.records import Device, Kind, Run
     from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
     from evoengine.text import command_line, printable
-    from evoengine.tuning.recorded import echo_estimated_alone
+    from evoengine.tuning.recorded import echo_oddities
 
     space, now = read_recorded(file), datetime.now(UTC)
-    echo_estimated_alone(space, echo)
+    echo_oddities(space, echo)
     run = Run(
         id=0,
         started_at=now,

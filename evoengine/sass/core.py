@@ -19,7 +19,7 @@ from evoengine.errors import UsageError
 from evoengine.sass.build import build
 from evoengine.sass.launch import Launch, SassLaunch
 
-_PRODUCT = re.compile(r"\b[DHIQ]G?MMA\.[\w.]+")
+_PRODUCT = re.compile(r"\b[DHIQ]G?MMA\.[\w.]+", re.ASCII)
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096

@@ -124,13 +124,16 @@ def _read_sources(
         if len(prior.sources) == SOURCES:
             break
         ranked = (c for c in ledger.best(problem, gpu, top=MOST) if c.ranked_by.kind is kind)
-        best = (c for c in ranked if c.operator != PROPOSAL)  # whose text is not its configuration's
+        best = [c for c in ranked if c.operator != PROPOSAL]  # whose text is not its configuration's
+        if len(best) < MIN_MEASURED:
+            continue
         figures = match_figures(space, [(c.config, c.ranked_by.compared_us) for c in best])
-        if len(figures.us) >= MIN_MEASURED:
-            name = gpu if problem == here else f"{gpu} · {problem}"
-            for config, us in figures.us.values():
-                prior.measure(config, us, name)
-            said += [f"figures of {name}: {sentence}" for sentence in figures.said]
+        if 0 < len(figures.us) < MIN_MEASURED:
+            continue
+        name = gpu if problem == here else f"{gpu} · {problem}"
+        for config, us in figures.us.values():
+            prior.measure(config, us, name)
+        said += [f"figures of {name}: {sentence}" for sentence in figures.said]
     return prior, said
 
 
@@ -148,12 +151,15 @@ def match_figures(space: Space, figures: Sequence[tuple[Config, float]]) -> Matc
 
     A knob that the space lacks is left out, and the fastest of its values counts; one that the figures lack may have
     any value. Of contradicting figures of one configuration the fastest counts too. Empty where neither has all the
-    knobs of the other.
+    knobs of the other, as another kernel's may be; that is said where they share half of this space's.
     """
     ours = {knob.name for knob in space.knobs if len(knob.values) > 1}
     theirs = dict.fromkeys(name for config, _ in figures for name in config)
-    if not (ours <= theirs.keys() or theirs.keys() <= {knob.name for knob in space.knobs}):
-        return Matched({}, [])
+    lacking = [name for name in sorted(ours) if name not in theirs]
+    more = [name for name in theirs if name not in {knob.name for knob in space.knobs}]
+    if lacking and more:
+        unlike = f"not used: they have no knob {', '.join(lacking)}, and this space has no knob {', '.join(more)}"
+        return Matched({}, [unlike] if 2 * len(lacking) <= len(ours) else [])
     found: dict[str, tuple[Config, float]] = {}
     whole: dict[str, list[float]] = {}
     unmatched = 0
@@ -167,8 +173,8 @@ def match_figures(space: Space, figures: Sequence[tuple[Config, float]]) -> Matc
                 found[key] = of, us
     contradicting = sum(max(of) > CONTRADICTION * min(of) for of in whole.values())
     said = [
-        *_named("this space has no knob", [name for name in theirs if name not in {k.name for k in space.knobs}]),
-        *_named("they have no knob", [name for name in sorted(ours) if name not in theirs]),
+        *_named("this space has no knob", more),
+        *_named("they have no knob", lacking),
         *([f"{unmatched:,} of {len(figures):,} are not in this space"] if unmatched else []),
         *([f"{contradicting:,} configurations have contradicting ones; the fastest count"] if contradicting else []),
     ]

@@ -25,7 +25,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
-from evoengine.search.neighbours import recorded_figures
+from evoengine.search.neighbours import CONTRADICTION, recorded_figures
 from evoengine.search.progress import OnChange, Progress
 from evoengine.search.proposer import Proposer, run_past
 from evoengine.space.definition import Knob, domain_error
@@ -114,6 +114,7 @@ class RecordedSpace:
     samples: float64, milliseconds, of one configuration after the other; `ends` int64 [n] says where each one's end.
     reasons: why it failed, by row number.
     estimated: results left out because their time is an estimate; such are never mixed with recorded ones.
+    contradicting: configurations of which the file has figures that contradict each other.
     """
 
     path: Path
@@ -125,6 +126,7 @@ class RecordedSpace:
     ends: np.ndarray
     reasons: Mapping[int, str]
     estimated: int
+    contradicting: int = 0
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]:
         """Return no start points: a replay shows what a sampler finds by itself."""
@@ -236,6 +238,7 @@ def _read(content: Mapping[str, Any], path: Path) -> RecordedSpace:
         raise UsageError(f"{path} records no configuration; it must hold at least one")
     knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
     positions = [tuple(_index(knob, e.config, path) for knob in knobs) for e in entries]
+    contradicting = _contradicting(positions, [e.time for e in entries])
     last = list({row: i for i, row in enumerate(positions)}.values())
     entries, rows = [entries[i] for i in last], np.array([positions[i] for i in last], np.int16)
     if domains:
@@ -248,7 +251,17 @@ def _read(content: Mapping[str, Any], path: Path) -> RecordedSpace:
     reasons = {i: e.reason for i, e in enumerate(entries) if e.reason is not None}
     samples = _samples(entries, path) * scale
     ends = np.array(list(accumulate(len(e.samples) for e in entries)))
-    return RecordedSpace(path, _device(content), knobs, rows, times, samples, ends, reasons, estimated)
+    return RecordedSpace(path, _device(content), knobs, rows, times, samples, ends, reasons, estimated, contradicting)
+
+
+def _contradicting(rows: Sequence[tuple[int, ...]], times: Sequence[float]) -> int:
+    """Return how many rows occur with times that contradict each other, or with a time and as a failure (NaN)."""
+    of: dict[tuple[int, ...], list[float]] = {}
+    for row, time in zip(rows, times, strict=True):
+        of.setdefault(row, []).append(time)
+    ran = {row: [time for time in found if not math.isnan(time)] for row, found in of.items() if len(found) > 1}
+    unlike = [own and (len(own) < len(of[row]) or max(own) > CONTRADICTION * min(own)) for row, own in ran.items()]
+    return sum(map(bool, unlike))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class RecordedSearch:
         begun = begin(ledger, asked, o.resume, echo, device=Device(f"recorded {gpu}"), space=named, seed=self._seed)
         run = self.number = begun.run
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {begun.seed}")
-        echo_estimated_alone(space, echo)
+        echo_oddities(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         study = begin_study(ledger, run, Kind.RECORDED, {knob.name: knob.values for knob in space.knobs})
         finish = finisher(ledger, study, on_trial)
@@ -92,6 +92,11 @@ class RecordedSearch:
         return SearchResult(run, progress, best, replay.proposer.invalid, replay.proposer.repeated, study.all_missed)
 
 
-def echo_estimated_alone(space: RecordedSpace, echo: Echo) -> None:
+def echo_oddities(space: RecordedSpace, echo: Echo) -> None:
+    """Say what of a recorded file does not count, and what it does not tell."""
     if space.estimated:
         echo(f"{space.estimated:,} configurations that have only an estimated time were left out")
+    if space.contradicting:
+        echo(f"configurations with contradicting figures in the file: {space.contradicting:,}; the last of each counts")
+    if space.device is None:
+        echo(f"the file names no GPU: its figures are kept as those of {device_of(space)}")

@@ -274,3 +274,17 @@ def test_a_front_has_figures_of_one_device_only(evoengine, tmp_path):
 def test_a_front_of_one_objective_says_how_to_get_one(evoengine, searched):
     done = evoengine("best", "--pareto", "--db", searched[0] / "evo.db")
     assert (done.returncode, "--objective tflops,registers" in done.stderr) == (2, True)
+
+
+def test_an_import_says_that_a_file_names_no_gpu_and_contradicts_itself(evoengine, tmp_path):
+    results = [
+        {"configuration": {"block": block}, "invalidity": "correct", "objectives": ["time"],
+         "measurements": [{"name": "time", "value": ms, "unit": "ms"}]}
+        for block, ms in ((32, 2.0), (64, 1.0), (32, 3.0))
+    ]  # fmt: skip
+    file = tmp_path / "nameless.json"
+    file.write_text(json.dumps({"schema_version": "1.0.0", "metadata": {"timeunit": "ms"}, "results": results}))
+    done = evoengine("import", file, "--db", tmp_path / "evo.db")
+    assert done.returncode == 0, done.stderr
+    assert "configurations with contradicting figures in the file: 1; the last of each counts" in done.stderr
+    assert "the file names no GPU: its figures are kept as those of unknown" in done.stderr

@@ -119,6 +119,14 @@ def test_results_that_were_only_estimated_are_left_out_and_counted(write):
     assert space.knobs[0].values == (32, 64, 128)
 
 
+def test_of_a_configuration_tried_several_times_the_last_counts_and_contradictions_are_counted(write):
+    """Times 20 % apart contradict each other, and so do a time and a failure; 5 % apart, or two failures, do not."""
+    again = [result(32, 1, 2.4), result(64, 1, None), result(64, 2, None), result(128, 2, 3.15)]
+    space = read_recorded(write(T4 | {"results": [*T4["results"], *again]}))
+    assert (space.contradicting, space.time({"block": 32, "tile": 1, "n": 7})) == (2, 2.4)
+    assert read_recorded(write(T4 | {"results": T4["results"] * 2})).contradicting == 0
+
+
 def test_an_estimate_of_evoengines_first_exports_is_known_by_its_outcome(write):
     """Where it is called `time`, as a measured one is."""
     old = result(16, 1, 0.1) | {"evoengine": {"outcome": "estimated"}}

@@ -77,8 +77,10 @@ def test_of_contradicting_figures_of_one_configuration_the_fastest_counts_and_it
     assert found.said == ["1 configurations have contradicting ones; the fastest count"]
 
 
-def test_where_each_has_a_knob_that_the_other_lacks_nothing_is_matched():
-    assert not match_figures(SPACE, [({"a": 1, "c": 2}, 5.0)]).us
+def test_where_each_has_a_knob_that_the_other_lacks_nothing_is_matched_which_is_said_of_kernels_that_may_be_alike():
+    found = match_figures(SPACE, [({"a": 1, "c": 2}, 5.0)])
+    assert not found.us and found.said == ["not used: they have no knob b, and this space has no knob c"]
+    assert match_figures(SPACE, [({"c": 2, "d": 1}, 5.0)]).said == []
 
 
 def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):
