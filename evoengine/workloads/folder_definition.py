@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from evoengine.devices.base import ScratchParameter
+from evoengine.devices.base import ScalarArgument, ScratchParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
-from evoengine.space.symbol import Symbol
+from evoengine.space.symbol import Symbol, integer
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.cuda_reference import CudaReference
 from evoengine.workloads.folder_arguments import MapRule, StructRule
 
 LARGEST_AXIS = 2**31 - 1
-"""axes are int32 parameters"""
+"""so that an axis fits an int32 parameter"""
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
@@ -46,6 +46,8 @@ class Axis:
     name: str
     value: int | None = None
     expression: Expression | None = None
+    dtype: str = "int32"
+    """int32 or int64, of the kernel's parameter"""
 
     @property
     def is_var(self) -> bool:
@@ -163,6 +165,11 @@ class Definition:
     @property
     def var_axes(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes if axis.is_var)
+
+    def size_argument(self, axis: str, size: int) -> ScalarArgument:
+        """Return an axis as an argument of the kernel."""
+        (dtype,) = (one.dtype for one in self.axes if one.name == axis)
+        return ScalarArgument(axis, integer(size, dtype))
 
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Return the value of every axis, given those of the var axes.
