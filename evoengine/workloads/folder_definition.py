@@ -302,8 +302,8 @@ class _Space:
     grids: Mapping[str, tuple[Expression, ...]]
     """family, or "", → the grid's sizes"""
     threads: Mapping[str, tuple[Expression, ...]]
-    kernels: frozenset[str]
-    """entries of the kernels after the first, of any family"""
+    kernels: tuple[tuple[str, ...], ...]
+    """entries of the kernels after the first, of each family that has some"""
 
     @property
     def grid(self) -> tuple[Expression, ...]:
@@ -340,7 +340,8 @@ def require_launches(definition: Definition) -> None:
     """Raise UsageError unless problem.json and the space name the same kernels behind the first."""
     if not definition.space:
         return
-    launched = _read(definition.space).kernels
+    orders = _read(definition.space).kernels
+    launched = {entry for order in orders for entry in order}
     for entry in definition.then:
         if entry not in launched:
             raise UsageError(
@@ -352,6 +353,13 @@ def require_launches(definition: Definition) -> None:
             f"space.toml launches the kernel {entry}, and problem.json does not give its parameters; add "
             f'"kernels": {{"{entry}": [...]}}'
         )
+    for order in orders:
+        stated = [entry for entry in definition.then if entry in order]
+        if [*order] != stated:
+            raise UsageError(
+                f"space.toml launches {', '.join(order)}, and problem.json has these kernels as {', '.join(stated)}; "
+                "they run one behind the other: give both files the same order"
+            )
 
 
 def scratch_parameter(
@@ -430,17 +438,19 @@ def _parsed(tables: Mapping[str, Any]) -> _Space:
         {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
         {family: all_parsed(rule, "grid") for family, rule in rules.items()},
         {family: all_parsed(rule, "threads") for family, rule in rules.items()},
-        frozenset(_entries(tables.get("kernels", {}))),
+        tuple(_entries(tables.get("kernels", {}))),
     )
 
 
-def _entries(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the tables that are launch rules: [kernels.ENTRY] or [kernels.FAMILY.ENTRY]."""
-    for name, rule in table.items():
-        if "grid" in rule or not all(isinstance(value, dict) for value in rule.values()):
-            yield name
-        else:
-            yield from _entries(rule)
+def _entries(table: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the names of the tables that are launch rules, [kernels.ENTRY] or [kernels.FAMILY.ENTRY], by family."""
+    families = [
+        rule for rule in table.values() if "grid" not in rule and all(isinstance(v, dict) for v in rule.values())
+    ]
+    if own := tuple(name for name, rule in table.items() if rule not in families):
+        yield own
+    for rule in families:
+        yield from _entries(rule)
 
 
 def _divisions(tree: ast.expr) -> Iterator[ast.expr]:

@@ -115,6 +115,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"scratch": {"s": {"shape": ["n"], "dtype": "float32"}}, "parameters": ["x", "y", "s", "out", "n"], "reference": {"file": "a.cu", "text": "", "entry": "a"}},
         "the reference's kernel takes s; it can take inputs, outputs and axes alone, which reference.parameters names",
     ),
+    "kernels in another order than the space launches": (
+        {"kernels": {"first": ["x"], "second": ["y"]}, "space": "[kernels.second]\ngrid = 1\n[kernels.first]\ngrid = 1\n"},
+        "space.toml launches second, first, and problem.json has these kernels as first, second; they run one behind the other",
+    ),
     "reference without run": ({"reference": "def f(x):\n    return x\n"}, "has no function run; define run(*inputs)"),
     "reference that is no Python": ({"reference": "def run(:"}, "not valid Python, line 1"),
     "in place": ({"outputs": {"x": X}}, 'named among the inputs, and in "inout": ["x"]'),
