@@ -145,6 +145,7 @@ def _prepare(outputs: list[_Operand], inputs: list[_Operand], in_place: bool) ->
 
 def _unescape(literal: str) -> str:
     literal = re.sub(r"\\\r?\n", "", literal)
+    literal = re.sub(r"(?<!%)%=", "", literal)  # a number of its own for each statement, whose labels are its own here
     return literal.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "").replace('\\"', '"').replace("%%", "%")
 
 

@@ -22,12 +22,13 @@ from evoengine.formats.tuned_kernel import (
     require_divisors,
 )
 from evoengine.space.expression import Expression
+from evoengine.stages.render import without_own
 from evoengine.workloads.folder_reader import DTYPES, require_name
 
 _BLOCK_NAMES = ("block_size_x", "block_size_y", "block_size_z")
 _DEFAULT_BLOCK = ("256", "1", "1")
 _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
-_NOT_TAKEN = ("compiler_options", "metrics", "observers")
+_NOT_TAKEN = ("metrics", "observers")
 _LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "HIP", "C")
 """languages whose kernels may be CUDA"""
 _DEFINED = {
@@ -75,7 +76,7 @@ def _tuned(script: Path, name: str, call: dict[str, Any], remarks: list[str]) ->
     text = device_code(text, remarks)
     if launch is not None:
         _host_knobs(launch, text, knobs, remarks)
-    text = _with_defines(call, text, knobs)
+    text = _with_options(call, _with_defines(call, text, knobs), knobs, remarks)
     declared = parameters_of(text, entry)
     given = _given(script, call, own, declared, launch)
     found = _arguments(script, call, given, declared, pointer_uses(text, entry), remarks)
@@ -183,6 +184,21 @@ def _with_defines(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[
         if macro != str(value):
             lines.append(f"#define {macro} {_as_c(value)}")
     return "\n".join([*lines, text])
+
+
+def _with_options(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[Any]], remarks: list[str]) -> str:
+    """Return the text with the macros (-D) and the language (-std) of compiler_options; remarks name the others."""
+    given = call.get("compiler_options") or []
+    for option in map(str, given if isinstance(given, list) else [given]):
+        macro = re.fullmatch(r"-D\s*([A-Za-z_]\w*)(?:=(.*))?", option)
+        standard = re.fullmatch(r"-{1,2}std=(c\+\+(?:14|17|20))", option)
+        if macro and macro[1] not in knobs:
+            text = f"#define {macro[1]} {macro[2] or 1}\n{without_own(text, [macro[1]])}"
+        elif standard:
+            text = f"// --std={standard[1]}\n{text}"
+        elif not option.startswith("-I"):
+            remarks.append(f"the compiler option {option}")
+    return text
 
 
 def _as_c(value: str | int | float) -> str:
@@ -413,7 +429,7 @@ def _argument(script: Path, given: Any, name: str, output: bool) -> Argument:
         draw = {"type": "constant", "value": given["constant"]}
     elif given["offsets"]:
         draw = {"type": "indptr", "total": int(given["high"])}
-    elif dtype.startswith("int"):
+    elif dtype.startswith(("int", "uint")):
         draw = {"type": "integers", "low": int(given["low"]), "high": int(given["high"]) + 1}
     elif given["low"] >= 0:
         draw = {"type": "uniform", "low": given["low"], "high": given["high"]}

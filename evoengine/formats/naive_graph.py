@@ -250,7 +250,21 @@ class _Writer:
             return found
         if which == 0 and base in ("max_pool2d_with_indices", "max_pool3d_with_indices"):
             return self.pooled(node["args"], index, is_max=True)
+        if base in ("split", "split_with_sizes", "unbind"):
+            return self.part(node, base, index, int(which))
         raise NoKernel(f"the operator {base}")
+
+    def part(self, node: Mapping[str, Any], base: str, index: Index, which: int) -> str:
+        """Return an element of a part that a tensor is split into."""
+        source, *more = node["args"]
+        rank = len(self.shape(source["node"]))
+        if base == "unbind":
+            axis = int(more[0] if more else node["named"].get("dim", 0)) % rank
+            return self.value(source, (*index[:axis], str(which), *index[axis:]))
+        axis = int(more[1] if len(more) > 1 else node["named"].get("dim", 0)) % rank
+        sizes = more[0] if isinstance(more[0], list) else [more[0]] * (which + 1)
+        begin = " + ".join([f"({self.number(size)})" for size in sizes[:which]] or ["0"])
+        return self.value(source, (*index[:axis], f"({index[axis]} + {begin})", *index[axis + 1 :]))
 
     # elementwise with arguments
 
@@ -373,6 +387,10 @@ class _Writer:
     def _gather(self, node: Any, args: list[Any], index: Index) -> str:
         axis = args[1] % len(index)
         return self.value(args[0], (*index[:axis], f"(int){self.value(args[2], index)}", *index[axis + 1 :]))
+
+    def _embedding(self, node: Any, args: list[Any], index: Index) -> str:
+        rank = len(self.shape(args[1]["node"]))
+        return self.value(args[0], (f"(int){self.value(args[1], index[:rank])}", *index[rank:]))
 
     # loops
 

@@ -60,11 +60,18 @@ def _use(code: str, body: str, name: str, depth: int) -> Use:
             is_handed = any(a <= place.start() < b for a, b in handed) and body[place.end() :].lstrip()[:1] != "["
             read |= not (wrote and alone) and not is_handed and not _is_declared(body, place.start(), place.end())
     for _, function, arguments in _calls(body):
-        at = [i for i, argument in enumerate(arguments) if names & set(re.findall(r"\w+", argument))]
+        at = [i for i, argument in enumerate(arguments) if names & set(re.findall(r"\w+", _outside_indices(argument)))]
         for i in at if not _is_value(arguments, at, names) else ():
             inner = _of_call(code, function, arguments, i, depth)
             written, read = written or inner.written, read or inner.read
     return Use(written, read)
+
+
+def _outside_indices(argument: str) -> str:
+    """Return an argument without its indices: `&count[image[i]]` passes on count, and an element of image."""
+    while (shorter := re.sub(r"\[[^\[\]]*\]", "\v", argument)) != argument:
+        argument = shorter
+    return argument.replace("\v", "[]")
 
 
 def _is_value(arguments: list[str], at: list[int], names: set[str]) -> bool:

@@ -28,6 +28,8 @@ from evoengine.workloads.folder_reader import require_name
 _TYPES = {
     "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
     "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
+    "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "int16", "int": "int32", "uint": "int32",
+    "long": "int64", "ulong": "int64",
 }  # fmt: skip # a table
 """T1 type → dtype; unsigned types become signed ones of the same size"""
 _DIRECTIONS = ("X", "Y", "Z")
@@ -186,6 +188,15 @@ def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[An
     return re.sub(r"\bProblemSize\b(?!\s*\[)", f"({sizes[0]})", indexed)
 
 
+def _evaluated(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]]) -> int | float | None:
+    """Return what an expression of ProblemSize and knobs is; None where it is no finite number."""
+    try:
+        (found,) = values_of(_with_sizes(text, spec, knobs))
+        return found if isinstance(found, int | float) and abs(found) <= LARGEST else None
+    except (NotLiteral, ValueError):
+        return None
+
+
 def _argument(
     file: Path,
     spec: dict[str, Any],
@@ -202,15 +213,17 @@ def _argument(
             f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}"
         )
     width = int(stated.removeprefix(base) or 1)
+    fill = given.get("FillValue")
+    if isinstance(fill, str):
+        given = {**given, "FillValue": _evaluated(fill, spec, knobs)}
+        if given["FillValue"] is None:
+            remarks.append(f"the FillValue {_short(fill)} of {name}, which is no number")
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=_number(given, 0))
-    try:
-        (size,) = values_of(_with_sizes(str(given.get("Size")), spec, knobs))
-        size = int(size)
-    except (NotLiteral, ValueError, OverflowError):
-        raise UsageError(
-            f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
-        ) from None
+    number = _evaluated(str(given.get("Size")), spec, knobs)
+    if number is None:
+        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number")
+    size = int(number)
     access = given.get("AccessType")
     written = access in ("WriteOnly", "ReadWrite")
     if use is not None and use.written != written:

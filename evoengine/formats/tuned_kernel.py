@@ -227,11 +227,13 @@ def _problem(kernel: TunedKernel, sizes: Sizes, reference: Any, *, is_own: bool)
     kept = {a.name for a in kernel.arguments if a.output and (is_own or a.inout)}
     inputs = [a for a in kernel.arguments if (not a.output or a.name in kept) and a.name not in axes]
     free = [name for name in axes if name not in sizes.tied]
+    wide = {a.name for a in kernel.arguments if a.size is None and a.dtype == "int64"}
     problem = {
         "name": kernel.name,
         "entry": kernel.entry,
         "axes": {
-            name: {"type": "expr", "expression": sizes.tied[name]} if name in sizes.tied else {"type": "var"}
+            name: ({"type": "expr", "expression": sizes.tied[name]} if name in sizes.tied else {"type": "var"})
+            | ({"dtype": "int64"} if name in wide else {})
             for name in axes
         },
         "inputs": {a.name: _item(a, shapes) for a in inputs},
@@ -316,7 +318,7 @@ def kernel_sizes(kernel: TunedKernel) -> Sizes:
     values = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype in ("int32", "int64")}
     values |= _ends(kernel, values)
     macros = {name: int(number) for name, number in _DEFINE.findall(kernel.text) if name not in kernel.knobs}
-    macros |= {k: v[0] for k, v in kernel.knobs.items() if len(v) == 1 and type(v[0]) is int}
+    macros |= {k: v[0] for k, v in kernel.knobs.items() if len(v) == 1 and type(v[0]) is int and k not in kernel.block}
     known = {**macros, **values}
     usable = {n: v for n, v in known.items() if v > 1 and (n in values or v >= LEAST_SIZE)}
     first = {value: name for name, value in reversed(usable.items())}

@@ -93,7 +93,14 @@ def symbol(name: str) -> int:
 
 def int32(value: int) -> np.int32:
     """Return a size as the argument of a kernel; a Symbol remains one."""
-    return typed(value, "int32") if isinstance(value, Symbol) else np.int32(value)
+    return cast(np.int32, integer(value, "int32"))
+
+
+def integer(value: int, dtype: str) -> np.int32 | np.int64:
+    """Return a size as an argument of that type, int32 or int64; a Symbol remains one."""
+    if isinstance(value, Symbol):
+        return cast(np.int32, typed(value, dtype))
+    return np.int32(value) if dtype == "int32" else np.int64(value)
 
 
 def typed(value: Symbol, dtype: str) -> Any:

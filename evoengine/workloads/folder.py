@@ -25,7 +25,7 @@ from evoengine.devices.base import (
 from evoengine.errors import UsageError, hint, nearest_folder
 from evoengine.records import Config, Launch, Plan
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
-from evoengine.space.symbol import Symbol, int32, symbol
+from evoengine.space.symbol import Symbol, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_arguments import map_argument, struct_argument
@@ -187,7 +187,7 @@ class FolderWorkload(Workload[FolderProblem]):
         definition = self.definition
         draws, scope = definition.draws_for(problem), scope_of(definition, problem, config)
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
-        every: dict[str, Parameter] = {n: ScalarArgument(n, int32(size)) for n, size in problem.sizes}
+        every: dict[str, Parameter] = {n: definition.size_argument(n, size) for n, size in problem.sizes}
         memory: dict[str, TensorParameter | ScratchParameter] = {}
         for name, item in {**inputs, **outputs}.items():
             if item.shape is None:

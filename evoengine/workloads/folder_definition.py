@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from evoengine.devices.base import ScratchParameter
+from evoengine.devices.base import ScalarArgument, ScratchParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.sandbox.untrusted import parse_toml
 from evoengine.space.expression import Expression, Scope, Undefined
-from evoengine.space.symbol import Symbol
+from evoengine.space.symbol import Symbol, integer
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.cuda_reference import CudaReference
 from evoengine.workloads.folder_arguments import MapRule, StructRule
 
 LARGEST_AXIS = 2**31 - 1
-"""axes are int32 parameters"""
+"""so that an axis fits an int32 parameter"""
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
@@ -45,6 +45,8 @@ class Axis:
     name: str
     value: int | None = None
     expression: Expression | None = None
+    dtype: str = "int32"
+    """int32 or int64, of the kernel's parameter"""
 
     @property
     def is_var(self) -> bool:
@@ -162,6 +164,11 @@ class Definition:
     @property
     def var_axes(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes if axis.is_var)
+
+    def size_argument(self, axis: str, size: int) -> ScalarArgument:
+        """Return an axis as an argument of the kernel."""
+        (dtype,) = (one.dtype for one in self.axes if one.name == axis)
+        return ScalarArgument(axis, integer(size, dtype))
 
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Return the value of every axis, given those of the var axes.
@@ -294,8 +301,8 @@ class _Space:
     grids: Mapping[str, tuple[Expression, ...]]
     """family, or "", → the grid's sizes"""
     threads: Mapping[str, tuple[Expression, ...]]
-    kernels: frozenset[str]
-    """entries of the kernels after the first, of any family"""
+    kernels: tuple[tuple[str, ...], ...]
+    """entries of the kernels after the first, of each family that has some"""
 
     @property
     def grid(self) -> tuple[Expression, ...]:
@@ -332,7 +339,8 @@ def require_launches(definition: Definition) -> None:
     """Raise UsageError unless problem.json and the space name the same kernels after the first."""
     if not definition.space:
         return
-    launched = _read(definition.space).kernels
+    orders = _read(definition.space).kernels
+    launched = {entry for order in orders for entry in order}
     for entry in definition.then:
         if entry not in launched:
             raise UsageError(
@@ -344,6 +352,13 @@ def require_launches(definition: Definition) -> None:
             f"space.toml launches the kernel {entry}, and problem.json does not give its parameters; add "
             f'"kernels": {{"{entry}": [...]}}'
         )
+    for order in orders:
+        stated = [entry for entry in definition.then if entry in order]
+        if [*order] != stated:
+            raise UsageError(
+                f"space.toml launches {', '.join(order)}, and problem.json has these kernels as {', '.join(stated)}; "
+                "they run one behind the other: give both files the same order"
+            )
 
 
 def scratch_parameter(
@@ -422,17 +437,19 @@ def _parsed(tables: Mapping[str, Any]) -> _Space:
         {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
         {family: all_parsed(rule, "grid") for family, rule in rules.items()},
         {family: all_parsed(rule, "threads") for family, rule in rules.items()},
-        frozenset(_entries(tables.get("kernels", {}))),
+        tuple(_entries(tables.get("kernels", {}))),
     )
 
 
-def _entries(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the tables that are launch rules: [kernels.ENTRY] or [kernels.FAMILY.ENTRY]."""
-    for name, rule in table.items():
-        if "grid" in rule or not all(isinstance(value, dict) for value in rule.values()):
-            yield name
-        else:
-            yield from _entries(rule)
+def _entries(table: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the names of the tables that are launch rules, [kernels.ENTRY] or [kernels.FAMILY.ENTRY], by family."""
+    families = [
+        rule for rule in table.values() if "grid" not in rule and all(isinstance(v, dict) for v in rule.values())
+    ]
+    if own := tuple(name for name, rule in table.items() if rule not in families):
+        yield own
+    for rule in families:
+        yield from _entries(rule)
 
 
 def _divisions(tree: ast.expr) -> Iterator[ast.expr]:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from evoengine.errors import UsageError
@@ -190,6 +191,13 @@ class _Reader:
         return axes
 
     def _axis(self, name: str, entry: Any) -> Axis:
+        axis = self._size_of(name, entry)
+        dtype = entry.get("dtype", "int32")
+        if dtype not in ("int32", "int64"):
+            self._fail(f"axis {name} has the dtype {dtype!r}; the kernel takes it as int32, or as int64")
+        return replace(axis, dtype=dtype)
+
+    def _size_of(self, name: str, entry: Any) -> Axis:
         kind = entry.get("type") if isinstance(entry, dict) else None
         match kind:
             case "var":
@@ -391,6 +399,17 @@ class _Reader:
         given = self.data["reference"]
         if not isinstance(given, dict):
             return None
+        own = given.get("parameters", parameters)
+        for name in own if isinstance(own, list | tuple) else ():
+            if name in {
+                *(self.data.get("scratch") or ()),
+                *(m.name for m in self.maps),
+                *(s.name for s in self.structs),
+            }:
+                self._fail(
+                    f"the reference's kernel takes {name}; it can take inputs, outputs and axes alone, which "
+                    "reference.parameters names"
+                )
         return read_reference(given, parameters, self._expression, self._fail)
 
     def _reference(self) -> str:

@@ -189,7 +189,7 @@ def _run_kernel(
 ) -> dict[str, torch.Tensor]:
     """Return the outputs of a reference that is a kernel."""
     draws, written = definition.draws_for(problem), {item.name: item for item in definition.outputs}
-    every: dict[str, Argument] = {axis: ScalarArgument(axis, np.int32(size)) for axis, size in problem.sizes}
+    every: dict[str, Argument] = {axis: definition.size_argument(axis, size) for axis, size in problem.sizes}
     for item in definition.inputs:
         if item.shape is None:
             every[item.name] = ScalarArgument(item.name, SCALARS[item.dtype](draws[item.name].value))

@@ -47,6 +47,11 @@ def test_a_macro_stays_one_macro():
     assert not translated.splitlines()[2].endswith("\\")
 
 
+def test_a_label_may_have_the_number_of_its_statement():
+    code = translate('asm volatile("{ .reg .pred p; wait%=: @!p bra wait%=; }" ::: "memory");')
+    assert "__label__ wait;" in code and "goto wait;" in code
+
+
 def test_scopes_predicates_labels_and_displacements_are_understood():
     text = (
         'asm volatile("{ .reg .pred p; LOOP: bar.sync 1, 64; @!p bra.uni LOOP; '

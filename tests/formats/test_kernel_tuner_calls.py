@@ -200,6 +200,30 @@ def test_an_array_whose_type_is_tuned_has_the_first_type(tmp_path):
     assert any("types other than float for real" in remark for remark in made.remarks)
 
 
+COUNT = """__global__ void count(const unsigned char* image, unsigned* bins, long long n) {
+    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        atomicAdd(&bins[image[i] % BINS], 1u);
+}
+"""
+COUNTING = """
+image, bins = np.random.randint(0, 256, n).astype(np.uint8), np.zeros(64, np.uint32)
+options = ["-DBINS=64", "-std=c++20", "--use_fast_math"]
+parameters = {"block_size_x": [64], "blocks": [2, 4]}
+arguments = [image, bins, np.int64(n)]
+tune_kernel("count", TEXT, "blocks", arguments, parameters, grid_div_x=[], compiler_options=options)
+"""
+
+
+def test_sizes_of_64_bits_bytes_and_options_of_the_compiler_are_taken(tmp_path):
+    made = imported(tmp_path, COUNTING, COUNT)
+    assert made.problem["axes"]["n"] == {"type": "var", "dtype": "int64"}
+    assert made.problem["inout"] == ["bins"]
+    assert made.problem["workloads"][0]["inputs"]["image"] == {"type": "integers", "low": 0, "high": 256}
+    assert made.kernel.startswith("// --std=c++20\n#define BINS 64\n")
+    assert "the compiler option --use_fast_math" in made.remarks
+    assert passes(tmp_path, made, blocks=2)
+
+
 def test_sizes_of_a_launch_are_those_of_the_tuner(tmp_path):
     """Along y a block divides the grid by default, a size that is not tuned is defined, and functions are formulas."""
     text = ADD.replace("block_size_x", "(block_size_x * wide * kernel_tuner * block_size_z)").replace(

@@ -209,6 +209,7 @@ def test_a_size_that_the_text_holds_becomes_an_axis_with_one_that_the_gate_can_a
         ("float4* q = (float4*)(c + 4 * i); q[0] = reinterpret_cast<const float4*>(a)[i];", ["w", "r"]),
         ("reinterpret_cast<float4*>(c)[i] = ((const float4*)a)[i];", ["w", "r"]),
         ("atomicAdd(&c[i], a[i]);", ["wr", "r"]),
+        ("atomicAdd(&c[(int)a[i]], 1.0f);", ["wr", "r"]),
         ("put(c + i, a[i]);", ["w", "r"]),
         ("c[i].x = __ldg(a + i);", ["w", "r"]),
         ("if (c[i] == a[i]) a[i]++;", ["r", "wr"]),
@@ -229,6 +230,16 @@ def test_a_size_of_a_t1_file_is_evaluated(tmp_path):
         ("min(width) * ProblemSize", "3 * (100)"),
     ):
         assert t1_format._with_sizes(text, spec, {"width": [3, 9]}) == size
+
+
+def test_a_number_of_a_t1_file_may_be_an_expression_and_its_type_that_of_c(tmp_path):
+    number = {"Name": "n", "Type": "int", "MemoryType": "Scalar", "FillValue": "ProblemSize[0] // 2"}
+    spec = {**T1["KernelSpecification"], "ProblemSize": [200_000, 1]}
+    spec["Arguments"] = [*spec["Arguments"][:-1], number]
+    made = t1(tmp_path, **spec)
+    assert made.problem["workloads"] == [{**made.problem["workloads"][0], "axes": {"n": 100_000}}]
+    spec["Arguments"] = [*spec["Arguments"][:-1], {**number, "FillValue": "rows"}]
+    assert any("the FillValue rows of n" in remark for remark in t1(tmp_path, **spec).remarks)
 
 
 def test_a_global_size_counts_threads_for_opencl_and_blocks_for_cuda(tmp_path):

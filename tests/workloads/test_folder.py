@@ -53,6 +53,12 @@ def test_axes_may_be_constant_or_follow_from_others_and_constant_ones_are_baked_
     assert workload(compile_time=["n"], axes=axes).compile_time == ("n", "half", "k")
 
 
+def test_an_axis_of_64_bits_is_passed_as_such():
+    found = workload(axes={"n": {"type": "var", "dtype": "int64"}}, parameters=["n", "x", "y", "out"])
+    (argument, *_) = found.parameters(found.parse("n=10"), {})
+    assert isinstance(argument, ScalarArgument) and argument.value.dtype == np.int64
+
+
 def test_a_workload_travels_by_pickle_and_by_its_text_alone(tmp_path):
     found = load_folder(saxpy(tmp_path))
     assert pickle.loads(pickle.dumps(found)) == found
@@ -104,6 +110,15 @@ def test_a_problem_that_cannot_be_is_refused_in_one_sentence(text, complaint):
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown axis in a shape": ({"outputs": {"out": {"shape": ["m"], "dtype": "float32"}}}, "names m, which is no axis; axes are n"),
     "shape that its axes do not give": ({"outputs": {"out": {"shape": ["n - 5000"], "dtype": "float32"}}}, "`n - 5000` is -904"),
+    "axis of another dtype": ({"axes": {"n": {"type": "var", "dtype": "float32"}}}, "axis n has the dtype 'float32'; the kernel takes it as int32, or as int64"),
+    "reference that takes scratch memory": (
+        {"scratch": {"s": {"shape": ["n"], "dtype": "float32"}}, "parameters": ["x", "y", "s", "out", "n"], "reference": {"file": "a.cu", "text": "", "entry": "a"}},
+        "the reference's kernel takes s; it can take inputs, outputs and axes alone, which reference.parameters names",
+    ),
+    "kernels in another order than the space launches": (
+        {"kernels": {"first": ["x"], "second": ["y"]}, "space": "[kernels.second]\ngrid = 1\n[kernels.first]\ngrid = 1\n"},
+        "space.toml launches second, first, and problem.json has these kernels as first, second; they run one behind the other",
+    ),
     "reference without run": ({"reference": "def f(x):\n    return x\n"}, "has no function run; define run(*inputs)"),
     "reference that is no Python": ({"reference": "def run(:"}, "not valid Python, line 1"),
     "in place": ({"outputs": {"x": X}}, 'named among the inputs, and in "inout": ["x"]'),

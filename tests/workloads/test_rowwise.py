@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -189,6 +190,12 @@ def test_figures_count_every_tensor_once(text, bytes_):
 )
 def test_a_problem_is_read_and_written(text, found):
     assert parse_problem(text)[1] == found and str(found) == text
+
+
+def test_positions_of_a_prediction_lie_within_the_few_rows_of_cos_sin():
+    workload, problem = parse_problem("rowwise:rope,rows40,hidden256,positions7,fp16")
+    positions = workload.indices(problem, {}, 1)["positions"].view(np.int32)
+    assert positions.shape == (40,) and {*positions.tolist()} == {*range(7)}
 
 
 def test_rope_has_heads_of_128_and_a_position_for_each_row_unless_it_says_so():

@@ -162,6 +162,8 @@ def parse_problem(text: str) -> RowwiseProblem:
     )
 
 
+PREDICTED_BELOW = 64
+"""integers of a prediction's inputs that no workload gives"""
 FEW_POSITIONS = 24
 """positions in cases, few enough that several rows have the same"""
 MOST_DRAWN = 1 << 26
@@ -218,6 +220,19 @@ class Rowwise(Workload[RowwiseProblem]):
         tensors = [TensorParameter(n, *problem.tensor(n), output=n in of.outputs) for n in (*of.inputs, *of.outputs)]
         eps = (ScalarArgument("eps", np.float32(of.eps)),) if of.eps else ()
         return (*tensors, ScalarArgument("rows", int32(problem.rows)), *eps)
+
+    def indices(self, problem: RowwiseProblem, config: Config, seed: int) -> Mapping[str, np.ndarray]:
+        """Return positions or labels that lie within few rows of cos_sin, or few columns.
+
+        A prediction draws integers below PREDICTED_BELOW itself.
+        """
+        most = {"positions": problem.positions, "labels": problem.hidden}
+        rng = np.random.default_rng(seed)
+        return {
+            name: rng.integers(0, most[name], problem.rows, np.int32).view(np.uint8)
+            for name in problem.of.inputs
+            if most.get(name, PREDICTED_BELOW) < PREDICTED_BELOW
+        }
 
     def at_run_time(self, problem: RowwiseProblem) -> RowwiseProblem:
         return replace(problem, rows=symbol("rows"))
