@@ -93,10 +93,10 @@ MIXED = """// candidate {{ number }}
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, hasty):
-    """A search of twelve candidates, three of which have a hostile template; what it showed while it waited."""
+    """A search of six candidates, three of which have a hostile template; what it showed while it waited."""
     numbered = NumberedSearch(tmp_path_factory.mktemp("mixed"))
     shown = []
-    coordinator = numbered.coordinator(range(12), fill=hasty, on_change=lambda progress: shown.append(progress.done))
+    coordinator = numbered.coordinator(range(6), fill=hasty, on_change=lambda progress: shown.append(progress.done))
     hasty.while_waiting = lambda: shown.append("waiting")
     (numbered.templates / "attention" / "numbered.cu.j2").write_text(MIXED + LOOPS)
     coordinator.search()

@@ -7,7 +7,7 @@ import pytest
 from evoengine.records import GATE_VERSION
 from tests.support.exhaustive import representatives
 from tests.support.recorded_verdicts import recorded, verdicts_of
-from tests.support.subjects import subjects
+from tests.support.subjects import find_subject, subjects
 
 REMEDY = "verdicts have moved: raise GATE_VERSION and run python -m tests.support.recorded_verdicts"
 NAMES = [pytest.param(name, id=name) for name in recorded()["verdicts"]]
@@ -29,13 +29,13 @@ def test_a_mutant_of_every_family_is_refused():
 
 @pytest.mark.parametrize("name", representatives(NAMES, "gemm/mma", "starter folder"))
 def test_verdicts_are_those_of_the_version(tmp_path, name):
-    subject = next(subject for subject in subjects(tmp_path) if subject.name == name)
+    subject = find_subject(name, tmp_path)
     assert verdicts_of(subject) == recorded()["verdicts"][name], REMEDY
 
 
 def test_a_rule_that_moves_is_seen(tmp_path, monkeypatch):
     """Without a second launch, or with another tolerance, the records of the version do not hold."""
-    subject = next(subject for subject in subjects(tmp_path) if subject.name == "starter folder")
+    subject = find_subject("starter folder", tmp_path)
     workload = type(subject.target.workload)
     cases = workload.cases
     monkeypatch.setattr(workload, "cases", lambda *arguments: cases(*arguments)[1:])

@@ -94,11 +94,10 @@ def blind(monkeypatch):
 
 
 def test_nothing_reads_a_proposal_in_this_process(blind):
-    marked = contender.__wrapped__(jail.MARK)
-    for candidate in (marked, without_listing(marked)):
-        assert judged(candidate).correct
-        assert predict_figure(target(), candidate, {}).by_model
-        assert profile_without_gpu(target(), candidate).tool == "model"
+    marked = without_listing(contender.__wrapped__(jail.MARK))
+    assert judged(marked).correct
+    assert predict_figure(target(), marked, {}).by_model
+    assert profile_without_gpu(target(), marked).tool == "model"
 
 
 def test_that_is_seen_of_a_text_without_the_mark(blind):

@@ -1,4 +1,4 @@
-"""A proposer for evoengine propose that rewrites text by rules: wider vectors, unrolling, streaming stores, staging.
+"""A proposer for evoengine propose that rewrites text by rules: staging, wider vectors.
 
 Run as a program it reads requests and prints answers, as docs/proposing.md describes. Each rule is tried once on each
 parent.
@@ -18,19 +18,6 @@ def vectorise(text: str) -> str:
     return re.sub(r"#define VECTOR ([12])\b", lambda found: f"#define VECTOR {2 * int(found[1])}", text)
 
 
-def unroll(text: str) -> str:
-    return re.sub(r"#pragma unroll ([124])\b", lambda found: f"#pragma unroll {2 * int(found[1])}", text)
-
-
-def reorder(text: str) -> str:
-    """Load the bias before the row."""
-    lines = text.splitlines(keepends=True)
-    at = [n for n, line in enumerate(lines) if "const Chunk in =" in line or "const Chunk add =" in line]
-    if len(at) == 2 and at[1] == at[0] + 1:
-        lines[at[0]], lines[at[1]] = lines[at[1]], lines[at[0]]
-    return "".join(lines)
-
-
 def stage(text: str) -> str:
     """Keep the scale of a row in shared memory, and forget to wait for it."""
     if "__shared__" in text:
@@ -43,7 +30,7 @@ def stage(text: str) -> str:
     return text.replace("alpha * in.at[i]", "scale * in.at[i]")
 
 
-RULES: tuple[Rule, ...] = (vectorise, unroll, reorder, stage)
+RULES: tuple[Rule, ...] = (stage, vectorise)
 
 
 def proposals(requests: Iterator[dict[str, dict[str, str]]]) -> Iterator[dict[str, object]]:

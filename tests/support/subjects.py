@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +30,34 @@ class Subject:
 
     name: str
     target: Target
-    space: SearchSpace
+    space_file: Path
+    families: tuple[str, ...] = ()
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        return load_space(self.space_file, self.target.problem, self.target.gpu, self.families)
 
     def configuration(self, seed: int) -> Config:
         return self.space.sample(np.random.default_rng(seed), 1)[0]
 
 
-def subjects(folder: Path, gpu: str = "h100") -> Iterator[Subject]:
+def find_subject(name: str, folder: Path) -> Subject:
+    return next(s for s in subjects(folder, only=name.partition("/")[0]) if s.name == name)
+
+
+def subjects(folder: Path, gpu: str = "h100", only: str | None = None) -> Iterator[Subject]:
+    """Yield the subjects of all workloads and the starter folder, or those of `only` this workload and the folder."""
     for name, workload in sorted(workloads.workloads().items()):
+        if only not in (None, name):
+            continue
         file, problem = asset("search_spaces") / f"{name}.toml", workload.parse(workload.example)
         target = Target(workload, problem, find_gpu(gpu))
         for family in sorted({str(c["family"]) for c in load_space(file, problem, target.gpu).starts}):
-            yield Subject(f"{name}/{family}", target, load_space(file, problem, target.gpu, (family,)))
+            yield Subject(f"{name}/{family}", target, file, (family,))
     write_folder(starter("own"), folder / "own")
     own = load_folder(folder / "own")
     target = Target(own, own.parse(own.example), find_gpu(gpu))
-    yield Subject("starter folder", target, load_space(folder / "own" / "space.toml", target.problem, target.gpu))
+    yield Subject("starter folder", target, folder / "own" / "space.toml")
 
 
 def survives(subject: Subject, config: Config, mutant: Mutant, binary: Binary, seed: int) -> bool:

@@ -125,16 +125,14 @@ def test_a_wrong_configuration_is_recorded_with_its_case_and_never_ranked(tmp_pa
         tmp_path,
         "drops_the_tail",
         "twice",
-        trials=3,
-        space=space_of("drops_the_tail", BLOCK=[64, 128, 256], num_warps=[1], num_stages=[3]),
+        trials=2,
+        space=space_of("drops_the_tail", BLOCK=[64, 128], num_warps=[1], num_stages=[3]),
     )
     assert [one.config["BLOCK"] for one in found.best] == [64]
-    wrong = trials(tmp_path, outcomes=(Outcome.INCORRECT,))
-    assert sorted(one.config["BLOCK"] for one in wrong) == [128, 256]
-    for one in wrong:
-        case = next(case for case in one.binary_verdict.cases if not case.correct)
-        assert case.problem == "drops_the_tail:m=1,n=1" and "writes to none of its tensors" in one.reason
-        assert one.measurement is None
+    (wrong,) = trials(tmp_path, outcomes=(Outcome.INCORRECT,))
+    case = next(case for case in wrong.binary_verdict.cases if not case.correct)
+    assert case.problem == "drops_the_tail:m=1,n=1" and "writes to none of its tensors" in wrong.reason
+    assert wrong.config["BLOCK"] == 128 and wrong.measurement is None
 
 
 def test_what_triton_refuses_is_recorded_as_uncompilable(tmp_path):

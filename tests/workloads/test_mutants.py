@@ -12,29 +12,20 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from tests.support.exhaustive import representatives
 from tests.support.mutants import mutants
-from tests.support.subjects import subjects, survives
+from tests.support.recorded_verdicts import recorded
+from tests.support.subjects import find_subject, survives
 
 SURVIVORS = Path(__file__).parents[2] / "benchmarks" / "mutation_survivors.toml"
-NAMES = (
-    "attention/mma", "attention/scalar", "attention/wgmma", "attention/wmma", "attention-backward/mma",
-    "attention-backward/scalar", "attention-backward/wgmma", "conv2d/direct", "conv2d/mma", "conv2d/wgmma", "convolution/direct", "convolution/shared", "decode/last_block",
-    "decode/two_kernels", "gemm/mma", "gemm/wgmma", "grouped-gemm/mma", "grouped-gemm/wgmma", "rms_norm/block", "rms_norm/warp",
-    "rowwise/block", "rowwise/cluster", "rowwise/warp",
-    "varlen/mma", "varlen/wgmma", "w4a16/mma", "w4a16/wgmma", "starter folder",
-)  # fmt: skip
+NAMES = recorded()["verdicts"]  # which tests/stages/test_gate_version.py has of every family
 CASES = [pytest.param(name, seed, id=f"{name}-{seed}") for name in NAMES for seed in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(("name", "seed"), representatives(CASES, "rms_norm/warp-1", "starter folder-2"))
 def test_a_mutant_is_rejected_or_judged(tmp_path, name, seed):
     known = tomllib.loads(SURVIVORS.read_text("utf-8"))
-    subject = next(subject for subject in subjects(tmp_path) if subject.name == name)
+    subject = find_subject(name, tmp_path)
     config, arch = subject.configuration(seed), subject.target.gpu.arch
     source = render(subject.target, subject.space, config, asset("templates"))
     made = list(mutants(source, arch, compile_source(source, arch), 4, seed))
     passed = [f"{name}: {m}" for m, binary in made if survives(subject, config, m, binary, seed)]
     assert len(made) == 4 and [mutant for mutant in passed if mutant not in known] == []
-
-
-def test_every_family_is_mutated(tmp_path):
-    assert [subject.name for subject in subjects(tmp_path)] == list(NAMES)
