@@ -11,8 +11,8 @@ from evoengine.errors import UsageError
 LARGEST = 2**31 - 1
 """sizes are passed to kernels as int32"""
 
-_PART = re.compile(r"([a-z]+)(\d+)\Z")
-_RUN = re.compile(r"(?:(\d+)x)?(\d+)\Z")
+_PART = re.compile(r"([a-z]+)(\d+)\Z", re.ASCII)
+_RUN = re.compile(r"(?:(\d+)x)?(\d+)\Z", re.ASCII)
 
 
 def read_parts(

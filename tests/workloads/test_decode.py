@@ -11,7 +11,7 @@ import torch
 
 from evoengine.errors import UsageError
 from evoengine.records import CompiledCandidate, Outcome, Plans
-from evoengine.search.evaluators import full_plan, make_plans
+from evoengine.search.evaluators import full_plan, gate_plan, make_plans
 from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import executor, judge_whole
 from evoengine.stages.predict import predict_binary
@@ -19,6 +19,7 @@ from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.decode.tensors import OUTSIDE
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import execute
 
 PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000,d64,fp16"
 QUERIES = "decode:b2,h12,kv2,s777,sq5,d128,bf16,page7"
@@ -183,11 +184,46 @@ def test_a_valid_configuration_passes_both_judges_and_visits_every_cell(kernel_g
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
 
 
+# --- keys beyond 16 bits
+
+FAR = "decode:b4,h8,kv2,s200000,d128,bf16"
+FAR_LATENT, FAR_WIDE = "decode:b2,h24,s200000,d576,bf16,page64", "decode:b2,h70,s200000,d576,bf16"
+FAR_FAULTS = [
+    ("keys of 16 bits", ONE, FAR, "return first + key;", "return first + (key & 0xffff);"),
+    ("keys of 15 bits", ONE, FAR.replace("200000", "40000"), "return first + key;", "return first + (key & 0x7fff);"),
+    ("places in the table of 16 bits", TWO, f"{FAR},page1", "pages[key / PAGE] * PAGE", "pages[(key & 0xffff) / PAGE] * PAGE"),
+    ("the first key of a step of 16 bits", LAST, f"{FAR},page16", "* TILE_N; }\n\n    // A row of q", "* TILE_N & 0xffff; }\n\n    // A row of q"),
+    ("latent: the first key of a step of 16 bits", SHARED, FAR_LATENT, "* STEP_KEYS; }", "* STEP_KEYS & 0xffff; }"),
+    ("latent: keys of 16 bits", GROUPS, FAR_WIDE, "return first + key;", "return first + (key & 0xffff);"),
+    ("wgmma: places in the table of 16 bits", WIDE, f"{FAR_WIDE},page1", "pages[key / PAGE] * PAGE", "pages[(key & 0xffff) / PAGE] * PAGE"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f[0]) for f in FAR_FAULTS], "keys of 15 bits"),
+)
+def test_a_key_numbered_by_too_few_bits_is_caught_where_a_sequence_has_as_many_keys(
+    kernel_gate, wanted, problem, old, new
+):
+    gate = kernel_gate(problem)
+    config = completed(gate, wanted)
+    plan = Plans([one for one in gate_plan(gate.space, gate.target, config) if one[0].name == "far keys"])
+    for source, outcome in (
+        (gate.source(config), None),
+        (gate.doctored(config, old, new), Outcome.INCORRECT),
+    ):
+        binary = compile_source(source, gate.target.gpu.arch)
+        found = execute(gate.target.workload, source, binary, plan, 7)
+        assert found.outcome == outcome, found.reason
+
+
 # --- blocks of the problem's own launch
 
 LARGE = "decode:b512,h32,kv8,s8192,d128,bf16,page16"
 LARGE_LATENT = "decode:b512,h16,s8192,d576,bf16,page64"
 LARGE_WIDE = "decode:b128,h64,s32768,d576,bf16,page16"
+LARGE_WINDOW = "decode:b2,h8,kv2,s1500000,d128,bf16,page16,window4000"
 FULL_FAULTS = [
     ("offsets of 32 bits", ONE, LARGE, "long long stride;", "int stride;"),
     ("pages of 16 bits", LAST, LARGE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
@@ -199,6 +235,8 @@ FULL_FAULTS = [
     ("wgmma: offsets of latent keys of 32 bits", WIDE, LARGE_WIDE, "(long long)slots[n] * KEY_DIM", "slots[n] * KEY_DIM"),
     ("wgmma: pages of 16 bits", NARROW, LARGE_WIDE, "pages[key / PAGE] * PAGE", "(pages[key / PAGE] & 0xffff) * PAGE"),
     ("offsets of latent keys of 32 bits", SHARED, LARGE_LATENT, "slots[row / STEP] * (long long)KEY_DIM", "slots[row / STEP] * KEY_DIM"),
+    ("places in the table of 16 bits", LAST, LARGE_WINDOW, "pages[key / PAGE] * PAGE", "pages[(key / PAGE) & 0xffff] * PAGE"),
+    ("places in the table of 20 bits", ONE, LARGE_WINDOW.replace("page16", "page1"), "pages[key / PAGE] * PAGE", "pages[(key / PAGE) & 0xfffff] * PAGE"),
 ]  # fmt: skip
 
 
@@ -228,6 +266,7 @@ def test_a_fault_that_no_small_case_shows_is_caught_at_full_size(kernel_gate, wa
                 (ONE, LARGE),
                 (LAST, "decode:b512,h70,kv7,s4000,sq3,d128,fp16,softcap30,alibi,sinks,window600"),
                 (ONE, "decode:b300,h32,kv8,s8192,d128,bf16,cache_fp8_e4m3,page16"),
+                (ONE, f"{LARGE_WINDOW},alibi"),
                 (SHARED, LARGE_LATENT),
                 (WIDE, LARGE_WIDE),
                 (NARROW, "decode:b9,h70,s3000,sq2,d576,fp16"),

@@ -34,6 +34,15 @@ def test_a_problem_is_read_and_written(text, problem):
     assert text.startswith(f"{workload.name}:")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["decode:b1,h4,s64,d64,fp16,page\u0663", "varlen:h4,d64,fp16,lens=40,page\u0663", "varlen:h4,d64,fp16,lens=\u0663"],
+)
+def test_digits_of_other_scripts_are_no_numbers(text):
+    with pytest.raises(UsageError, match="\u0663' that is not|'\u0663' is no length"):
+        parse_problem(text)
+
+
 def test_parts_may_come_in_any_order_and_with_spaces():
     assert parse_problem("gemm: bias, fp16, k3, n2, m1")[1] == GemmProblem(1, 2, 3, "fp16", "bias")
 

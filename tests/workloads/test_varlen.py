@@ -13,7 +13,7 @@ from evoengine.cuda_files import disassembler
 from evoengine.devices.base import VisitKind
 from evoengine.errors import UsageError
 from evoengine.records import CompiledCandidate, Outcome, Plans, Source
-from evoengine.search.evaluators import full_plan
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.stages.gate import emulator, executor, judge_whole
 from evoengine.stages.predict import predict_binary
@@ -23,6 +23,7 @@ from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import visits_by_block
 from evoengine.workloads.varlen.tensors import NO_PAGE
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import execute
 
 PACKED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37"
 FULL = "varlen:h4,kv2,d64,fp16,lens=100+0+37,kvlens=130+5+37"
@@ -307,6 +308,42 @@ def predicted_us(gate, config):
     source = gate.source(config)
     binary = compile_source(source, "sm_90a")
     return predict_binary(gate.target, CompiledCandidate(0, source, binary, config)).time_us
+
+
+# --- keys and rows beyond 16 bits
+
+FAR_KEYS = "varlen:h4,kv2,d128,bf16,causal,lens=4+9,kvlens=200000+50"
+FAR_ROWS = "varlen:h2,kv1,d64,fp16,lens=200000+5,kvlens=40+7"
+ANY_MMA, ANY_COPY, ANY_TMA = (
+    {"family": "mma"},
+    {"family": "wgmma", "load": "cp_async"},
+    {"family": "wgmma", "load": "tma"},
+)
+FAR_FAULTS = [
+    ("keys", ANY_MMA, FAR_KEYS, "(long long)(tile * TILE_N) * kv_stride", "(long long)(tile * TILE_N & 0xffff) * kv_stride"),
+    ("keys in pages", ANY_COPY, f"{FAR_KEYS},page1", "return {from, table, tile * TILE_N, kv_stride}", "return {from, table, tile * TILE_N & 0xffff, kv_stride}"),
+    ("keys in pages, by TMA", ANY_TMA, f"{FAR_KEYS},page16", "work.table[key / PAGE] : 0", "work.table[(key & 0xffff) / PAGE] : 0"),
+    ("rows of Q", ANY_MMA, FAR_ROWS, "q = batch.q + (long long)(q_begin + first_row)", "q = batch.q + (long long)(q_begin + (first_row & 0xffff))"),
+    ("rows of O", ANY_COPY, FAR_ROWS, "o = batch.o + (long long)(q_begin + first_row)", "o = batch.o + (long long)(q_begin + (first_row & 0xffff))"),
+    ("rows of Q, by TMA", ANY_TMA, FAR_ROWS, "work.first_row)", "work.first_row & 0xffff)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"),
+    representatives([pytest.param(*f[1:], id=f"{f[0]} of 16 bits") for f in FAR_FAULTS], "keys of 16 bits"),
+)
+def test_keys_and_rows_of_too_few_bits_are_caught_where_a_sequence_has_as_many(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = gate.configuration(wanted)
+    plan = Plans([one for one in gate_plan(gate.space, gate.target, config) if one[0].name.startswith("far ")])
+    for source, outcomes in (
+        (gate.source(config), (None,)),
+        (gate.doctored(config, old, new), (Outcome.INCORRECT, Outcome.CRASHED)),
+    ):
+        binary = compile_source(source, gate.target.gpu.arch)
+        found = execute(gate.target.workload, source, binary, plan, 7)
+        assert found.outcome in outcomes, found.reason
 
 
 # --- blocks of the problem's own launch

@@ -20,6 +20,8 @@ MOST_WORK = 100_000_000
 """rows times keys times head_dim of a case, which takes some seconds"""
 MOST_BLOCKS = 1024
 """of the case that has the problem's own heads and sequences: most of its time goes to beginning and ending blocks"""
+FAR, FAR_KEYS = 1 << 15, (1 << 16) + 131
+"""keys beyond which an index of 15 bits names another one, and how many a sequence has where one of 16 bits does so"""
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the case where those are independent"""
 LENGTHS = (
@@ -107,6 +109,9 @@ def _long_cases(problem: DecodeProblem, config: Config) -> Iterator[Case[DecodeP
     keys = affordable_keys(problem)
     part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
     yield Case("own keys", replace(one, seq_k=keys), long=True, part=part)
+    if problem.seq_k > FAR:
+        far = replace(one, heads=1, seq_q=1, seq_k=min(problem.seq_k, FAR_KEYS))
+        yield Case("far keys", far, "last keys", long=True, once=True)
     few = max(problem.seq_q, 17)
     batch = min(problem.batch, max(2, MOST_BLOCKS // (problem.kv_heads * int(config.get("splits", 1)))))
     if batch * problem.heads * problem.seq_q * few * problem.head_dim <= MOST_WORK:
@@ -142,6 +147,8 @@ def cells(problem: DecodeProblem, config: Config) -> frozenset[Cell]:
         found |= {Cell("codes", what) for what in CODES}
     if problem.page:
         found |= {Cell("pages", what) for what in PAGES}
+    if problem.seq_k > FAR:
+        found.add(Cell("extents", "far keys"))
     return frozenset(found)
 
 
@@ -161,6 +168,8 @@ def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
         found.add(Cell("queries", "several"))
     if p.seq_k == affordable_keys(whole):
         found.add(Cell("extents", "keys"))
+    if p.seq_k > FAR and case.draw == "last keys":
+        found.add(Cell("extents", "far keys"))
     if p.window and p.seq_q == 1 and case.draw == "before the window":
         begins, step = p.seq_k - p.window, step_keys(config)
         found |= {Cell("window", what) for what, at in zip(WINDOWS, (1, step - 1), strict=True) if begins % step == at}
@@ -173,7 +182,7 @@ def visited(case: Case[DecodeProblem]) -> frozenset[Cell]:
 MOST_DRAWN = 1 << 24
 """elements of q and of the block table, which are drawn as a whole"""
 MOST_KEYS = 16_384
-"""of the sequence that is as long as may be: a device counts at most 65,536 touched pages of memory"""
+"""that queries see of the sequence that is as long as may be: a device counts at most 65,536 touched pages of memory"""
 MOST_BLOCKS = 48
 
 
@@ -202,9 +211,9 @@ class FullCase:
 
     @property
     def has_long(self) -> bool:
-        """Return whether one sequence is as long as may be."""
+        """Return whether one sequence is as long as may be: its keys, or those within a window, are few enough."""
         p = self.problem
-        return p.seq_k <= MOST_KEYS and self._work(p.seq_k) <= MOST_WORK // 4
+        return p.keys <= MOST_KEYS and self._work(p.keys) <= MOST_WORK // 4
 
     def _work(self, keys: int) -> int:
         return keys * block_rows(self.config) * (self.problem.head_dim + self.problem.head_dim_v) // 2

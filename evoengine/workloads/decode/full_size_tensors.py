@@ -207,18 +207,23 @@ def _combined(p: DecodeProblem, of_tile: Sequence[BlockTrace], rows: np.ndarray)
 def _parts(
     case: FullCase, asked: BlockLaunch, sequence: int, kv_head: int, rows: range, outputs: torch.Tensor
 ) -> Iterator[WrittenPart]:
-    """Yield the rows of each query as a problem of one sequence and one query, which has the keys that it sees."""
+    """Yield the rows of each query as a problem of one sequence and one query, which has the keys that it sees.
+
+    Keys before its window are left out.
+    """
     p = case.problem
     given = {a.name: torch.from_numpy(a.data) for a in asked.arguments if isinstance(a, TensorArgument)}
     length = int(given["lengths"].view(torch.int32)[sequence])
     for query in range(rows.start // p.group, -(-rows.stop // p.group)):
         own = range(max(rows.start, query * p.group), min(rows.stop, (query + 1) * p.group))
         heads = [kv_head * p.group + row % p.group for row in own]
-        visible = max(0, length - p.seq_q + query + 1)
+        end = max(0, length - p.seq_q + query + 1)
+        visible = min(end, p.window or end)
         part = replace(p, batch=1, heads=len(own), kv_heads=1, seq_q=1, seq_k=max(1, visible), page=0)
         q = given["q"].view(TORCH_DTYPES[p.dtype])[sequence, query, heads]
+        key = np.arange(end - visible, max(1, end))
         inputs = {"q": q[None, None], "lengths": torch.tensor([visible], dtype=torch.int32)}
-        inputs |= {name: _keys(p, asked, given, name, sequence, kv_head, part.seq_k) for name in p.caches}
+        inputs |= {name: _keys(p, asked, given, name, sequence, kv_head, key) for name in p.caches}
         inputs |= {name: given[name].view(torch.float32)[heads] for name in of_heads(p)}
         if p.cache:
             inputs |= {f"{name}_scale": given[f"{name}_scale"].view(torch.float32)[[kv_head]] for name in p.caches}
@@ -227,10 +232,9 @@ def _parts(
 
 
 def _keys(
-    p: DecodeProblem, asked: BlockLaunch, given: Inputs, name: str, sequence: int, kv_head: int, count: int
+    p: DecodeProblem, asked: BlockLaunch, given: Inputs, name: str, sequence: int, kv_head: int, key: np.ndarray
 ) -> torch.Tensor:
-    """Return the first `count` keys or values of a sequence and KV head, [1, count, 1, head_dim]."""
-    key = np.arange(count)
+    """Return keys or values of a sequence and KV head by their numbers `key`, [1, len(key), 1, head_dim]."""
     slots = sequence * p.seq_k + key
     if p.page:
         pages = given["block_table"].view(torch.int32)[sequence].numpy().astype(np.int64)

@@ -59,8 +59,8 @@ class DecodeTensors(Tensors[DecodeProblem]):
         out = _zeros(problem, inputs, torch.float64)
         for b, q, k, v in _sequences(problem, inputs):
             q, k, v = q.double(), k.double(), v.double()
-            logits = _logits_of(problem, inputs, q @ k.transpose(-1, -2) / math.sqrt(problem.root))
-            out[b] = _to_rows(problem, _weights(problem, inputs, logits) @ v)
+            logits = _logits_of(problem, inputs, _shared(q, k.transpose(-1, -2)) / math.sqrt(problem.root))
+            out[b] = _to_rows(problem, _shared(_weights(problem, inputs, logits), v))
         return {"o": out}
 
     def own_dtype(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
@@ -69,9 +69,9 @@ class DecodeTensors(Tensors[DecodeProblem]):
         out = _zeros(problem, inputs, dtype)
         for b, q, k, v in _sequences(problem, inputs):
             k, v = k.to(dtype), v.to(dtype)
-            scores = ((q * scale).float() @ (k * scale).float().transpose(-1, -2)).to(dtype)
+            scores = _shared((q * scale).float(), (k * scale).float().transpose(-1, -2)).to(dtype)
             weights = _weights(problem, inputs, _logits_of(problem, inputs, scores.float())).to(dtype)
-            out[b] = _to_rows(problem, (weights.float() @ v.float()).to(dtype))
+            out[b] = _to_rows(problem, _shared(weights.float(), v.float()).to(dtype))
         return {"o": out}
 
     def rounded_once(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
@@ -81,12 +81,12 @@ class DecodeTensors(Tensors[DecodeProblem]):
         """
         out = _zeros(problem, inputs, inputs["q"].dtype)
         for b, q, k, v in _sequences(problem, inputs):
-            scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(problem.root)
+            scores = _shared(q.float(), k.float().transpose(-1, -2)) / math.sqrt(problem.root)
             weights = _weights(problem, inputs, _logits_of(problem, inputs, scores))
             lag = torch.linspace(0.5, 1.0, scores.shape[-2], device=out.device).view(-1, 1)
             unit = weights.amax(-1, keepdim=True).clamp(min=1e-30) * lag
             p = (weights / unit).to(out.dtype).float()
-            out[b] = _to_rows(problem, (p @ v.float() * unit).to(out.dtype))
+            out[b] = _to_rows(problem, (_shared(p, v.float()) * unit).to(out.dtype))
         return {"o": out}
 
     def shown(self, case: Case[DecodeProblem], drawn: Drawn) -> frozenset[Cell]:
@@ -136,15 +136,21 @@ def _slots(problem: DecodeProblem, inputs: Inputs, sequence: int, length: int) -
 def _sequences(
     problem: DecodeProblem, inputs: Inputs
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [heads, length, d].
+    """Yield each sequence that has keys: its number, q [heads, seq_q, d], and k and v [kv_heads, length, d].
 
     Those of a cache in FP8 are float64.
     """
     for b, length in enumerate(inputs["lengths"].tolist()):
         if length:
-            rows = (_rows(problem, inputs, name, b, length) for name in "kv")
-            k, v = (x.transpose(0, 1).repeat_interleave(problem.group, 0) for x in rows)
+            k = _rows(problem, inputs, "k", b, length).transpose(0, 1)
+            latent = problem.latent
+            v = k[..., : problem.head_dim_v] if latent else _rows(problem, inputs, "v", b, length).transpose(0, 1)
             yield b, inputs["q"][b].transpose(0, 1), k, v
+
+
+def _shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return x [heads, m, n] times y [kv_heads, n, l], each KV head's for all heads that share it; [heads, m, l]."""
+    return (x.reshape(len(y), -1, x.shape[-1]) @ y).view(*x.shape[:-1], y.shape[-1])
 
 
 def _rows(problem: DecodeProblem, inputs: Inputs, name: str, sequence: int, length: int) -> torch.Tensor:
@@ -400,7 +406,7 @@ def _shown_codes(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
 
 def _shown_values(p: DecodeProblem, inputs: Inputs) -> Iterator[str]:
     for _, q, k, _v in _sequences(p, inputs):
-        scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(p.root)
+        scores = _shared(q.double(), k.double().transpose(-1, -2)) / math.sqrt(p.root)
         keys, hidden = scores.shape[-1], _hidden(p, scores.shape[-1], scores.device)
         top, weight = scores.argmax(-1), _weights(p, inputs, _logits_of(p, inputs, scores))
         alone, at = weight.amax(-1) > 0.99, weight.argmax(-1)

@@ -29,6 +29,8 @@ from evoengine.workloads.varlen.problem import VarlenProblem
 MORE_BLOCKS = "more than there are tiles of rows"
 UNLIKE_BLOCKS = "several, with unlike numbers of tiles of rows"
 OWN_LENGTHS = "as many sequences as the problem has"
+FAR, FAR_LENGTH = 1 << 15, (1 << 16) + 131
+"""a length beyond which an index of 15 bits names another key or row, and one at which one of 16 bits does so"""
 LENGTHS = (
     "a sequence without queries, before others",
     "a sequence without keys",
@@ -111,6 +113,12 @@ def _long_cases(problem: VarlenProblem, config: Config) -> Iterator[Case[VarlenP
     keys += n - 1 - keys % n
     long = replace(problem, heads=1, kv_heads=1, lens=(m, 1), kv_lens=(keys, 3), pool=0)
     yield Case("long", long, "long", long=True)
+    if (most := max(problem.kv_lens)) > FAR:
+        far = replace(long, lens=(1,), kv_lens=(min(most, FAR_LENGTH),), pool=0)
+        yield Case("far keys", far, "diagonal", long=True, once=True)
+    if (most := max(problem.lens)) > FAR:
+        far = replace(long, lens=(min(most, FAR_LENGTH),), kv_lens=(17,), pool=0)
+        yield Case("far rows", far, "one-hot rows", long=True, once=True)
     if problem.heads > 2:
         yield Case("own heads", replace(problem, lens=(3, 2), kv_lens=(21, 2), pool=0), long=True, once=True)
     if own := own_lengths(problem, config):
@@ -163,7 +171,8 @@ def cells(problem: VarlenProblem, config: Config) -> frozenset[Cell]:
         found |= {Cell("values", negative_name(half)) for half in HALVES}
     if own_lengths(problem, config):
         found.add(Cell("extents", OWN_LENGTHS))
-    return frozenset(found)
+    of_lengths = ("far keys", max(problem.kv_lens)), ("far rows", max(problem.lens))
+    return frozenset(found | {Cell("extents", name) for name, most in of_lengths if most > FAR})
 
 
 def visited(case: Case[VarlenProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
@@ -199,7 +208,8 @@ def visited(case: Case[VarlenProblem], launch: Launch, visits: np.ndarray) -> fr
         found |= {Cell("pages", what) for what in _pages(case, n)}
     if (own_problem := own_lengths(whole, config)) and p.lens == own_problem.lens and p.kv_lens == own_problem.kv_lens:
         found.add(Cell("extents", OWN_LENGTHS))
-    return frozenset(found)
+    far = ("far keys", p.kv_lens), ("far rows", p.lens)
+    return frozenset(found | {Cell("extents", name) for name, lens in far if max(lens) > FAR})
 
 
 def _fullest(problem: VarlenProblem, tile: int) -> int:

@@ -22,7 +22,7 @@ TILE_ROWS = (64, 128, 192)
 
 _NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "pool": "pool"}
 _LISTS = {"lens": "lens", "kvlens": "kv_lens"}
-_PART = re.compile(r"(h|kv|d|page|pool)(\d+)\Z")
+_PART = re.compile(r"(h|kv|d|page|pool)(\d+)\Z", re.ASCII)
 _LIST = re.compile(r"(lens|kvlens)=(.*)\Z")
 _KNOWN = "h, kv, d, page or pool with a number, lens=… or kvlens=…, fp16, bf16, or causal"
 
