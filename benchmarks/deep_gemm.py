@@ -33,7 +33,7 @@ from evoengine.sass.core import Program  # noqa: E402
 from evoengine.sass.cubin import kernel_names, read_kernel  # noqa: E402
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare  # noqa: E402
 from evoengine.sass.listing import disassemble  # noqa: E402
-from evoengine.sass.predict import Prediction, predict  # noqa: E402
+from evoengine.sass.predict import Prediction, Unpredictable, predict  # noqa: E402
 from evoengine.space.space import SearchSpace, load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.predict import predict_binary  # noqa: E402
@@ -61,14 +61,21 @@ class Layout:
     """whether the two blocks of a cluster lie beside one another, and share rows of A"""
 
 
-LAYOUTS = (Layout(128, 128), Layout(128, 128, multicast_a=False), Layout(128, 160), Layout(256, 128), Layout(64, 128))
+LAYOUTS = (
+    Layout(128, 128), Layout(128, 128, multicast_a=False), Layout(128, 160), Layout(256, 128), Layout(64, 128),
+    Layout(64, 64),
+)  # fmt: skip # a table
 PERSISTENT: Config = {
     "family": "wgmma", "tile_m": 128, "tile_n": 128, "tile_k": 128, "consumers": 2, "swap": False, "stages": 5,
     "raster": "groups", "group_m": 8, "schedule": "persistent", "ping_pong": False, "cluster": "2x1", "c_store": "tma",
     "producer_registers": 40, "min_blocks": 1,
 }  # fmt: skip # a table
 TALL: Config = {**PERSISTENT, "tile_m": 256, "stages": 3, "cluster": "1x2"}
-CONFIGURATIONS: tuple[Config, ...] = (TALL, {**TALL, "cluster": "2x1"}, {**TALL, "stages": 4}, PERSISTENT)
+SMALL: Config = {
+    **{name: value for name, value in PERSISTENT.items() if name != "ping_pong"}, "tile_m": 64, "tile_n": 64, "consumers": 1, "stages": 8, "group_m": 1, "schedule": "none",
+    "cluster": "1x1", "split_k": 1, "stream_steps": 0, "producer_registers": 24,
+}  # fmt: skip # a table
+CONFIGURATIONS: tuple[Config, ...] = (TALL, {**TALL, "cluster": "2x1"}, {**TALL, "stages": 4}, PERSISTENT, SMALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +213,10 @@ def main() -> None:
         for layout in layouts:
             shared = "A" if layout.multicast_a else "B"
             name = f"DeepGEMM {layout.rows} × {layout.columns}, multicast of {shared}"
-            print(line(shape, name, predicted(options, layout, shape)), flush=True)
+            try:
+                print(line(shape, name, predicted(options, layout, shape)), flush=True)
+            except Unpredictable as reason:
+                print(f"| {shape} | {name} | not predicted: {reason} | | | |", flush=True)
         for config in CONFIGURATIONS:
             if found := ours(config, shape):
                 said = ", ".join(f"{name} {config[name]}" for name in ("tile_m", "cluster", "stages"))

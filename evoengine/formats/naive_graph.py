@@ -20,7 +20,7 @@ _TYPES = {"float32": "float", "int64": "long long", "int32": "int", "bool": "boo
 _BINARY = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "maximum": "fmaxf({}, {})",
     "minimum": "fminf({}, {})", "ge": "{} >= {}", "gt": "{} > {}", "le": "{} <= {}", "lt": "{} < {}", "eq": "{} == {}",
-    "ne": "{} != {}",
+    "ne": "{} != {}", "logical_and": "{} && {}", "logical_or": "{} || {}",
 }  # fmt: skip # a table
 _UNARY = {
     "neg": "-{}", "abs": "fabsf({})", "exp": "expf({})", "log": "logf({})", "log1p": "log1pf({})", "erf": "erff({})",
@@ -267,6 +267,17 @@ class _Writer:
         return self.value(source, (*index[:axis], f"({index[axis]} + {begin})", *index[axis + 1 :]))
 
     # elementwise with arguments
+
+    def _bitwise_not(self, node: Any, args: list[Any], index: Index) -> str:
+        return self.emit(f"{'!' if node['dtype'] == 'bool' else '~'}{self.value(args[0], index)}", self.kind(node))
+
+    def _bitwise_and(self, node: Any, args: list[Any], index: Index) -> str:
+        a, b = (self.spread(operand, index) for operand in args[:2])
+        return self.emit(f"{a} & {b}", self.kind(node))
+
+    def _bitwise_or(self, node: Any, args: list[Any], index: Index) -> str:
+        a, b = (self.spread(operand, index) for operand in args[:2])
+        return self.emit(f"{a} | {b}", self.kind(node))
 
     def _leaky_relu(self, node: Any, args: list[Any], index: Index) -> str:
         x, slope = self.value(args[0], index), self.number(args[1] if len(args) > 1 else 0.01)

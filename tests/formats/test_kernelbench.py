@@ -92,6 +92,7 @@ OPERATIONS = {
     "other shapes of the same elements": "(x.t()[None].expand(3, m, n).reshape(3 * m, n)[:, :, None].reshape(3, -1))",
     "a norm that updates in place": "F.rms_norm(x, x.shape[1:]).mul_(0.5)",
     "parts": "torch.cat([part * (i + 1) for i, part in enumerate((*x.split((5, 7, m - 12), 1), *x.chunk(2, 1)))], 1)",
+    "a mask": "x.masked_fill(~((x > 0.2) & torch.ones(m, device=x.device).bool() | (x < -1)), 0.5)",
     "rows of a table": "F.embedding(torch.argmax(x, dim=0), x).unbind(1)[0]",
     "several": "F.gelu(torch.matmul(x, w.t()) * 0.3).mean(dim=0)",
 }

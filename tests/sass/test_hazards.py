@@ -141,6 +141,21 @@ def test_a_product_of_doubles_reads_before_the_next_one_writes(second, found):
     assert ("overwrites R32" in " ".join(hazards)) == found
 
 
+@pytest.mark.parametrize("mask", [1, 0])
+def test_the_check_of_a_division_ends_before_the_next_exponential(mask):
+    """As ptxas has it in a naive softmax: the check sets no scoreboard, and the wait for MUFU behind it is for both."""
+    listing = written_out(
+        ("FCHK P0, RZ, R17", 7, 7, 0),
+        ("MUFU.EX2 R3, R3", 0, 7, 0),
+        ("FFMA R13, R2, R3, R13", 7, 7, mask),
+        ("MOV R17, R15", 7, 7, 0),
+        ("@!P0 BRA `(.L_x_1)", 7, 7, 0),
+        (".L_x_1: EXIT", 7, 7, 0),
+    )
+    found = " ".join(Program(listing, "kernel").hazards(90, 64)[0])
+    assert not found if mask else "overwrites R17, which `FCHK" in found
+
+
 @pytest.mark.parametrize("mask", [2, 0])
 def test_a_routine_returns_to_its_caller_however_often_a_call_without_return_has_left_a_loop(mask):
     """As ptxas leaves the loop over k, of tiles one after the other: by a call to the next instruction."""

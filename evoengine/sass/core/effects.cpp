@@ -303,7 +303,7 @@ struct Builder {
     if (one_of(base, {"LDS", "STS", "LDSM", "STSM", "MOVM", "SHFL", "ATOMS"})) return Queue::Shared;
     if (one_of(base, {"LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG"})) return Queue::Global;
     if (base == "LDC") return Queue::Constant;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"})) return Queue::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;
     if (one_of(base, {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED"})) return Queue::TensorMemory;
     if (one_of(base, {"REDUX", "MATCH"})) return Queue::Reduce;
@@ -316,7 +316,7 @@ struct Builder {
   bool variable() const {
     if (i.write_barrier < 6 || i.read_barrier < 6) return true;
     if (one_of(base, {"BREV", "LDGDEPBAR", "SYNCS", "FENCE", "MEMBAR"})) return has(i, "PHASECHK");
-    return queue() != Queue::None || one_of(base, {"FCHK", "QSPC"});
+    return queue() != Queue::None || base == "QSPC";
   }
 };
 
