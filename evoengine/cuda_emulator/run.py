@@ -109,13 +109,13 @@ def run(
 
 
 def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
-    """Run single blocks and return what each of them touches. Raises as `run_rounds` does.
+    """Run blocks, each by itself or as `together` says, and return what they touch. Raises as `run_rounds` does.
 
     A process ends where it gives a block up; another one goes on behind it.
     """
     traces: list[BlockTrace] = []
-    while len(traces) < len(asked.blocks):
-        left = replace(asked, blocks=asked.blocks[len(traces) :])
+    while len(traces) * asked.together < len(asked.blocks):
+        left = replace(asked, blocks=asked.blocks[len(traces) * asked.together :])
         found = _run_until_given_up(executable, entry, left, seed, timeout)
         if not found:
             raise KernelCrashed(f"the emulator's process ended without a report, kernel {entry}")
@@ -128,7 +128,9 @@ def _run_until_given_up(
 ) -> list[BlockTrace]:
     tensors = {t.name: t for t in _in_memory(asked.arguments)}
     header = _header(executable, seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
-    chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
+    chosen = np.array(
+        [(b.number, b.input_limit, n % asked.together > 0) for n, b in enumerate(asked.blocks)], np.uint64
+    )
     call = _call(entry, asked.launch, asked.arguments, tensors)
     given = [a for a in asked.arguments if isinstance(a, TensorArgument)]
     contents = _contents([KernelCall(entry, asked.launch, given)], tensors, first=True)

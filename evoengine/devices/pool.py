@@ -71,7 +71,7 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run by itself.
+    """Some blocks of a launch, each run by itself, or `together` of them in turn over the same memory.
 
     An input without contents has the pool's, and an output is NaN until it is written.
     """
@@ -83,13 +83,16 @@ class BlockLaunch:
     blocks: Sequence[ChosenBlock]
     entry: str | None = None
     """the kernel; None for the candidate's first"""
+    together: int = 1
+    """each so many of `blocks`, one behind the other, find memory as those before left it, and have one trace"""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """The memory that one of the blocks touched."""
+    """The memory that one of the blocks touched, or several together."""
 
     block: int
+    """of several the last in the executor, the first in the emulator"""
     given_up: bool
     """it read more of the inputs than allowed, and was aborted"""
     pages: dict[str, list[tuple[int, np.ndarray]]]

@@ -116,10 +116,16 @@ def blocks_ended(launch: Launch) -> int:
 
 
 def run_blocks(
-    program: Program, launch: Launch, blocks: Sequence[ChosenBlock], pool: np.ndarray, limit: int = LIMIT
+    program: Program,
+    launch: Launch,
+    blocks: Sequence[ChosenBlock],
+    pool: np.ndarray,
+    together: int = 1,
+    limit: int = LIMIT,
 ) -> bytes:
     """Execute blocks by themselves (of a cluster: all of it) over sparse memory and return their traces.
 
+    Each `together` of them run in turn over the same memory, with one trace.
     `pool` [pages, PAGE] uint8 has the pages of sparse inputs. Raises as `run` does.
     """
     numbers = (c_uint64 * len(blocks))(*(b.number for b in blocks))
@@ -132,6 +138,7 @@ def run_blocks(
         numbers,
         limits,
         len(blocks),
+        together,
         pages.ctypes.data,
         len(pages),
         limit,
@@ -197,6 +204,7 @@ def library() -> ctypes.CDLL:
         POINTER(SassLaunch),
         POINTER(c_uint64),
         POINTER(c_uint64),
+        c_int,
         c_int,
         c_void_p,
         c_uint64,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -56,7 +56,7 @@ from evoengine.stages.verify import (
     verify,
     without_missing,
 )
-from evoengine.workloads.base import AnyWorkload, NothingWritten, WrongBlock
+from evoengine.workloads.base import AnyWorkload, Grouped, NothingWritten, WrongBlock
 
 if TYPE_CHECKING:
     from evoengine.virtual.host import HostJudge
@@ -322,26 +322,48 @@ def verify_blocks(
         except (KernelCrashed, KernelHung, NothingWritten) as raised:
             failure = raised
             found = replace(failed(case, own_seed, str(raised)), part=_judged_part(case, asked))
-        if found.correct or _counts(workload, case, failure, run, own_seed):
+        if not found.correct and _counts(workload, case, failure, run, own_seed):
             if isinstance(failure, KernelFailure):
                 raise failure
             return found
-        return _not_judged(case, own_seed, "one alone is not right")
+        together = _judge_groups(workload, full.groups(case, launch, own_seed), run, own_seed)
+        if together is not None:
+            return together
+        return found if found.correct else _not_judged(case, own_seed, "one alone is not right")
 
     more = run_plan(plan, seed + 1, verdict.device, judge)
     cases, wall_ms = verdict.cases + more.cases, verdict.wall_ms + more.wall_ms
     return replace(more, cases=cases, wall_ms=wall_ms, coverage=verdict.coverage)
 
 
+def _judge_groups(
+    workload: AnyWorkload, groups: Iterable[tuple[Grouped, Grouped]], run: RunBlocks, seed: int
+) -> CaseResult | None:
+    """Return the result of groups of blocks that share tiles; None where no way to group them is right in small."""
+    for (small_case, small), (case, asked) in groups:
+        try:
+            if not check_blocks(workload, small_case, small, run(small, seed), seed).correct:
+                continue
+        except (KernelFailure, NothingWritten):
+            continue
+        try:
+            asked, traces = _run(asked, run, seed, unknown_cost=True)
+            return check_blocks(workload, case, asked, traces, seed)
+        except NothingWritten as wrong:
+            return replace(failed(case, seed, str(wrong)), part=_judged_part(case, asked))
+    return None
+
+
 def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> tuple[BlockLaunch, list[BlockTrace]]:
-    """Run the blocks, or as many as there is time for where one alone shows how long they take."""
-    if not unknown_cost or len(asked.blocks) == 1:
+    """Run the blocks, or as many as there is time for where the first alone show how long they take."""
+    each = asked.together
+    if not unknown_cost or len(asked.blocks) == each:
         return asked, run(asked, seed)
     before = _cpu_seconds()
-    first = run(replace(asked, blocks=asked.blocks[:1]), seed)
+    first = run(replace(asked, blocks=asked.blocks[:each]), seed)
     possible = int(BLOCKS_SECONDS / max(_cpu_seconds() - before, 1e-3))
-    rest = asked.blocks[1 : max(2, possible)]
-    done = replace(asked, blocks=[asked.blocks[0], *rest])
+    rest = asked.blocks[each : each * max(2, possible)]
+    done = replace(asked, blocks=[*asked.blocks[:each], *rest])
     return done, first + run(replace(asked, blocks=rest), seed)
 
 

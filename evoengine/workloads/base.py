@@ -8,7 +8,7 @@ are pickled for those processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -201,6 +201,10 @@ class IndexBound:
     rising: bool | None = None
 
 
+Grouped = tuple[Any, "BlockLaunch"]
+"""a case at full size, and groups of its blocks"""
+
+
 class FullSize(ABC, Generic[C]):
     """Cases at full size on the CPU: blocks of the problem itself, over tensors that exist in part."""
 
@@ -228,6 +232,13 @@ class FullSize(ABC, Generic[C]):
     def alone(self, case: C, seed: int) -> BlockLaunch | None:
         """Return the blocks of a small launch, each run by itself, if a kernel's blocks may need one another."""
         return None
+
+    def groups(self, case: C, launch: Launch, seed: int) -> Iterator[tuple[Grouped, Grouped]]:
+        """Yield groups of blocks that may share tiles through memory: of a small launch, and of this one.
+
+        Where those of the small launch do what they should, those of this one must.
+        """
+        return iter(())
 
     def in_small(self, case: C) -> C:
         """Return the case of the launch of `alone`."""

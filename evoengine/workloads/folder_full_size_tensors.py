@@ -27,6 +27,7 @@ from evoengine.workloads.base import (
     Case,
     Drawn,
     FullSize,
+    Grouped,
     Inputs,
     NothingWritten,
     Outputs,
@@ -47,6 +48,7 @@ from evoengine.workloads.folder_cases import (
     patterns,
 )
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
+from evoengine.workloads.folder_groups import chosen_groups, groupings
 from evoengine.workloads.folder_tensors import FolderTensors, random_values
 from evoengine.workloads.full_size import DRAWN, chosen_blocks
 from evoengine.workloads.tensors import TORCH_DTYPES
@@ -58,6 +60,8 @@ _SMALL_BYTES = 1 << 22
 """limit of the bytes of inputs that are passed to the emulator whole"""
 _ALL = 64
 """number of blocks up to which all blocks of a launch are run"""
+_GROUPED = 192
+"""limit of the blocks that are run in groups"""
 _SLICE_ELEMENTS, _SLICE_OPERATIONS = 1 << 24, 4e9
 """limits of elements and of operations of the reference for a few places"""
 _ALL_ELEMENTS = 1 << 26
@@ -103,6 +107,26 @@ class FolderFullSize(FullSize[FolderFullCase]):
     def in_small(self, case: FolderFullCase) -> FolderFullCase:
         return replace(case, problem=case.small)
 
+    def groups(self, case: FolderFullCase, launch: Launch, seed: int) -> Iterator[tuple[Grouped, Grouped]]:
+        """Yield groups of blocks that may share tiles, of a small launch and of this one, where values can be compared.
+
+        Those of a kernel with scratch memory, whose blocks by themselves need not do what they should.
+        """
+        if case.compared or case.entry not in (None, self._definition.entry) or self._definition.then:
+            return
+        if not self._can_be_judged(case, case.whole):
+            return
+        compared = replace(case, compared=True)
+        for way in groupings(case.small_launch.grid, launch.grid, case.config):
+            found = []
+            for one, at in ((self.in_small(compared), case.small_launch), (compared, launch)):
+                size = way.size(at.grid)
+                groups = chosen_groups(prod(at.grid) // size, max(3, _GROUPED // size), seed)
+                blocks = [block for group in groups for block in way.members(at.grid, group)]
+                asked = self._launch(one, one.problem, at, seed, blocks)
+                found.append((one, replace(asked, together=size)))
+            yield found[0], found[1]
+
     def written_parts(
         self, case: FolderFullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]
     ) -> list[WrittenPart]:
@@ -117,9 +141,13 @@ class FolderFullSize(FullSize[FolderFullCase]):
             if one.given_up:
                 raise WrongBlock(f"block {one.block} read more than {_INPUT_LIMIT:,} bytes of its inputs")
         every = [stored_elements(asked, one) for one in traces]
-        for item in self._definition.outputs:
-            check_cover(item, case.problem, asked, every)
-        every = with_tiles(self._definition, case.problem, asked, every)
+        if asked.together == 1:
+            for item in self._definition.outputs:
+                check_cover(item, case.problem, asked, every)
+            every = with_tiles(self._definition, case.problem, asked, every)
+        elif not all(any(places.size for places, _ in found.values()) for found in every):
+            name = self._definition.outputs[0].name
+            raise NothingWritten(f"{asked.together} blocks that share a tile wrote none of {name}", name)
         stored = [found for found in every if any(places.size for places, _ in found.values())]
         axes = self._axes(case)
         if not axes:

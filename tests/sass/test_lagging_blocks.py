@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelHung
+from tests.support.exhaustive import more
 
 SEEDS = range(3)
 BLOCKS = 96
@@ -135,10 +136,10 @@ def sum_up(execute_rounds, scratch):
 
 @pytest.fixture
 def turn(execute_rounds, scratch):
-    def launch(edits, seed, blocks=6):
+    def launch(edits, seed, blocks=6, shared=0):
         x = np.arange(blocks, dtype=np.uint32)
         calls = [[("turn", scratch(4), x, scratch(4 * blocks, zeroed=False), np.zeros_like(x))]]
-        done = execute_rounds(edited(MEET, edits), calls, grid=(blocks, 1, 1), seed=seed)
+        done = execute_rounds(edited(MEET, edits), calls, grid=(blocks, 1, 1), shared=shared, seed=seed)
         return done.tensors[0]["o"], x[::-1]
 
     return launch
@@ -179,3 +180,13 @@ def test_a_barrier_that_is_reset_before_all_have_seen_it_is_one_that_some_never_
         np.testing.assert_array_equal(*turn([], seed))
     with pytest.raises(KernelHung):
         turn(RESET_AND_COUNTED_AGAIN, SEEDS[0])
+
+
+@pytest.mark.parametrize(("blocks", "ends"), more([(132, True), (133, False)]))
+def test_a_barrier_of_more_blocks_than_a_gpu_holds_is_a_deadlock(turn, blocks, ends):
+    """An SM has room for one block with so much shared memory, and no GPU of sm_90 has more than 132."""
+    if ends:
+        np.testing.assert_array_equal(*turn([], 1, blocks, shared=200 << 10))
+        return
+    with pytest.raises(KernelHung, match=r"132 blocks wait for others, which cannot begin: no GPU of sm_90 holds more"):
+        turn([], 1, blocks, shared=200 << 10)

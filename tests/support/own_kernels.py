@@ -625,7 +625,7 @@ extern "C" __global__ void largest(const float* x, float* top, int* at, unsigned
     __shared__ unsigned long long s[BLOCK];
     unsigned long long own = 0;
     for (int i = blockIdx.x * BLOCK + threadIdx.x; i < n; i += BLOCK * gridDim.x) {
-        unsigned b = __float_as_uint(x[i]);
+        unsigned b = __float_as_uint(x[i] + 0.0f);  // minus zero is no less than zero
         b = b >> 31 ? ~b : b | 0x80000000u;
         unsigned long long key = ((unsigned long long)b << 32) | (0xffffffffu - i);
         own = key > own ? key : own;

@@ -42,6 +42,35 @@ extern "C" __global__ void add_up(const float* part, float* out, int cols) {
     then={"add_up": (["part", "out", "cols"], ["64"], ["ceil_div(cols, 64)"])},
 )  # fmt: skip
 
+ROW_SUMS = OwnKernel(
+    "row_sums", {"rows": 90000, "cols": 60000}, {"x": "float32[rows, cols]"}, {"out": "float32[rows]"},
+    "return x.sum(1)", {"BLOCK": [128, 64], "SPLITS": [4, 8]}, ["BLOCK"], ["rows", "SPLITS"], """
+extern "C" __global__ void row_sums(const float* x, float* out, float* part, int* done, int rows, int cols) {
+    __shared__ float sums[BLOCK];
+    const float* row = x + (long long)blockIdx.x * cols;
+    int each = (cols + SPLITS - 1) / SPLITS, end = min(cols, ((int)blockIdx.y + 1) * each);
+    float t = 0;
+    for (int c = blockIdx.y * each + threadIdx.x; c < end; c += BLOCK) t += row[c];
+    sums[threadIdx.x] = t;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int n = 1; n < BLOCK; ++n) t += sums[n];
+    part[blockIdx.x * SPLITS + blockIdx.y] = t;
+    __threadfence();
+    if (atomicAdd(done + blockIdx.x, 1) < SPLITS - 1) return;
+    __threadfence();
+    done[blockIdx.x] = 0;
+    float all = 0;
+    for (int s = 0; s < SPLITS; ++s) all += part[blockIdx.x * SPLITS + s];
+    out[blockIdx.x] = all;
+}
+""",
+    (("an offset that wraps at 32 bits", "(long long)blockIdx.x * cols", "(unsigned)blockIdx.x * (unsigned)cols"),
+     ("late rows lose a part", "int s = 0;", "int s = blockIdx.x > 65535;")),
+    more={"scratch": {"part": {"shape": ["rows", "SPLITS"], "dtype": "float32"}, "done": {"shape": ["rows"], "dtype": "int32", "zeroed": True}},
+          "parameters": ["x", "out", "part", "done", "rows", "cols"]},
+)  # fmt: skip
+
 ROW_SCALE = OwnKernel(
     "row_scale", {"rows": 300, "cols": 500}, {"x": "float32[rows, cols]"}, {"out": "float32[rows, cols]"},
     "return x / x.abs().amax(-1, keepdim=True).clamp(min=1e-6)", {"BLOCK": [64, 32]}, ["BLOCK"], ["rows"], """
@@ -321,6 +350,6 @@ extern "C" __global__ void raised(int* x, int n) {
 )  # fmt: skip
 
 KERNELS = (
-    IN_PLACE, COLUMN_SUM, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
+    IN_PLACE, COLUMN_SUM, ROW_SUMS, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
     LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED,
 )  # fmt: skip

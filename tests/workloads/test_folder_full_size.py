@@ -26,6 +26,7 @@ from evoengine.workloads.folder_full_size_tensors import (
     stored_elements,
     with_tiles,
 )
+from evoengine.workloads.folder_groups import Grouping, groupings
 from evoengine.workloads.folder_tensors import check_reference
 
 SPACE = """kernel = "two"
@@ -324,3 +325,15 @@ def test_a_block_that_is_idle_within_the_output_is_wrong_and_one_behind_its_end_
         Shares().check({number: tile(number) if number != 30 else None for number in range(20, 60)})
     wider = {number: tile(number, width=10) if number % 10 < 8 else None for number in range(20, 70)}
     Shares((10, 8, 1)).check(wider)
+
+
+def test_groups_of_blocks_are_each_block_once():
+    """By the axes along which they differ, by neighbours and by strides as long as a knob; none of more than 64."""
+    small, grid = (6, 4, 1), (90000, 4, 1)
+    ways = groupings(small, grid, {"family": "any", "SPLITS": 4, "BLOCK": 128})
+    assert Grouping("axis", 0) in ways and Grouping("axis", 1) not in ways
+    for way in ways:
+        size = way.size(small)
+        found = [block for group in range(24 // size) for block in way.members(small, group)]
+        assert sorted(found) == list(range(24))
+    assert Grouping("axis", 0).members(grid, 89999) == [89999 + 90000 * y for y in range(4)]

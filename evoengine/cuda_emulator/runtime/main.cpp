@@ -38,6 +38,7 @@ struct TensorHeader {
 };
 struct ChosenBlock {
     uint64_t number, input_limit;  // bytes of pooled inputs at which it is given up
+    uint64_t follows;              // whether it finds memory as the block before left it, and has one trace with it
 };
 struct CallHeader {
     uint32_t grid[3], block[3];
@@ -281,9 +282,9 @@ void read_chosen(const Header& header) {
 // One block after the other. If a block is aborted the process ends, and its parent starts another one for the rest.
 void run_chosen() {
     for (unsigned i = 0; i < chosen_count; ++i) {
-        begin_chosen_block(chosen[i].number, chosen[i].input_limit);
+        if (!chosen[i].follows) begin_chosen_block(chosen[i].number, chosen[i].input_limit);
         run_blocks_from(chosen[i].number / kernel.cluster * kernel.cluster);
-        write_touched(false);
+        if (i + 1 == chosen_count || !chosen[i + 1].follows) write_touched(false);
     }
 }
 

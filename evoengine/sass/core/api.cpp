@@ -179,7 +179,7 @@ uint64_t sass_clusters_ended() { return clusters_ended; }
 
 static thread_local std::vector<u8> last_traces;
 
-int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count,
+int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count, int together,
                     const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size) {
   return guarded(
       [&] {
@@ -193,7 +193,7 @@ int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* block
         std::vector<ChosenBlock> chosen;
         for (int n = 0; n < count; n++) chosen.push_back({cluster_starts(launch, blocks + n, 1)[0], limits[n]});
         last_traces.clear();
-        last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen, limit);
+        last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen, size_t(together), limit);
       },
       message, size);
 }

@@ -36,7 +36,29 @@ constexpr u32 MOST_WARPS = 2048;     // of them
 constexpr u32 MOST_LAG = 4096;       // turns of each warp
 constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
 constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
+constexpr u64 PATIENCE = 32'768;     // instructions of each warp without an act, after which all that a GPU holds wait in vain
 constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
+
+// What the largest GPU of each architecture has (CUDA C++ Programming Guide, "Compute Capabilities"; SMs by NVIDIA's data
+// sheets): SMs, and of each of them threads, blocks and bytes of shared memory.
+struct Largest {
+  u32 arch, sms, threads, blocks, shared;
+};
+constexpr Largest LARGEST[] = {{75, 72, 1024, 16, 64 << 10},  {80, 108, 2048, 32, 164 << 10}, {86, 84, 1536, 16, 100 << 10},
+                               {89, 142, 1536, 24, 100 << 10}, {90, 132, 2048, 32, 228 << 10}, {120, 188, 1536, 24, 100 << 10}};
+constexpr u32 REGISTERS = 65536;  // of an SM
+
+// How many clusters of the launch a GPU of its architecture holds at once, at most.
+size_t most_resident(const Launch& l) {
+  const Largest* of = LARGEST;
+  for (const Largest& one : LARGEST)
+    if (one.arch <= l.arch) of = &one;
+  const u32 warps = (l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES;
+  u32 blocks = std::min(of->blocks, of->threads / (warps * LANES));
+  if (l.registers) blocks = std::min(blocks, REGISTERS / (l.registers * warps * LANES));
+  if (l.shared_bytes) blocks = std::min(blocks, of->shared / (l.shared_bytes + l.reserved_shared));
+  return std::max<size_t>(1, size_t(of->sms) * blocks / (l.cluster[0] * l.cluster[1] * l.cluster[2]));
+}
 
 Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   Resident r;
@@ -67,6 +89,14 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
     throw Fault{at + std::to_string(IDLE_LIMIT / 1'000'000) + " million instructions without a store or an arrival: it waits for " +
                 "another block, and blocks are predicted one at a time, or its work is too long to be counted", true};
   throw Fault{at + std::to_string(waiting) + " warps wait for what never comes", true};
+}
+
+[[noreturn]] void hang_beside_others(const Functional& machine, const std::vector<Resident>& residents) {
+  const Launch& l = machine.launch;
+  const size_t blocks = residents.size() * l.cluster[0] * l.cluster[1] * l.cluster[2];
+  throw Fault{place(machine, *residents[0].warps[0]) + ": " + std::to_string(blocks) +
+                  " blocks wait for others, which cannot begin: no GPU of sm_" + std::to_string(l.arch) +
+                  " holds more of them at once", true};
 }
 
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
@@ -109,9 +139,10 @@ bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
 // lags goes on; where none does, more begin: another block may be what they wait for.
 void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
   std::vector<Resident> residents;
+  const size_t most = world ? most_resident(machine.launch) : firsts.size();
   size_t begun = 0, room = 1;
   if (world && world->talks && firsts.size() > 1) {
-    room = draw_room(machine, firsts.size());
+    room = std::min(draw_room(machine, firsts.size()), most);
     machine.lag_often = firsts.size() <= LANES;  // each that goes on later waits beside all others
     draw_lags(machine);
   }
@@ -137,10 +168,13 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
     }
     if (moved && idle < IDLE_TURNS * warps) continue;
     if (residents.empty()) continue;
-    if (begun < firsts.size()) {
-      room = residents.size() + 1 + residents.size() / 8;
+    const bool in_vain = !moved || idle * LONGEST_TURN / 2 > (begun < firsts.size() ? PATIENCE * warps : IDLE_LIMIT);
+    if (begun < firsts.size() && residents.size() < most) {
+      room = std::min(most, residents.size() + 1 + residents.size() / 8);
       idle = 0;
-    } else if (!moved || idle * LONGEST_TURN / 2 > IDLE_LIMIT) {
+    } else if (in_vain && begun < firsts.size()) {
+      hang_beside_others(machine, residents);
+    } else if (in_vain) {
       hang(machine, residents, moved);
     }
   }
@@ -357,21 +391,24 @@ Ran run(const Program& program, const Launch& launch, std::vector<Allocation> al
   }
   Worker worker(program, launch, std::move(allocations), banks, seed, races);
   Functional& machine = worker.machine;
-  if (worker.world.talks && (clusters.size() <= LANES || machine.random.below(2)))
+  const bool all_begin = clusters.size() <= most_resident(launch);  // others begin in their order, as programs build on it
+  if (worker.world.talks && all_begin && (clusters.size() <= LANES || machine.random.below(2)))
     for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
   run_clusters(machine, &worker.world, clusters, limit, &worker.visited);
   return worker.ran(std::move(machine.printed));
 }
 
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
+                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, size_t together,
+                           u64 limit) {
   std::vector<u8> traces;
-  for (const ChosenBlock& block : blocks) {
+  for (size_t n = 0; n < blocks.size(); n++) {
+    const ChosenBlock& block = blocks[n];
     Functional machine;
     prepare(machine, program, launch, std::vector<Allocation>(allocations), banks, seed + block.number);
     machine.landing = Landing(machine.random.below(3));
     for (Allocation& a : machine.memory.allocations) {
-      if (!a.sparse) continue;
+      if (!a.sparse || n % together) continue;
       a.sparse->pages.clear();
       a.sparse->last = ~0ull;
       a.sparse->pool->touched = 0;
@@ -383,8 +420,9 @@ std::vector<u8> run_blocks(const Program& program, const Launch& launch, const s
       run_clusters(machine, &world, {block.number}, limit, nullptr);
     } catch (const GivenUp&) {
       given_up = true;
+      n += together - 1 - n % together;
     }
-    write_trace(traces, block.number, given_up, machine.memory.allocations);
+    if ((n + 1) % together == 0) write_trace(traces, block.number, given_up, machine.memory.allocations);
   }
   return traces;
 }

@@ -397,7 +397,7 @@ def _normal_bytes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Tripl
 
 
 def _exact_bytes(spread: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]:
-    """Return a draw of whole numbers up to `spread`, so that C is rounded once, behind the scales."""
+    """Return a draw of whole numbers up to `spread`, so that C is rounded once, after the scales."""
 
     def evenly(normal: torch.Tensor) -> torch.Tensor:
         return normal.sign() * (torch.erf(normal.abs() / math.sqrt(2.0)) * spread).ceil().clamp(1, spread)
