@@ -25,6 +25,8 @@ WHOLE = 100_000
 """warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
+BEYOND, FEWEST_BEYOND = 2.0, 16
+"""where clusters reach such an allocation late, so many times the instructions until then, of so many clusters"""
 SECTOR = 32
 
 
@@ -134,10 +136,24 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
     found = survey(program, launch, blocks, limit, WHOLE)
+    if (late := _reached_late(found.touched)) > 0:
+        limit = int(min(BEYOND * late, work.mean + 1))
+        surveyed = min(surveyed, max(FEWEST_BEYOND, SURVEYED // limit))
+        found = survey(program, launch, blocks[:surveyed], limit, WHOLE)
     begun = max(1.0, float(found.counts["instructions"].mean()))
     longest = min(work.mean, WHOLE)
     stored_by_one = SECTOR * found.touched["stored"] / surveyed * longest / begun
     return _Surveyed(wave, surveyed, found.touched, np.array(launch.allocation_bytes, float), longest, stored_by_one)
+
+
+def _reached_late(touched: Mapping[str, np.ndarray]) -> float:
+    """Return after how many instructions a cluster has come to all that it loads most.
+
+    It is 0 where the beginnings that were surveyed reach all of that.
+    """
+    loaded = touched["whole_loaded"]
+    main = (loaded > 0) & (loaded >= ALSO_MAIN * loaded.max(initial=0.0))
+    return float(touched["whole_first"][main].max()) if (touched["loaded"][main] == 0).any() else 0.0
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
