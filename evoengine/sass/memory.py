@@ -141,7 +141,7 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
     late = _not_reached(touched)
     if late.any():
         limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
-        fewer = min(surveyed, max(FEWEST_BEYOND, SURVEYED // limit))
+        fewer = min(surveyed, max(FEWEST_BEYOND, SURVEYED // limit // 2 * 2))  # half of them tell how it grows
         beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
         touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
         begun = np.where(late, beyond.counts["instructions"].mean(), begun)
