@@ -27,7 +27,7 @@ ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
 BEYOND, FEWEST_BEYOND = 2.0, 16
 """where the beginnings of clusters do not reach such an allocation, beginnings of so many times the instructions until
-then are surveyed for it, of so many clusters or more"""
+then are surveyed for it, of a multiple of so many clusters, as what half of them touch tells how it grows"""
 SECTOR = 32
 
 
@@ -141,7 +141,7 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
     late = _not_reached(touched)
     if late.any():
         limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
-        fewer = min(surveyed, max(FEWEST_BEYOND, SURVEYED // limit // 2 * 2))  # half of them tell how it grows
+        fewer = min(surveyed, max(1, SURVEYED // limit // FEWEST_BEYOND) * FEWEST_BEYOND)
         beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
         touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
         begun = np.where(late, beyond.counts["instructions"].mean(), begun)
