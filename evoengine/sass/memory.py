@@ -25,6 +25,9 @@ WHOLE = 100_000
 """warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
 """of the loads of the allocation that is loaded most"""
+BEYOND, FEWEST_BEYOND = 2.0, 16
+"""where the beginnings of clusters do not reach such an allocation, beginnings of so many times the instructions until
+then are surveyed for it, of a multiple of so many clusters, as what half of them touch tells how it grows"""
 SECTOR = 32
 
 
@@ -69,7 +72,7 @@ class _Surveyed:
 
     wave: int
     """clusters that run together"""
-    surveyed: int
+    surveyed: np.ndarray
     """clusters that were surveyed"""
     touched: Mapping[str, np.ndarray]
     """as `survey` returns it"""
@@ -134,34 +137,36 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
     found = survey(program, launch, blocks, limit, WHOLE)
-    begun = max(1.0, float(found.counts["instructions"].mean()))
+    touched, begun = dict(found.touched), found.counts["instructions"].mean()
+    late = _not_reached(touched)
+    if late.any():
+        limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
+        fewer = min(surveyed, max(1, SURVEYED // limit // FEWEST_BEYOND) * FEWEST_BEYOND)
+        beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
+        touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
+        begun = np.where(late, beyond.counts["instructions"].mean(), begun)
+        surveyed = np.where(late, fewer, surveyed)
     longest = min(work.mean, WHOLE)
-    stored_by_one = SECTOR * found.touched["stored"] / surveyed * longest / begun
-    return _Surveyed(wave, surveyed, found.touched, np.array(launch.allocation_bytes, float), longest, stored_by_one)
+    stored_by_one = SECTOR * touched["stored"] / surveyed * longest / np.maximum(1.0, begun)
+    sizes = np.array(launch.allocation_bytes, float)
+    return _Surveyed(wave, np.broadcast_to(surveyed, sizes.shape), touched, sizes, longest, stored_by_one)
 
 
-def _loaders(touched: Mapping[str, np.ndarray], surveyed: int, wave: int) -> np.ndarray:
+def _not_reached(touched: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return of each allocation whether it is among those loaded most, and no surveyed beginning comes to its loads."""
+    loaded = touched["whole_loaded"]
+    return (touched["loaded"] == 0) & (loaded > 0) & (loaded >= ALSO_MAIN * loaded.max(initial=0.0))
+
+
+def _loaders(touched: Mapping[str, np.ndarray], surveyed: np.ndarray, wave: int) -> np.ndarray:
     """Return how many of a wave's blocks load what one loads, itself included, of each allocation.
 
     The share of the surveyed blocks that do counts that block, too. Of more blocks, more load the same as far as they
     do not load more: where all read one row of B, all of a wave do; a stencil's have as many neighbors as before.
     """
-    others = np.maximum(0.0, _share_of_loaders(touched) * surveyed - 1)
+    others = np.maximum(0.0, touched["in_whole"] * surveyed - 1)
     half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
     return np.asarray(1 + others * (wave / surveyed) ** np.where(half > 0, 1 - _power(half, whole), 1.0))
-
-
-def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the share of the surveyed blocks that load what one of them loads, of each allocation.
-
-    If no block reaches an allocation at its beginning and as much is loaded of it as of the others, theirs is taken.
-    """
-    of_each, loaded = touched["in_whole"], touched["whole_loaded"]
-    reached = (touched["loaded"] > 0) & (loaded > 0)
-    if not reached.any():
-        return of_each
-    others = float(np.average(of_each[reached], weights=loaded[reached]))
-    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, others)
 
 
 def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:

@@ -165,6 +165,32 @@ def test_a_row_comes_from_the_dram_once_for_all_blocks_that_read_it(shared, row_
     assert traffic[0].loads_from_dram == pytest.approx(row_reads / 3, rel=0.02)
 
 
+LATE = """
+extern "C" __global__ void __launch_bounds__(128) late(const float* q, const float* k, float* o) {
+  float sum = 0;
+  for (int i = 0; i < 32; i++) sum = sum * 0.5f + q[(blockIdx.x * 32 + i) * 128 + threadIdx.x];
+  for (int i = 0; i < FIRST; i++) sum = fmaf(sum, sum, 1.5f);
+  for (int i = 0; i < 256; i++) sum = sum * 0.5f + k[(blockIdx.x / TOGETHER * 256 + i) * 128 + threadIdx.x];
+  o[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("first", [0, 4096], ids=["soon", "late"])
+def test_what_blocks_load_most_is_surveyed_however_late_they_come_to_it(first, together):
+    """Blocks load 128 KB of k at once or behind 4,096 FMAs; those that run side by side may have the same k."""
+    blocks = 132 * 8
+    text = LATE.replace("FIRST", str(first)).replace("TOGETHER", str(together))
+    program, kernel = program_of(text, "late")
+    sizes = {"q": 1 << 14, "k": 1 << 17, "o": 512}
+    arguments = [DrawnArgument(name, size * blocks, "fp32", name == "o") for name, size in sizes.items()]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1)), arguments, 0)
+    traffic = context_of(program, launch, find_chip(H100), 8, cold=True).traffic
+    from_dram = {a.name: t.loads_from_dram for a, t in zip(launch.allocations, traffic, strict=True)}
+    assert from_dram["k"] == pytest.approx(1 / together, rel=0.05)
+
+
 TILES = """
 extern "C" __global__ void __launch_bounds__(256)
 tiles(const float4* a, const float4* b, float* o, int rows, int columns, int group) {

@@ -129,6 +129,7 @@ struct Surveyor : Counter {
   u32 block = 0;
   const Pieces* whole = nullptr;       // of the block that is run longer
   std::vector<u32> found;              // per allocation: sectors loaded where something was stored before
+  std::vector<double> first;           // per allocation: instructions up to the first load, NAN before it
   std::vector<std::array<u32, 2>> in;  // of this block, per allocation: pieces loaded, those of them in `whole`
   std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
   std::vector<int> boxes;              // per allocation: all loads by TMA
@@ -141,7 +142,7 @@ struct Surveyor : Counter {
   const std::vector<Allocation>& allocations;
 
   explicit Surveyor(const std::vector<Allocation>& all) 
-      : found(all.size()), in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
+      : found(all.size()), first(all.size(), NAN), in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
 
   void saw(const Context& c, const Instruction& i) override {
     Counter::saw(c, i);
@@ -172,12 +173,13 @@ struct Surveyor : Counter {
   }
 
   void touch(u64 piece, u32 sectors, bool store) {
-    int n = !store && (whole || stored.has(piece)) ? allocation_of(piece) : -1;
+    int n = store ? -1 : allocation_of(piece);
     if (n >= 0 && stored.has(piece)) {
       found[n] += sectors;
       return;
     }
     (store ? stored : loaded).add(piece, block, sectors, waits);
+    if (n >= 0 && std::isnan(first[n])) first[n] = counts.instructions;
     if (!whole || n < 0) return;
     in[n][0]++;
     in[n][1] += whole->has(piece);
@@ -243,6 +245,7 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
     if (n < 0) return;
     found.allocations[n].whole_loaded += asked;
     found.allocations[n].whole_bytes_loaded += PIECE_BYTES;
+    found.allocations[n].whole_first = one.first[n];
   });
   for (size_t a = 0; a < in.size(); a++)
     if (2 * std::abs(each.eviction[a]) > each.boxes[a]) found.allocations[a].eviction = each.eviction[a] > 0 ? 1 : -1;

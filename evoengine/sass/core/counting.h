@@ -28,7 +28,8 @@ struct Counts {
 // counted in pieces of 64 bytes, which is what a DRAM gives at the least.
 #define SASS_TOUCHED(X)                                                                                          \
   X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
-  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(in_whole) X(loaders) X(loaders_in_step) X(eviction)
+  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first) X(in_whole) X(loaders) X(loaders_in_step)      \
+  X(eviction)
 
 struct Touched {
 #define SASS_FIELD(name) double name = 0;
@@ -37,7 +38,7 @@ struct Touched {
 };
 
 // Loads of what was stored before do not count among them. `…_half`: by the first half of the blocks; `loaded_together`: sectors asked for in pieces that more than one block
-// loads. `whole_…`: by the one block that is run longer; `whole_found`: sectors that it loads after it stored there; `in_whole`: of what another block loads at its beginning, the
+// loads. `whole_…`: by the one block that is run longer; `whole_found`: sectors that it loads after it stored there, `whole_first`: its instructions before it first loads; `in_whole`: of what another block loads at its beginning, the
 // share in pieces that the one loads at any time, in the mean over the others and 1 for the one itself. `loaders`: blocks
 // that load a piece, summed over pieces, and `loaders_in_step` those of them that come to it first, having waited for loads
 // no more often than any other. `eviction`: as
