@@ -137,7 +137,8 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
     found = survey(program, launch, blocks, limit, WHOLE)
-    touched, begun = dict(found.touched), found.counts["instructions"].mean()
+    touched, begun = dict(found.touched), np.full(launch.allocation_count, found.counts["instructions"].mean())
+    clusters = np.full(launch.allocation_count, surveyed)
     late = _not_reached(touched)
     if late.any():
         limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
@@ -145,17 +146,16 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
         beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
         touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
         begun = np.where(late, beyond.counts["instructions"].mean(), begun)
-        surveyed = np.where(late, fewer, surveyed)
+        clusters = np.where(late, fewer, clusters)
     longest = min(work.mean, WHOLE)
-    stored_by_one = SECTOR * touched["stored"] / surveyed * longest / np.maximum(1.0, begun)
-    sizes = np.array(launch.allocation_bytes, float)
-    return _Surveyed(wave, np.broadcast_to(surveyed, sizes.shape), touched, sizes, longest, stored_by_one)
+    stored_by_one = SECTOR * touched["stored"] / clusters * longest / np.maximum(1.0, begun)
+    return _Surveyed(wave, clusters, touched, np.array(launch.allocation_bytes, float), longest, stored_by_one)
 
 
 def _not_reached(touched: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return of each allocation whether it is among those loaded most, and no surveyed beginning comes to its loads."""
     loaded = touched["whole_loaded"]
-    return (touched["loaded"] == 0) & (loaded > 0) & (loaded >= ALSO_MAIN * loaded.max(initial=0.0))
+    return np.asarray((touched["loaded"] == 0) & (loaded > 0) & (loaded >= ALSO_MAIN * loaded.max(initial=0.0)))
 
 
 def _loaders(touched: Mapping[str, np.ndarray], surveyed: np.ndarray, wave: int) -> np.ndarray:
@@ -189,7 +189,7 @@ def _at_least(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(values, 1e-9))
 
 
-def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
+def _grown(half: np.ndarray, whole: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
     return np.asarray(whole * scale ** _power(half, whole))
 
