@@ -168,7 +168,7 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
     }
     if (moved && idle < IDLE_TURNS * warps) continue;
     if (residents.empty()) continue;
-    const bool in_vain = !moved || idle * LONGEST_TURN / 2 > (begun < firsts.size() ? PATIENCE * warps : IDLE_LIMIT);
+    const bool in_vain = !moved || idle * LONGEST_TURN / 2 > std::max(IDLE_LIMIT, begun < firsts.size() ? PATIENCE * warps : 0);
     if (begun < firsts.size() && residents.size() < most) {
       room = std::min(most, residents.size() + 1 + residents.size() / 8);
       idle = 0;
